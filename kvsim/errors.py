@@ -1,0 +1,80 @@
+"""Every error that kvsim raises on purpose, as one tree.
+
+    KvsimError                      exit code 1: the work could not be done
+    ├── RecordingError              a recording is missing, damaged or inconsistent
+    │   └── RecordingVersionError   its format version is one we do not know
+    ├── WorkloadError               a request or a workload file that no policy could serve
+    ├── BudgetError                 the memory does not add up: nothing is left for the KV cache, or too little
+    ├── StalledError                no request can ever make progress: a real engine would wait for ever
+    ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
+    └── UsageError                  exit code 2: a setting, flag or argument that cannot be right
+        ├── UnknownNameError        a model, GPU, policy or recording that is not listed
+        └── MissingExtraError       an optional part of kvsim is not installed
+
+A message is one sentence that says what was wrong, where, and what would be right. The command line prints it without a
+traceback and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class KvsimError(Exception):
+    """The root: catch this to catch everything that kvsim raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class RecordingError(KvsimError):
+    """A recording is missing, damaged or inconsistent."""
+
+
+class RecordingVersionError(RecordingError):
+    """A recording's format version is one this kvsim does not know."""
+
+
+class WorkloadError(KvsimError):
+    """A request, or a file of requests, that cannot be served as it stands."""
+
+
+class BudgetError(KvsimError):
+    """The memory does not add up: nothing is left for the KV cache, or less than one request needs."""
+
+
+class StalledError(KvsimError):
+    """Requests are waiting and none can ever be scheduled."""
+
+
+class IntegrityError(KvsimError):
+    """An allocator's books do not balance: a defect of kvsim."""
+
+
+class UsageError(KvsimError):
+    """A setting, flag or argument that cannot be right."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class MissingExtraError(UsageError):
+    """An optional part of kvsim is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part that is not installed: pip install 'kvsim[{extra}]'.")
+
+
+class UnknownNameError(UsageError):
+    """A name that is not listed, with the nearest ones that are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        by_folded_name = {known_name.casefold(): known_name for known_name in names}
+        # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and its tail.
+        by_folded_name |= {known_name.casefold().rpartition("/")[2]: known_name for known_name in names}
+        near = get_close_matches(name.casefold().rpartition("/")[2], by_folded_name, n=3, cutoff=0.4)
+        suggestions = list(dict.fromkeys(by_folded_name[match] for match in near)) or names[:8]
+        super().__init__(f"there is no {kind} {name!r}; did you mean {' or '.join(suggestions)}?")
+        self.kind = kind
+        self.name = name
