@@ -1,0 +1,109 @@
+"""Where every slot goes: seven states that split a pool exactly, whatever the policy.
+
+One slot holds the keys and values of one token in all layers. An *extent* is what one sequence holds, written from its
+beginning, and looks like this whatever the allocator::
+
+    0        pad                     computed            full          requested    length
+    | padding | token token token ... | reserved ...       | internal ... | external  |
+
+`pad` slots come from padding a batch to a rectangle, `full` is where the sequence's last live token will be, `requested` what
+it asked for and `length` what the allocator rounded that up to. A row of a finished sequence that is written on because its
+batch goes on has `computed` beyond `full`: those slots are padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import IntegrityError
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+class SlotState(IntEnum):
+    """What one slot of the pool is doing; also the column order of every breakdown."""
+
+    TOKEN = 0
+    """Holds the KV of a live token; shared slots count once."""
+    RESERVED = 1
+    """Allocated to a live sequence, not written yet, and will be written before it ends."""
+    INTERNAL = 2
+    """Allocated to a live sequence and never going to be written."""
+    PADDING = 3
+    """Written or held only because the batch is a rectangle."""
+    CACHED = 4
+    """Free for the taking, but still holding a prefix that could be hit."""
+    EXTERNAL = 5
+    """Free in pieces that cannot serve the head of the queue although their sum could; rounding of the allocator."""
+    FREE = 6
+    """Free and usable."""
+
+
+NUM_STATES = len(SlotState)
+HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING)
+"""The states of slots that a live sequence holds; the allocator's rounding comes on top."""
+
+
+def split_extent(
+    begin: IntArray | int,
+    end: IntArray | int,
+    *,
+    pad: IntArray | int = 0,
+    full: IntArray | int,
+    computed: IntArray | int,
+    requested: IntArray | int,
+) -> npt.NDArray[np.int64]:
+    """Split the slots [begin, end) of one extent, or of many at once, into the seven states.
+
+    All arguments are slot offsets from the extent's beginning and broadcast against each other. Returns an array of their
+    shape plus a last axis of seven columns, whose sum is `end - begin`.
+    """
+    computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
+
+    def overlap(low: Any, high: Any) -> Any:
+        return np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)
+
+    written_or_full = np.maximum(np.maximum(computed, full), pad)
+    token = overlap(pad, np.minimum(computed, full))
+    reserved = overlap(np.maximum(computed, pad), np.minimum(full, requested))
+    padding = overlap(0, np.minimum(pad, requested)) + overlap(np.maximum(full, pad), np.minimum(computed, requested))
+    internal = overlap(written_or_full, requested)
+    external = overlap(requested, np.iinfo(np.int64).max)
+    nothing = np.zeros_like(token)
+    return np.stack(np.broadcast_arrays(token, reserved, internal, padding, nothing, external, nothing), axis=-1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The slots of a pool at one instant, by state."""
+
+    slots: npt.NDArray[np.int64]
+    """Shape (7,), in the order of `SlotState`."""
+
+    def __getitem__(self, state: SlotState) -> int:
+        return int(self.slots[state])
+
+    @property
+    def capacity(self) -> int:
+        """All slots of the pool."""
+        return int(self.slots.sum())
+
+    @property
+    def allocated(self) -> int:
+        """Slots that no other sequence could take at this instant."""
+        return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
+
+    def check(self, capacity: int) -> None:
+        """Raise unless the seven states add up to `capacity`.
+
+        Raises:
+            IntegrityError: with every figure.
+        """
+        if self.capacity != capacity or (self.slots < 0).any():
+            figures = " + ".join(f"{state.name.lower()} {self[state]}" for state in SlotState)
+            raise IntegrityError(f"the pool has {capacity} slots, but {figures} = {self.capacity}.")

@@ -1,0 +1,31 @@
+"""The one vocabulary of kvsim: what happened, as columns.
+
+A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell which it
+was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it happens.
+"""
+
+from kvsim.recording.builder import RecordingBuilder
+from kvsim.recording.files import read, write
+from kvsim.recording.model import Meta, Pool, Recording
+from kvsim.recording.replay import Replay
+from kvsim.recording.shipped import find, shipped_names
+from kvsim.recording.tables import Memory, MemoryKind, Ragged, Requests, RequestStatus, Schedule, Steps
+
+__all__ = [
+    "Memory",
+    "MemoryKind",
+    "Meta",
+    "Pool",
+    "Ragged",
+    "Recording",
+    "RecordingBuilder",
+    "Replay",
+    "RequestStatus",
+    "Requests",
+    "Schedule",
+    "Steps",
+    "find",
+    "read",
+    "shipped_names",
+    "write",
+]

@@ -1,0 +1,98 @@
+"""A recording in memory: its provenance and its four tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
+
+FORMAT = "kvsim-recording"
+VERSION = 1
+SOURCES = ("vllm", "hf", "simulation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The memory that was shared out, in units of `unit_tokens` slots."""
+
+    unit_tokens: int
+    """Slots per unit: the block size of a paged cache, 1 where allocation has no granularity."""
+    num_units: int | None
+    """Units in the pool; None where the engine had no pool, only a growing cache."""
+    first_unit: int = 0
+    """Address of the first unit: 1 for vLLM, whose block 0 is never handed out."""
+    bytes_per_unit: int
+
+    @property
+    def capacity_slots(self) -> int | None:
+        """Slots in the pool."""
+        return None if self.num_units is None else self.num_units * self.unit_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """Where a recording comes from. The mappings are shown to people as they are; their keys are in the design."""
+
+    source: str
+    engine: Mapping[str, Any]
+    gpu: str
+    model: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    pool: Pool
+    initial_free: IntArray | None = None
+    """Free unit ids in queue order when the recording began; None means ascending order."""
+    command: str = ""
+    created: str = ""
+    notes: str = ""
+    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Whatever else stands in `meta.json`; kept when a recording is written again."""
+
+    @property
+    def policy_name(self) -> str:
+        """`paged`, `contiguous` or `static`."""
+        return str(self.policy.get("name", "paged"))
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether released units may keep a prefix for others to hit."""
+        return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """What happened, as columns. A simulation and a captured run produce the same thing."""
+
+    meta: Meta
+    requests: Requests
+    steps: Steps
+    schedule: Schedule
+    memory: Memory
+    name: str = ""
+    """The folder's name, for titles."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first event to the end of the last step; 0 without steps."""
+        return float(np.max(self.steps.end_s, initial=0.0))
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions over the whole run."""
+        return int(np.sum(self.steps.preempted))
+
+    def row_of(self, request_id: str) -> int:
+        """The row of the request called `request_id`.
+
+        Raises:
+            RecordingError: there is no such request.
+        """
+        rows = np.flatnonzero(self.requests.id == request_id)
+        if not len(rows):
+            raise RecordingError(f"recording {self.name!r} has no request {request_id!r}.")
+        return int(rows[0])

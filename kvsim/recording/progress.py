@@ -1,0 +1,52 @@
+"""How far each request has come: the schedule, indexed by request and step."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.model import Recording
+from kvsim.recording.tables import IntArray
+
+
+class Progress:
+    """Computed tokens of any request after any step, in time logarithmic in the length of the schedule."""
+
+    def __init__(self, recording: Recording) -> None:
+        schedule = recording.schedule
+        self._num_steps = len(recording.steps)
+        order = np.lexsort((schedule.step, schedule.request))
+        self._step = schedule.step[order].astype(np.int64)
+        self._before = schedule.computed_before[order].astype(np.int64)
+        self._tokens = schedule.tokens[order].astype(np.int64)
+        self._repeats = schedule.repeats[order].astype(np.int64)
+        request = schedule.request[order].astype(np.int64)
+        self._request = request
+        self._key = request * self._num_steps + self._step
+        self._after_row = self._before + self._tokens * self._repeats
+
+        num_requests = len(recording.requests)
+        self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
+        self.final = np.zeros(num_requests, np.int64)
+        """Most tokens that each request ever had computed: the slots it really needs."""
+        np.maximum.at(self.final, request, self._after_row)
+        self.first_tokens = np.zeros(num_requests, np.int64)
+        """Tokens computed in each request's first step."""
+        scheduled = self._first_row[1:] > self._first_row[:-1]
+        self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
+
+    def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
+        """Tokens computed for each of `requests` once step `steps` was scheduled; 0 before its first step.
+
+        A preemption is not seen here: ask only for requests that hold memory.
+        """
+        requests = np.asarray(requests, np.int64)
+        # A negative step would look like the previous request's last one.
+        key = requests * self._num_steps + np.maximum(steps, 0)
+        row = np.searchsorted(self._key, key, side="right") - 1
+        found = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
+        row = np.where(found, row, 0)
+        if not len(self._key):
+            return np.zeros(len(requests), np.int64)
+        times = np.minimum(steps - self._step[row] + 1, self._repeats[row])
+        return np.where(found, self._before[row] + self._tokens[row] * times, 0)

@@ -1,0 +1,32 @@
+"""The recordings of real runs that come with kvsim: inside the installed package, or beside it in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvsim.errors import UnknownNameError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_PLACES = (_PACKAGE / "traces", _PACKAGE.parent / "traces")
+
+
+def shipped_names() -> list[str]:
+    """Names of the recordings that come with kvsim."""
+    return sorted({folder.parent.name for place in _PLACES for folder in place.glob("*/meta.json")})
+
+
+def find(name: str) -> Path:
+    """The folder of a recording given as a path, or by the name of one that comes with kvsim.
+
+    Raises:
+        UnknownNameError: it is neither.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    # "traces/NAME" names a shipped recording from any directory, as it does in a checkout.
+    shipped_name = path.name if path.parent in (Path(), Path("traces")) else name
+    for place in _PLACES:
+        if (place / shipped_name / "meta.json").is_file():
+            return place / shipped_name
+    raise UnknownNameError("recording", name, shipped_names())

@@ -1,0 +1,192 @@
+"""The four tables of a recording, as frozen dataclasses of numpy columns.
+
+A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and whether a
+file may leave it out. Reading, writing and checking all follow these declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer[Any]]
+FloatArray = npt.NDArray[np.float64]
+
+
+class MemoryKind(IntEnum):
+    """What happened to the ownership of some units; the names in the file are these in lower case."""
+
+    APPEND = 0
+    """A request's table grows by units that nobody held."""
+    SHARE = 1
+    """A request's table grows by units that already hold its prefix."""
+    RELEASE = 2
+    """A request gives back its whole table, last unit first."""
+    EVICT = 3
+    """Units that held a reusable prefix lose it, because somebody needs the room."""
+
+
+class RequestStatus(IntEnum):
+    """How a request ended; the names in the file are these in lower case."""
+
+    UNFINISHED = 0
+    FINISHED = 1
+    ABORTED = 2
+    REFUSED = 3
+    """Never admitted: no pool of this size, or no model of this length, could have served it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How one column is stored: its numpy type, or the enumeration whose lower-case names stand in the file."""
+
+    dtype: str
+    names: type[IntEnum] | None = None
+    optional: bool = False
+
+
+def column(dtype: str, *, names: type[IntEnum] | None = None) -> Any:
+    """A column that every file has."""
+    return field(metadata={"column": Column(dtype, names)})
+
+
+def optional_column(dtype: str) -> Any:
+    """A column that a file may leave out; it is None then."""
+    return field(default=None, metadata={"column": Column(dtype, optional=True)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ragged:
+    """A column of integer lists: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def empty(cls, num_rows: int) -> Ragged:
+        """Empty lists for `num_rows` rows."""
+        return cls(values=np.empty(0, np.int64), offsets=np.zeros(num_rows + 1, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> IntArray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+
+class Table:
+    """What the four tables have in common."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+
+    @classmethod
+    def columns(cls) -> Iterator[tuple[str, Column]]:
+        """Every column's name and how it is stored, in file order."""
+        for item in fields(cls):  # type: ignore[arg-type]
+            yield item.name, item.metadata["column"]
+
+    def __len__(self) -> int:
+        first, _ = next(self.columns())
+        return len(getattr(self, first))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests(Table):
+    """One row per request; times are seconds from the first event, NaN where it did not happen."""
+
+    name: ClassVar[str] = "requests"
+
+    request: IntArray = column("int32")
+    id: npt.NDArray[np.str_] = column("str")
+    arrival_s: FloatArray = column("float64")
+    arrival_seq: IntArray = column("int64")
+    prompt_tokens: IntArray = column("int32")
+    output_tokens: IntArray = column("int32")
+    max_tokens: IntArray = column("int32")
+    priority: IntArray = column("int32")
+    prompt_hashes: Ragged = column("list<int64>")
+    first_scheduled_s: FloatArray = column("float64")
+    first_token_s: FloatArray = column("float64")
+    finished_s: FloatArray = column("float64")
+    status: IntArray = column("uint8", names=RequestStatus)
+    preemptions: IntArray = column("int32")
+    cached_tokens: IntArray = column("int32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps(Table):
+    """One row per engine step. `start_s`: scheduled; `end_s`: its output was processed."""
+
+    name: ClassVar[str] = "steps"
+
+    step: IntArray = column("int32")
+    schedule_seq: IntArray = column("int64")
+    output_seq: IntArray = column("int64")
+    start_s: FloatArray = column("float64")
+    end_s: FloatArray = column("float64")
+    prefill_tokens: IntArray = column("int32")
+    decode_tokens: IntArray = column("int32")
+    num_scheduled: IntArray = column("int32")
+    running: IntArray = column("int32")
+    waiting: IntArray = column("int32")
+    preempted: IntArray = column("int32")
+    free_units: IntArray = column("int32")
+    """Free after scheduling, units that still hold a prefix included; -1 where the engine has no pool."""
+    unusable_units: IntArray | None = optional_column("int32")
+    """Of the free units, those in pieces that cannot serve the request at the head of the queue although their sum could."""
+    allocated_bytes: IntArray | None = optional_column("int64")
+    reserved_bytes: IntArray | None = optional_column("int64")
+    inactive_split_bytes: IntArray | None = optional_column("int64")
+    requested_bytes: IntArray | None = optional_column("int64")
+    segments: IntArray | None = optional_column("int32")
+    peak_allocated_bytes: IntArray | None = optional_column("int64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule(Table):
+    """One row per request and run of consecutive steps, each step computing `tokens` more tokens."""
+
+    name: ClassVar[str] = "schedule"
+
+    step: IntArray = column("int32")
+    request: IntArray = column("int32")
+    computed_before: IntArray = column("int32")
+    tokens: IntArray = column("int32")
+    repeat: IntArray | None = optional_column("int32")
+
+    @property
+    def repeats(self) -> IntArray:
+        """Steps that each row stands for; 1 where the file does not say."""
+        return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory(Table):
+    """One row per change of ownership, in the order in which it happened."""
+
+    name: ClassVar[str] = "memory"
+
+    seq: IntArray = column("int64")
+    step: IntArray = column("int32")
+    kind: IntArray = column("uint8", names=MemoryKind)
+    request: IntArray = column("int32")
+    position: IntArray = column("int64")
+    address: IntArray = column("int64")
+    length: IntArray = column("int64")
+    requested: IntArray | None = optional_column("int64")
+    """Units asked for, where the allocator rounded up; `length` where absent."""
+    cached: IntArray | None = optional_column("int32")
+    """On a release: how many leading units of the table keep a prefix that could be hit."""
+
+    @classmethod
+    def empty(cls) -> Memory:
+        """No changes at all, for engines whose memory has no addresses."""
+        return cls(
+            **{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional}  # type: ignore[arg-type]
+        )
