@@ -9,14 +9,13 @@ from kvsim.recording.files import read, write
 from kvsim.recording.model import Meta, Pool, Recording
 from kvsim.recording.replay import Replay
 from kvsim.recording.shipped import find, shipped_names
-from kvsim.recording.tables import Memory, MemoryKind, Ragged, Requests, RequestStatus, Schedule, Steps
+from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
 
 __all__ = [
     "Memory",
     "MemoryKind",
     "Meta",
     "Pool",
-    "Ragged",
     "Recording",
     "RecordingBuilder",
     "Replay",

@@ -18,7 +18,8 @@ import numpy as np
 from kvsim.errors import RecordingError, RecordingVersionError
 from kvsim.recording.check import check
 from kvsim.recording.model import FORMAT, SOURCES, VERSION, Meta, Pool, Recording
-from kvsim.recording.tables import Column, Memory, Ragged, Requests, Schedule, Steps, Table
+from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table
+from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,9 +205,9 @@ def _from_arrow(data: pa.ChunkedArray, spec: Column, file: Path, name: str) -> A
         if spec.dtype.startswith("list"):
             lists = data.combine_chunks()
             if isinstance(lists, pa.ChunkedArray):  # an empty table has no chunk to combine
-                return Ragged.empty(0)
+                return Ragged.empty(0, np.int64)
             offsets = np.asarray(lists.offsets, np.int64)
-            return Ragged(values=lists.values.to_numpy(zero_copy_only=False).astype(np.int64), offsets=offsets)
+            return Ragged(lists.values.to_numpy(zero_copy_only=False), offsets, np.int64)
         if spec.names is not None:
             codes = {member.name.lower(): member.value for member in spec.names}
             encoded = data.combine_chunks().dictionary_encode()

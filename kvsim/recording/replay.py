@@ -138,15 +138,16 @@ class Replay:
         slots[:, SlotState.FREE] = self.unit_tokens
         slots[cached, SlotState.FREE], slots[cached, SlotState.CACHED] = 0, self.unit_tokens
         requests = owner[held].astype(np.int64)
-        distinct, inverse = np.unique(requests, return_inverse=True)
-        computed = self._computed(distinct, self.frame)[inverse]
+        live = self.live_requests()
+        computed = np.zeros(len(self.full), np.int64)
+        computed[live] = self._computed(live, self.frame)
         slots[held] = split_extent(
             begin[held],
             begin[held] + self.unit_tokens,
             pad=self.pad[requests],
             full=self.full[requests],
             # Only full units are ever shared, whoever counts as their owner.
-            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed),
+            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed[requests]),
             requested=self._requested[requests],
         )
         return slots

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.workload import Ragged
+
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,25 +62,6 @@ def optional_column(dtype: str) -> Any:
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ragged:
-    """A column of integer lists: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
-
-    values: IntArray
-    offsets: IntArray
-
-    @classmethod
-    def empty(cls, num_rows: int) -> Ragged:
-        """Empty lists for `num_rows` rows."""
-        return cls(values=np.empty(0, np.int64), offsets=np.zeros(num_rows + 1, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> IntArray:
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-
 class Table:
     """What the four tables have in common."""
 
@@ -110,7 +93,7 @@ class Requests(Table):
     output_tokens: IntArray = column("int32")
     max_tokens: IntArray = column("int32")
     priority: IntArray = column("int32")
-    prompt_hashes: Ragged = column("list<int64>")
+    prompt_hashes: Ragged[np.int64] = column("list<int64>")
     first_scheduled_s: FloatArray = column("float64")
     first_token_s: FloatArray = column("float64")
     finished_s: FloatArray = column("float64")

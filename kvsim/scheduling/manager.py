@@ -18,9 +18,11 @@ class MemoryManager(Protocol):
     def num_free_units(self) -> int:
         """Units that could be handed out now."""
 
-    @property
-    def num_unusable_units(self) -> int:
-        """Free units in pieces too small for the request at the head of the queue, though their sum would do."""
+    def unusable_units(self, head: Sequence | None) -> int:
+        """Free units in pieces too small for `head`, the first in the queue, though their sum would do."""
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the whole pool, all for itself, would see `sequence` to its end."""
 
     def lookup(self, sequence: Sequence) -> Row[int]:
         """Blocks that already hold a prefix of `sequence`."""
@@ -40,5 +42,5 @@ class MemoryManager(Protocol):
     def free(self, sequence: Sequence) -> None:
         """Take everything back from `sequence`."""
 
-    def breakdown(self, live: Row[Sequence]) -> Breakdown:
-        """Where every slot goes now, given the sequences that hold memory."""
+    def breakdown(self, live: Row[Sequence], head: Sequence | None) -> Breakdown:
+        """Where every slot goes now, given the sequences that hold memory and the first in the queue."""

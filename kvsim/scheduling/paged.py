@@ -16,9 +16,6 @@ from kvsim.scheduling.settings import PagedSettings
 class PagedManager:
     """Block tables over a `BlockPool`. A failed allocation leaves no trace."""
 
-    num_unusable_units = 0
-    """Any free block serves any sequence: there is no external fragmentation."""
-
     def __init__(
         self, pool: BlockPool, settings: PagedSettings, journal: Journal, *, max_model_len: int, reserve_full_prompt: bool = True
     ) -> None:
@@ -39,6 +36,16 @@ class PagedManager:
     def num_free_units(self) -> int:
         """Blocks that could be handed out now, those holding a reusable prefix included."""
         return self.pool.num_free
+
+    def unusable_units(self, head: Sequence | None) -> int:  # noqa: ARG002  the seam is wider than this policy
+        """Any free block serves any sequence: there is no external fragmentation."""
+        return 0
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the whole pool, all for itself, would see `sequence` to its end."""
+        # A stop that only the output reveals is noticed one scheduled token late.
+        surprise = sequence.output_tokens < sequence.max_tokens
+        return self._missing(sequence.prompt_tokens + sequence.output_tokens - 1 + surprise, 0) <= self.pool.num_usable
 
     def lookup(self, sequence: Sequence) -> Row[int]:
         """Leading blocks of `sequence` that some block already holds. The last token is always left to compute."""
@@ -108,7 +115,7 @@ class PagedManager:
             sequence.blocks = []
         sequence.num_registered = 0
 
-    def breakdown(self, live: Row[Sequence]) -> Breakdown:
+    def breakdown(self, live: Row[Sequence], head: Sequence | None) -> Breakdown:  # noqa: ARG002
         """Where every slot goes now."""
         slots = np.zeros(NUM_STATES, np.int64)
         for sequence in live:

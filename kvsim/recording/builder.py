@@ -1,0 +1,207 @@
+"""Make a recording as things happen: the simulation reports, the builder keeps columns.
+
+It is also the journal of the schedulers: changes of ownership are reported to it while a step is being scheduled, and belong
+to the sequence number that was current then.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.model import Meta, Recording
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
+from kvsim.workload import Ragged, Workload
+
+
+class RecordingBuilder:
+    """Collects one run of `workload`, whose rows number the requests."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        num_requests = len(workload)
+        self._seq = -1
+        self._num_steps = 0
+        self._steps = {name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()}
+        self._schedule = {name: array("q") for name, _ in Schedule.columns()}
+        self._memory = {name: array("q") for name, _ in Memory.columns()}
+        self._open_row = [-1] * num_requests  # the schedule row that each request's next tokens may extend
+        self._arrival_seq = np.zeros(num_requests, np.int64)
+        self._first_scheduled_s = np.full(num_requests, np.nan)
+        self._first_token_s = np.full(num_requests, np.nan)
+        self._finished_s = np.full(num_requests, np.nan)
+        self._status = np.full(num_requests, RequestStatus.UNFINISHED, np.uint8)
+        self._preemptions = np.zeros(num_requests, np.int32)
+        self._cached_tokens = np.zeros(num_requests, np.int32)
+        self._output_tokens = np.zeros(num_requests, np.int32)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps recorded so far."""
+        return self._num_steps
+
+    def next_seq(self) -> int:
+        """Begin the next change of the engine's state; what the journal hears from now on belongs to it."""
+        self._seq += 1
+        return self._seq
+
+    def arrived(self, request: int) -> None:
+        """`request` became visible to the engine."""
+        self._arrival_seq[request] = self.next_seq()
+
+    def refused(self, request: int) -> None:
+        """`request` arrived and will never be served."""
+        self.arrived(request)
+        self._status[request] = RequestStatus.REFUSED
+
+    def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
+        """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1` steps."""
+        rows, step = self._schedule, self._num_steps
+        row = self._open_row[request]
+        if row >= 0:
+            times = rows["repeat"][row]
+            follows = rows["step"][row] + times == step and rows["computed_before"][row] + tokens * times == computed_before
+            if follows and rows["tokens"][row] == tokens:
+                rows["repeat"][row] = times + repeat
+                return
+        else:
+            self._first_scheduled_s[request] = time_s
+            self._cached_tokens[request] = computed_before
+        self._open_row[request] = len(rows["step"])
+        for name, value in (
+            ("step", step),
+            ("request", request),
+            ("computed_before", computed_before),
+            ("tokens", tokens),
+            ("repeat", repeat),
+        ):
+            rows[name].append(value)
+
+    def step(self, **columns: float) -> int:
+        """Close the step being recorded, whose output is not known yet, and return its number."""
+        number = self._num_steps
+        columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
+        for name, column in self._steps.items():
+            if name in columns:
+                column.append(columns[name] if column.typecode == "d" else int(columns[name]))
+        self._num_steps += 1
+        return number
+
+    def output(self, step: int, time_s: float) -> None:
+        """The output of `step` was processed."""
+        self._steps["output_seq"][step] = self._seq
+        self._steps["end_s"][step] = time_s
+
+    def emitted(self, request: int, time_s: float) -> None:
+        """`request` has one more output."""
+        if not self._output_tokens[request]:
+            self._first_token_s[request] = time_s
+        self._output_tokens[request] += 1
+
+    def preempted(self, request: int) -> None:
+        """`request` lost its memory and will compute its tokens again."""
+        self._preemptions[request] += 1
+
+    def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
+        """`request` left the engine."""
+        self._status[request] = status
+        self._finished_s[request] = time_s
+
+    def append_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
+        """`request` got free `blocks`; runs of consecutive ones become one row."""
+        self._memory_runs(MemoryKind.APPEND, request, position, blocks)
+
+    def share_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
+        """`request` joined the holders of `blocks`."""
+        self._memory_runs(MemoryKind.SHARE, request, position, blocks)
+
+    def append_extent(self, request: int, position: int, address: int, length: int, requested: int) -> None:
+        """`request` got `length` slots from `address` on, having asked for `requested`."""
+        self._memory_row(MemoryKind.APPEND, request, position, address, length, requested)
+
+    def release(self, request: int, num_units: int, num_cached: int) -> None:
+        """`request` gave back its whole table."""
+        self._memory_row(MemoryKind.RELEASE, request, 0, -1, num_units, cached=num_cached)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """`blocks` lost their prefix."""
+        self._memory_runs(MemoryKind.EVICT, -1, 0, blocks)
+
+    def finish(self, meta: Meta, name: str = "") -> Recording:
+        """The recording of everything reported so far."""
+        workload, num_requests = self._workload, len(self._workload)
+        return Recording(
+            meta=meta,
+            name=name,
+            requests=Requests(
+                request=np.arange(num_requests, dtype=np.int32),
+                id=np.asarray(workload.ids, np.str_) if num_requests else np.empty(0, np.str_),
+                arrival_s=workload.arrival_s,
+                arrival_seq=self._arrival_seq,
+                prompt_tokens=workload.prompt_tokens,
+                output_tokens=self._output_tokens,
+                max_tokens=workload.max_tokens,
+                priority=workload.priority,
+                prompt_hashes=self._prompt_hashes(meta.pool.unit_tokens),
+                first_scheduled_s=self._first_scheduled_s,
+                first_token_s=self._first_token_s,
+                finished_s=self._finished_s,
+                status=self._status,
+                preemptions=self._preemptions,
+                cached_tokens=self._cached_tokens,
+            ),
+            steps=Steps(**_columns(self._steps, Steps)),
+            schedule=Schedule(**_columns(self._schedule, Schedule)),
+            memory=Memory(**_columns(self._memory, Memory)),
+        )
+
+    def _prompt_hashes(self, unit_tokens: int) -> Ragged[np.int64]:
+        if self._workload.hash_unit_tokens != unit_tokens:  # the format has one hash per unit of the pool
+            return Ragged.empty(len(self._workload), np.int64)
+        return self._workload.prompt_hashes
+
+    def _memory_runs(self, kind: MemoryKind, request: int, position: int, blocks: Iterable[int]) -> None:
+        begin, length = -1, 0
+        for block in blocks:
+            if block == begin + length:
+                length += 1
+                continue
+            if length:
+                self._memory_row(kind, request, position, begin, length)
+                position += length
+            begin, length = block, 1
+        if length:
+            self._memory_row(kind, request, position, begin, length)
+
+    def _memory_row(
+        self,
+        kind: MemoryKind,
+        request: int,
+        position: int,
+        address: int,
+        length: int,
+        requested: int | None = None,
+        cached: int = 0,
+    ) -> None:
+        memory = self._memory
+        memory["seq"].append(self._seq)
+        memory["step"].append(self._num_steps)
+        memory["kind"].append(kind)
+        memory["request"].append(request)
+        memory["position"].append(position)
+        memory["address"].append(address)
+        memory["length"].append(length)
+        memory["requested"].append(length if requested is None else requested)
+        memory["cached"].append(cached)
+
+
+def _columns(columns: dict[str, array[float]], table: type[Steps | Schedule | Memory]) -> dict[str, npt.NDArray[np.float64] | IntArray]:
+    """The columns that anything was reported for, as numpy arrays of the declared types."""
+    return {
+        name: np.frombuffer(columns[name], columns[name].typecode).astype(spec.dtype) if columns[name] else np.empty(0, spec.dtype)
+        for name, spec in table.columns()
+        if columns[name] or not spec.optional
+    }

@@ -1,0 +1,132 @@
+"""Requests on their way in, and the count of those on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from kvsim.errors import BudgetError, WorkloadError
+from kvsim.policies import Policy
+from kvsim.recording import RecordingBuilder, RequestStatus
+from kvsim.scheduling.keys import PrefixKeys
+from kvsim.scheduling.sequence import Sequence
+from kvsim.workload import Workload
+
+ProgressCallback = Callable[[int, int], None]
+"""Called now and then with the number of requests that have ended, and of all."""
+_REPORTS = 200
+"""How often progress is reported over a run."""
+
+
+class Gate(Protocol):
+    """Whatever can say whether a sequence could ever be served."""
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the whole pool, all for itself, would see `sequence` to its end."""
+
+
+class Arrivals:
+    """The workload as sequences, in order, each handed over once."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        recorder: RecordingBuilder,
+        *,
+        refuse_misfits: bool,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self._workload = workload
+        self._recorder = recorder
+        self._refuse_misfits = refuse_misfits
+        self._progress = progress
+        self._max_model_len = policy.max_model_len
+        self._keys = PrefixKeys(policy.unit_tokens)
+        self._times: list[float] = workload.arrival_s.tolist()
+        self._next = 0
+        self._num_ended = 0
+        self._refused: frozenset[int] = frozenset()
+
+    def check(self, gate: Gate) -> None:
+        """Find the requests that could never be served; they are refused if that is allowed.
+
+        Raises:
+            WorkloadError: one is longer than the longest sequence that is allowed.
+            BudgetError: one needs more than the whole pool.
+        """
+        refused = []
+        for row in range(len(self._workload)):
+            try:
+                self._check(self._sequence(row), gate)
+            except (WorkloadError, BudgetError):
+                if not self._refuse_misfits:
+                    raise
+                refused.append(row)
+        self._refused = frozenset(refused)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next request arrives; None when all have."""
+        return self._times[self._next] if self._next < len(self._times) else None
+
+    def until(self, time_s: float) -> Iterator[Sequence]:
+        """Hand over everything that has arrived by `time_s`."""
+        times, recorder = self._times, self._recorder
+        while self._next < len(times) and times[self._next] <= time_s:
+            row = self._next
+            self._next += 1
+            if row in self._refused:
+                recorder.refused(row)
+                self._count_ended()
+                continue
+            recorder.arrived(row)
+            yield self._sequence(row, with_keys=True)
+
+    def ended(self, sequence: Sequence, time_s: float) -> None:
+        """`sequence` has left the engine with all its outputs."""
+        self._recorder.ended(sequence.row, RequestStatus.FINISHED, time_s)
+        self._count_ended()
+
+    def _count_ended(self) -> None:
+        self._num_ended += 1
+        total = len(self._workload)
+        if self._progress and (self._num_ended * _REPORTS // total != (self._num_ended - 1) * _REPORTS // total):
+            self._progress(self._num_ended, total)
+
+    def _check(self, sequence: Sequence, gate: Gate) -> None:
+        name = f"request {self._workload.ids[sequence.row]!r} (row {sequence.row})"
+        if sequence.prompt_tokens >= self._max_model_len:
+            raise WorkloadError(
+                f"{name} has a prompt of {sequence.prompt_tokens} tokens, and with a maximum length of {self._max_model_len} it "
+                f"may have {self._max_model_len - 1}; raise the maximum, or let such requests be refused."
+            )
+        if not gate.fits(sequence):
+            raise BudgetError(
+                f"{name} with {sequence.prompt_tokens} prompt tokens, {sequence.output_tokens} of output and a limit of "
+                f"{sequence.max_tokens} does not fit into the whole pool; give it more memory, or let such requests be refused."
+            )
+
+    def _sequence(self, row: int, *, with_keys: bool = False) -> Sequence:
+        workload = self._workload
+        prompt = int(workload.prompt_tokens[row])
+        return Sequence(
+            row,
+            prompt,
+            # An answer that would run past the longest sequence is cut there.
+            min(int(workload.output_tokens[row]), max(self._max_model_len - prompt, 1)),
+            int(workload.max_tokens[row]),
+            priority=int(workload.priority[row]),
+            arrival=self._times[row],
+            prompt_keys=self._prompt_keys(row, prompt) if with_keys else (),
+        )
+
+    def _prompt_keys(self, row: int, prompt_tokens: int) -> list[int]:
+        """Keys of the prompt's blocks, from the most detailed account of it that there is."""
+        workload = self._workload
+        if workload.prompt_token_ids is not None and len(tokens := workload.prompt_token_ids[row]):
+            return self._keys.from_tokens(tokens.tolist())
+        if len(hashes := workload.prompt_hashes[row]):
+            return self._keys.from_hashes(hashes.tolist(), workload.hash_unit_tokens, prompt_tokens)
+        group = int(workload.prefix_group[row])
+        return self._keys.from_prefix(group, int(workload.prefix_tokens[row])) if group >= 0 else []

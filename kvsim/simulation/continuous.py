@@ -1,0 +1,132 @@
+"""Continuous batching on a clock: vLLM's engine loop over a paged pool, or over contiguous reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import simpy
+
+from kvsim.errors import StalledError
+from kvsim.memory.blocks import BlockPool
+from kvsim.policies import Contiguous, Paged
+from kvsim.recording import Pool, RecordingBuilder
+from kvsim.scheduling.contiguous import ContiguousManager
+from kvsim.scheduling.continuous import Batch, ContinuousScheduler
+from kvsim.scheduling.engine import Awaiting, Call, Scheduled, Scheduling, Updated, engine_moments
+from kvsim.scheduling.manager import MemoryManager
+from kvsim.scheduling.paged import PagedManager
+from kvsim.simulation.arrivals import Arrivals
+from kvsim.steptime import StepShape, StepTimeModel
+
+
+def continuous_engine(
+    environment: simpy.Environment,
+    policy: Paged | Contiguous,
+    pool: Pool,
+    step_time: StepTimeModel,
+    arrivals: Arrivals,
+    recorder: RecordingBuilder,
+    *,
+    check: bool,
+) -> Iterator[simpy.Event]:
+    """The engine as a SimPy process; it ends when every request has.
+
+    Two clocks run: the host schedules and launches, the GPU computes. A step's kernels start as soon as the GPU is free, also while
+    the host is still launching the rest, and end no sooner than the launch. With asynchronous scheduling the host launches a
+    step while the GPU works on the one before.
+    """
+    memory = _memory(policy, pool, recorder)
+    scheduler = ContinuousScheduler(policy.scheduler, memory)
+    arrivals.check(memory)
+    host_s = gpu_free_s = 0.0
+    step_of: dict[Batch, tuple[int, float]] = {}  # steps in flight: their number, and when the GPU is done with them
+    for moment in engine_moments(scheduler):
+        match moment:
+            case Call(idle=idle):
+                if idle:
+                    if arrivals.next_s is None:
+                        return
+                    host_s = max(host_s, arrivals.next_s)
+                    yield environment.timeout(host_s - environment.now)
+                for sequence in arrivals.until(host_s):
+                    scheduler.add(sequence)
+            case Scheduling():
+                recorder.next_seq()
+            case Scheduled(batch=batch):
+                _check_progress(scheduler, batch)
+                if batch.tokens or batch.preempted:
+                    number, shape = _record_step(recorder, scheduler, batch, host_s)
+                    launch_s, gpu_s = step_time.step_time(shape) if batch.tokens else (0.0, 0.0)
+                    gpu_free_s = max(max(host_s, gpu_free_s) + gpu_s, host_s + launch_s)
+                    host_s += launch_s
+                    step_of[batch] = number, gpu_free_s
+                if check:
+                    head = scheduler.waiting.peek() if scheduler.waiting else None
+                    memory.breakdown(scheduler.running, head).check(memory.capacity_slots)
+            case Awaiting(batch=batch):
+                if batch in step_of:
+                    host_s = max(host_s, step_of[batch][1])
+                    yield environment.timeout(host_s - environment.now)
+                recorder.next_seq()
+            case Updated(batch=batch, ended=ended):
+                for sequence in batch.emitting:
+                    recorder.emitted(sequence.row, host_s)
+                for sequence in ended:
+                    arrivals.ended(sequence, host_s)
+                if batch in step_of:
+                    recorder.output(step_of.pop(batch)[0], host_s)
+
+
+def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) -> MemoryManager:
+    assert pool.num_units is not None
+    if isinstance(policy, Contiguous):
+        return ContiguousManager(pool.num_units, policy.cache, recorder, max_model_len=policy.max_model_len)
+    return PagedManager(
+        BlockPool(pool.num_units + pool.first_unit),
+        policy.cache,
+        recorder,
+        max_model_len=policy.max_model_len,
+        reserve_full_prompt=policy.scheduler.reserve_full_prompt,
+    )
+
+
+def _record_step(
+    recorder: RecordingBuilder, scheduler: ContinuousScheduler, batch: Batch, time_s: float
+) -> tuple[int, StepShape]:
+    """Write down a scheduled step; return its number and what it holds."""
+    num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
+    for sequence, tokens in batch.tokens.items():
+        context = sequence.computed
+        before = context - tokens
+        recorder.scheduled(sequence.row, before, tokens, time_s)
+        num_tokens += tokens
+        context_tokens += context
+        if tokens > 1 or before < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
+    for sequence in batch.preempted:
+        recorder.preempted(sequence.row)
+    memory, waiting = scheduler.memory, scheduler.waiting
+    number = recorder.step(
+        start_s=time_s,
+        prefill_tokens=num_prefill_tokens,
+        decode_tokens=num_tokens - num_prefill_tokens,
+        num_scheduled=len(batch),
+        running=len(scheduler.running),
+        waiting=len(waiting),
+        preempted=len(batch.preempted),
+        free_units=memory.num_free_units,
+        unusable_units=memory.unusable_units(waiting.peek() if waiting else None),
+    )
+    return number, StepShape(len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
+
+
+def _check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
+    """Raise where a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
+    if batch.tokens or batch.preempted or scheduler.running or not scheduler.waiting:
+        return
+    head = scheduler.waiting.peek()
+    raise StalledError(
+        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else runs; "
+        "enable chunked prefill, or raise max_num_batched_tokens or the memory."
+    )

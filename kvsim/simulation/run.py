@@ -1,0 +1,102 @@
+"""Put a workload through a policy on a clock.
+
+Requests arrive when the workload says, the engine works through its steps, and the step-time model says how long each takes. There
+is one SimPy event per engine step, never one per token. The result is a `Recording`, as from a real engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import simpy
+
+from kvsim.errors import BudgetError
+from kvsim.hardware import Gpu
+from kvsim.models import Model
+from kvsim.policies import Paged, Policy, Static, describe
+from kvsim.recording import Meta, Pool, Recording, RecordingBuilder
+from kvsim.simulation.arrivals import Arrivals, ProgressCallback
+from kvsim.simulation.continuous import continuous_engine
+from kvsim.simulation.static import static_engine
+from kvsim.steptime import StepTimeModel
+from kvsim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the workload runs on."""
+
+    gpu: Gpu
+    model: Model
+    kv_bytes: int
+    """Memory for keys and values."""
+    step_time: StepTimeModel
+
+    def pool(self, policy: Policy) -> Pool:
+        """The pool that `policy` makes of the memory.
+
+        Raises:
+            BudgetError: not even one unit fits.
+        """
+        bytes_per_unit = policy.unit_tokens * self.model.kv_bytes_per_token
+        num_units = self.kv_bytes // bytes_per_unit
+        first_unit = 0
+        if isinstance(policy, Paged):  # block 0 exists and is never handed out
+            num_units, first_unit = num_units - 1, 1
+        if num_units < 1:
+            raise BudgetError(
+                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {policy.unit_tokens} tokens of {self.model.name}, "
+                f"which takes {bytes_per_unit} bytes; give it more memory."
+            )
+        return Pool(unit_tokens=policy.unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=bytes_per_unit)
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy,
+    machine: Machine,
+    *,
+    refuse_misfits: bool = False,
+    check: bool = False,
+    progress: ProgressCallback | None = None,
+    command: str = "",
+) -> Recording:
+    """Run `workload` to its end and return what happened.
+
+    Args:
+        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see `Reserve`).
+        policy: how they are scheduled and how memory is shared out.
+        machine: the GPU, the model, the memory and the clock.
+        refuse_misfits: refuse requests that could never be served, and count them, instead of raising.
+        check: verify at every step that the slots of the pool add up.
+        progress: called now and then with the number of requests that have ended, and of all.
+        command: goes into the recording's provenance.
+
+    Raises:
+        WorkloadError: a request is longer than the longest sequence that is allowed.
+        BudgetError: a request needs more than the whole pool.
+        StalledError: the head of the queue can never be scheduled.
+        IntegrityError: `check` found a defect.
+    """
+    pool = machine.pool(policy)
+    recorder = RecordingBuilder(workload)
+    arrivals = Arrivals(workload, policy, recorder, refuse_misfits=refuse_misfits, progress=progress)
+    environment = simpy.Environment()
+    if isinstance(policy, Static):
+        engine = static_engine(environment, policy, pool, machine.step_time, arrivals, recorder, check=check)
+    else:
+        engine = continuous_engine(environment, policy, pool, machine.step_time, arrivals, recorder, check=check)
+    environment.process(engine)
+    environment.run()
+    model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
+    meta = Meta(
+        source="simulation",
+        engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated},
+        gpu=machine.gpu.name,
+        model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
+        policy=describe(policy),
+        pool=pool,
+        command=command,
+        notes=workload.description,
+    )
+    return recorder.finish(meta, name=f"{policy.name}-{workload.name}")
