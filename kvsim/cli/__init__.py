@@ -1,0 +1,68 @@
+"""The command line: one thin file per command, imported when it is called.
+
+A command turns flags into values, calls the library and shows what comes back; it computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from kvsim import __version__
+from kvsim.errors import KvsimError
+
+_COMMANDS = {
+    "run": "Simulate one policy and summarise what happened.",
+    "compare": "Put the same requests through all three policies.",
+    "tui": "Watch the memory pool of a recording or a fresh simulation.",
+    "plot": "Draw a figure from recordings.",
+    "info": "Describe a recording.",
+    "size": "Explain how many blocks a GPU and a model leave room for.",
+    "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
+}
+"""Each command and its one-line help, which is shown without importing it."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"kvsim.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvsim")
+def cli() -> None:
+    """Where does the memory of an LLM server go, and why?
+
+    Start with: kvsim tui --policy paged
+    """
+
+
+def main() -> None:
+    """Run the command line and exit: 0 fine, 1 failed, 2 misused."""
+    try:
+        cli(standalone_mode=False, prog_name="kvsim")
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KvsimError as error:
+        print(f"kvsim: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has had enough; keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

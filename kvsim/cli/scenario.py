@@ -1,0 +1,279 @@
+"""The flags that say what to simulate, and the values that they stand for.
+
+Every command that simulates takes the same flags: which requests, on what machine, with how much memory, under which policy.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.policies import Policy
+    from kvsim.recording import Recording
+    from kvsim.simulation import Machine
+    from kvsim.workload import Lengths, SharedPrefixes, Workload
+
+DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
+"""A recording of a real server under memory pressure, whose requests are served again where no others are named."""
+_DEFAULT_NUM_REQUESTS = 400
+_DEFAULT_TOKENS = "200:0.8"
+GIB = 1 << 30
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--workload", metavar="RECORDING", help=f"Serve the requests of this recording again.  [{DEFAULT_WORKLOAD}]"),
+    click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
+    click.option("--arrivals", type=click.Choice(["poisson", "gamma", "constant", "at-once"]), help="Generate requests that arrive so."),
+    click.option("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
+    click.option("--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."),
+    click.option("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
+    click.option("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
+    click.option("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
+    click.option("--model", help="A listed model.  [the recording's, or Llama-3-8B]"),
+    click.option("--gpu", help="A listed GPU.  [the recording's, or H200]"),
+    click.option("--kv-gib", type=float, metavar="GIB", help="Memory for the KV cache.  [the recording's, or what the GPU leaves]"),
+    click.option("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
+    click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."),
+    click.option("--block-size", type=int, default=16, show_default=True, help="paged: tokens per block."),
+    click.option("--no-prefix-caching", is_flag=True, help="paged: never reuse a prefix."),
+    click.option("--watermark", type=float, default=0.0, show_default=True, help="paged: share of the pool that admission leaves free."),
+    click.option("--reserve", type=click.Choice(["max", "limit", "pow2", "oracle"]), default="max", show_default=True,
+                 help="contiguous: how much each sequence reserves."),
+    click.option("--fit", type=click.Choice(["first", "best", "next", "buddy"]), default="first", show_default=True,
+                 help="contiguous: which hole is taken."),
+    click.option("--batch-size", type=int, default=16, show_default=True, help="static: rows of a batch."),
+    click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True,
+                 help="static: grow the cache by a column a step, or allocate it at once."),
+    click.option("--max-num-seqs", type=int, help="Sequences in one step."),
+    click.option("--max-num-batched-tokens", type=int, help="Tokens in one step."),
+    click.option("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
+    click.option("--long-prefill-token-threshold", type=int, default=0, help="Most tokens of one prompt in one step; 0: no limit."),
+    click.option("--no-chunked-prefill", is_flag=True, help="Prompts are computed in one step or not at all."),
+    click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known."),
+    click.option("--order", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True, help="Who is served first."),
+    click.option("--defaults", type=click.Choice(["llm", "server"]), default="llm", show_default=True,
+                 help="Whose limits hold where none is given: vLLM's LLM class or its server."),
+    click.option("--refuse-misfits", is_flag=True, help="Refuse and count requests that could never be served; otherwise an error."),
+    click.option("--check", is_flag=True, help="Verify at every step that all slots are accounted for (slower)."),
+)  # fmt: skip
+
+
+def scenario_options(command: Command) -> Command:
+    """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What to simulate, but for the policy's name."""
+
+    workload: Workload
+    gpu: Gpu
+    model: Model
+    kv_bytes: int
+    max_model_len: int
+    flags: dict[str, Any]
+
+    def policy(self, name: str) -> Policy:
+        """The policy called `name` with the settings of the flags."""
+        from kvsim.policies import Contiguous, Paged, Static
+        from kvsim.scheduling.settings import ContiguousSettings, PagedSettings, Reserve, StaticSettings
+
+        flags = self.flags
+        if name == Static.name:
+            return Static(
+                scheduler=StaticSettings(
+                    batch_size=flags["batch_size"], preallocated=flags["cache"] == "static", max_model_len=self.max_model_len
+                )
+            )
+        scheduler = self._scheduler()
+        if name == Contiguous.name:
+            return Contiguous(
+                scheduler=scheduler, cache=ContiguousSettings(reserve=Reserve(flags["reserve"]), fit=flags["fit"])
+            )
+        return Paged(
+            scheduler=scheduler,
+            cache=PagedSettings(
+                block_size=flags["block_size"],
+                enable_prefix_caching=not flags["no_prefix_caching"],
+                watermark=flags["watermark"],
+            ),
+        )
+
+    def machine(self, policy: Policy) -> Machine:
+        """The machine that `policy` runs on: static batches run on Hugging Face's engine, the others on vLLM's."""
+        from kvsim.policies import Static
+        from kvsim.simulation import Machine
+        from kvsim.steptime import Roofline
+
+        if isinstance(policy, Static):
+            step_time = Roofline.for_hugging_face(self.gpu, self.model, cache=self.flags["cache"])
+        else:
+            step_time = Roofline.for_gpu(self.gpu, self.model)
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=step_time)
+
+    def simulate(self, policy_name: str, *, progress: Callable[[int, int], None] | None = None) -> Recording:
+        """Run it under one policy."""
+        from kvsim.simulation import simulate
+
+        policy = self.policy(policy_name)
+        return simulate(
+            self.workload,
+            policy,
+            self.machine(policy),
+            refuse_misfits=self.flags["refuse_misfits"],
+            check=self.flags["check"],
+            progress=progress,
+            command=shlex.join(["kvsim", *sys.argv[1:]]),
+        )
+
+    def _scheduler(self) -> Any:
+        from kvsim.scheduling.settings import ContinuousSettings, EngineDefaults, Order
+
+        flags = self.flags
+        defaults = EngineDefaults.of(flags["defaults"], self.gpu.memory_bytes, is_a100=self.gpu.name.startswith("A100"))
+        return ContinuousSettings(
+            max_num_seqs=_given(flags["max_num_seqs"], defaults.max_num_seqs),
+            max_num_batched_tokens=_given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
+            max_model_len=self.max_model_len,
+            async_scheduling=not flags["no_async_scheduling"],
+            order=Order(flags["order"]),
+            enable_chunked_prefill=not flags["no_chunked_prefill"],
+            long_prefill_token_threshold=flags["long_prefill_token_threshold"],
+        )
+
+
+def build_scenario(**flags: Any) -> Scenario:
+    """The scenario that the flags describe.
+
+    Raises:
+        UsageError: two flags contradict each other, or one cannot be right.
+    """
+    from kvsim.hardware import find_gpu
+    from kvsim.models import Model, find_model
+
+    generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
+    if generated and flags["workload"] is not None:
+        raise UsageError("--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and --shared-prefix.")
+    source = None if generated else _read_recording(flags["workload"] or DEFAULT_WORKLOAD)
+    workload = _generated(flags) if source is None else _recorded(source, flags)
+    if source is None:
+        gpu, model = find_gpu(flags["gpu"] or "H200"), find_model(flags["model"] or "Meta-Llama-3-8B")
+    else:
+        gpu = find_gpu(flags["gpu"] or source.meta.gpu)
+        model = find_model(flags["model"]) if flags["model"] else Model.from_shape(source.meta.model)
+    same_machine = source is not None and flags["model"] is None and flags["gpu"] is None
+    kv_bytes = _kv_bytes(flags, gpu, model, source if same_machine else None)
+    recorded_len = source.meta.engine.get("max_model_len") if same_machine and source is not None else None
+    max_model_len = _given(flags["max_model_len"], recorded_len or model.max_position_embeddings)
+    return Scenario(workload=workload, gpu=gpu, model=model, kv_bytes=kv_bytes, max_model_len=max_model_len, flags=flags)
+
+
+def _given(value: int | None, otherwise: int) -> int:
+    """`value` unless it was left out: zero was not left out, it is wrong, and the settings say so."""
+    return otherwise if value is None else value
+
+
+def _read_recording(name: str) -> Recording:
+    from kvsim.recording import find, read
+
+    return read(find(name))
+
+
+def _recorded(source: Recording, flags: dict[str, Any]) -> Workload:
+    from kvsim.importers import workload_of
+
+    workload = workload_of(source)
+    if flags["num_requests"] is not None:
+        workload = workload.head(flags["num_requests"])
+    if flags["rate"] is not None:
+        from kvsim.workload import Poisson
+
+        Poisson(rate_per_s=flags["rate"])  # checks the rate
+        recorded = workload.summary().rate_per_s
+        if recorded is None:
+            raise UsageError("--rate rescales arrivals, and the requests of this recording arrive all at once.")
+        workload = workload.scaled_rate(flags["rate"] / recorded)
+    return workload
+
+
+def _generated(flags: dict[str, Any]) -> Workload:
+    from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson, generate
+
+    rate = 30.0 if flags["rate"] is None else flags["rate"]
+    arrivals = {
+        "poisson": lambda: Poisson(rate_per_s=rate),
+        "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
+        "constant": lambda: Constant(rate_per_s=rate),
+        "at-once": AllAtOnce,
+    }[flags["arrivals"] or "poisson"]()
+    return generate(
+        _given(flags["num_requests"], _DEFAULT_NUM_REQUESTS),
+        arrivals=arrivals,
+        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or _DEFAULT_TOKENS),
+        output=_lengths("--output-tokens", flags["output_tokens"] or _DEFAULT_TOKENS),
+        prefixes=_prefixes(flags["shared_prefix"]),
+        seed=flags["seed"],
+    )
+
+
+def _lengths(flag: str, text: str) -> Lengths:
+    from kvsim.workload import Fixed, LogNormal
+
+    mean, _, sigma = text.partition(":")
+    try:
+        return LogNormal(mean_tokens=float(mean), sigma=float(sigma)) if sigma else Fixed(tokens=int(mean))
+    except ValueError:
+        raise UsageError(f"{flag} should be a number of tokens such as 200, or a mean and a sigma such as 200:0.8, not {text!r}.") from None
+
+
+def _prefixes(text: str | None) -> SharedPrefixes | None:
+    from kvsim.workload import SharedPrefixes
+
+    if text is None:
+        return None
+    groups, _, tokens = text.partition("x")
+    try:
+        return SharedPrefixes(num_groups=int(groups), tokens=int(tokens))
+    except ValueError:
+        raise UsageError(f"--shared-prefix should be a number of groups and of tokens such as 4x512, not {text!r}.") from None
+
+
+def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording | None) -> int:
+    """Memory for keys and values: as told, as in the recording, or what the GPU leaves."""
+    from kvsim.budget import plan_budget
+
+    told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
+    if len(told) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
+        raise UsageError(f"{names} say the same thing; give one of them.")
+    block_bytes = flags["block_size"] * model.kv_bytes_per_token
+    if flags["kv_gib"] is not None:
+        if not 0 < flags["kv_gib"] < 1e6:
+            raise UsageError(f"--kv-gib should be a positive size, not {flags['kv_gib']}.")
+        return int(flags["kv_gib"] * GIB)
+    if flags["num_blocks"] is not None:
+        if flags["num_blocks"] < 1:
+            raise UsageError(f"--num-blocks should be at least 1, not {flags['num_blocks']}.")
+        return int(flags["num_blocks"] * block_bytes)
+    pool = source.meta.pool if source is not None else None
+    if flags["gpu_memory_utilization"] is None and pool is not None and pool.num_units is not None:
+        # The pool's units and those before the first: vLLM's null block is memory too.
+        return (pool.num_units + pool.first_unit) * pool.bytes_per_unit
+    return plan_budget(
+        gpu, model, gpu_memory_utilization=_given(flags["gpu_memory_utilization"], 0.92), block_size=flags["block_size"]
+    ).kv_bytes

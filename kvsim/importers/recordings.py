@@ -1,0 +1,34 @@
+"""The requests of a recording, to be served again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.errors import WorkloadError
+from kvsim.recording import Recording
+from kvsim.workload import Workload
+
+
+def workload_of(recording: Recording) -> Workload:
+    """The requests of `recording` with the lengths that they really had and the times at which they really arrived.
+
+    Raises:
+        WorkloadError: the recording has no request that put out anything.
+    """
+    requests = recording.requests
+    rows = np.flatnonzero(requests.output_tokens > 0)
+    if not len(rows):
+        raise WorkloadError(f"recording {recording.name!r} has no request with any output, so there is nothing to serve again.")
+    arrival_s = requests.arrival_s[rows]
+    return Workload(
+        arrival_s=arrival_s - arrival_s.min(),
+        prompt_tokens=requests.prompt_tokens[rows],
+        output_tokens=requests.output_tokens[rows],
+        max_tokens=np.maximum(requests.max_tokens[rows], requests.output_tokens[rows]),
+        priority=requests.priority[rows],
+        prompt_hashes=requests.prompt_hashes.take(rows),
+        hash_unit_tokens=recording.meta.pool.unit_tokens,
+        ids=[str(name) for name in requests.id[rows]],
+        name=recording.name,
+        description=f"the {len(rows)} requests of the recording {recording.name}",
+    )

@@ -1,0 +1,230 @@
+"""How long one step of an engine takes: on the host that launches it, and on the GPU that runs it.
+
+The model is physical and small. A step streams the weights once and multiplies them with every token, whichever takes
+longer; reads the keys and values of every token of context; attends from every new query; and pays for starting
+kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run side by side:
+an engine that waits for its output sees the longer of the two, one that schedules ahead hides the launch behind the
+step before.
+
+`Roofline` takes its coefficients from a GPU's data sheet and the plain constants below, and says so: "uncalibrated".
+The overheads among them were read off runs on one H200 and its host: on another machine they are a guide to the order
+of magnitude. This module knows nothing of requests, blocks or scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+
+MEMORY_EFFICIENCY = 0.9
+"""Share of the peak bandwidth that streaming weights, keys and values reaches."""
+ARITHMETIC_EFFICIENCY = 0.65
+"""Share of the dense peak that a long prefill reaches: 0.8 in its matrix products, less what stands between them."""
+ATTENTION_EFFICIENCY = 0.5
+"""Share of the dense peak that attention kernels reach in a long prefill."""
+
+KERNELS_PER_LAYER = 11
+"""Kernels of a fused layer: norms (2), products (4), rotation, activation, cache write, attention, its reduction."""
+KERNEL_S = 4e-6
+"""Start and drain of one kernel, during which memory idles even inside a captured graph."""
+SEQUENCE_LAYER_S = 0.3e-6
+"""What one more sequence adds to a layer's decode attention, beside the bytes it reads."""
+
+MAX_CAPTURED_TOKENS = 512
+"""Largest step that vLLM captures as a graph by default."""
+HOST_STEP_S = 0.5e-3
+"""Host time of a step whatever it holds: schedule, prepare inputs, sample."""
+HOST_SEQUENCE_S = 10e-6
+"""Host time that one more sequence adds to a step."""
+PIECEWISE_LAYER_S = 0.12e-3
+"""Host time to launch a layer whose attention stands between captured pieces."""
+EAGER_LAYER_S = 0.35e-3
+"""Host time to launch a layer kernel by kernel."""
+
+HF_LAYER_S = 0.5e-3
+"""Host time to launch a layer of Hugging Face's unfused modules."""
+HF_KERNELS_PER_LAYER = 30
+"""Kernels of such a layer, of norms, rotations and copies left unfused."""
+HF_ARITHMETIC_EFFICIENCY = 0.4
+"""Share of the dense peak in a prefill with unfused kernels in between."""
+HF_COPY_EFFICIENCY = 0.45
+"""Share of the peak bandwidth of strided copies of keys and values."""
+HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
+"""What one more row of the batch adds to a layer's masked attention, which starts every query head of its own."""
+
+
+class StepShape(NamedTuple):
+    """What a step holds. Costs follow from these five sums alone; a step schedules at least one token.
+
+    For many steps at once, every field may be a NumPy array: `StepShape._make(columns)`. The times are arrays then.
+    """
+
+    num_seqs: int
+    """Sequences scheduled."""
+    num_tokens: int
+    """Tokens scheduled, over all sequences."""
+    num_prefill_tokens: int
+    """Those of them that belong to prompts (or to sequences being recomputed)."""
+    context_tokens: int
+    """KV slots that the step reads, summed over sequences."""
+    attention_pairs: int
+    """Pairs of a query and a key it attends to, summed over the sequences being prefilled."""
+
+
+class StepTime(NamedTuple):
+    """How long a step occupies each of the two clocks, in seconds."""
+
+    launch_s: float
+    """Host: from the decision to schedule until everything is launched."""
+    gpu_s: float
+    """GPU: from the first kernel to the last, were none of them waiting for the host."""
+
+
+class StepTimeModel(Protocol):
+    """Anything that can say how long a step takes."""
+
+    @property
+    def label(self) -> str:
+        """Where the times come from, to be printed beside every result."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the times were fitted to recordings."""
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """How long a step of that shape takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A step-time model of a few coefficients, in seconds where not said otherwise."""
+
+    label: str
+    calibrated: bool = False
+    host_step_s: float
+    """Host, per step."""
+    host_sequence_s: float
+    """Host, per sequence."""
+    piecewise_launch_s: float
+    """Host, per captured step that holds prompt tokens."""
+    eager_launch_s: float
+    """Host, per step too large for a captured graph."""
+    max_captured_tokens: int
+    """Largest captured step in tokens; 0 if nothing is captured."""
+    step_s: float
+    """GPU, per step: kernels starting and draining."""
+    weights_s: float
+    """GPU: streaming all weights."""
+    active_weights_s: float
+    """GPU: streaming the weights that one token passes through; fewer than all in a mixture of experts."""
+    token_s: float
+    """GPU: arithmetic of one token in the layers; overlaps with streaming the weights."""
+    logits_s: float
+    """GPU: arithmetic of one sequence's output projection; overlaps likewise."""
+    sequence_s: float
+    """GPU, per sequence, beside the bytes it reads."""
+    context_token_s: float
+    """GPU: reading one token's keys and values in all layers."""
+    attention_pair_s: float
+    """GPU: arithmetic of one query against one key in all layers."""
+
+    @classmethod
+    def for_gpu(cls, gpu: Gpu, model: Model, *, enforce_eager: bool = False) -> Roofline:
+        """vLLM serving `model` on `gpu`, from data-sheet figures; `enforce_eager` captures no graphs."""
+        bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
+        return cls(
+            label=f"uncalibrated roofline of {gpu.name} with {model.name}",
+            host_step_s=HOST_STEP_S,
+            host_sequence_s=HOST_SEQUENCE_S,
+            piecewise_launch_s=model.num_layers * PIECEWISE_LAYER_S,
+            eager_launch_s=model.num_layers * EAGER_LAYER_S,
+            max_captured_tokens=0 if enforce_eager else MAX_CAPTURED_TOKENS,
+            step_s=model.num_layers * KERNELS_PER_LAYER * KERNEL_S,
+            weights_s=_streamed_bytes(model, model.num_parameters) / bandwidth,
+            active_weights_s=_streamed_bytes(model, model.num_active_parameters) / bandwidth,
+            token_s=model.flops_per_token / (gpu.dense_flops * ARITHMETIC_EFFICIENCY),
+            logits_s=model.flops_per_logits / (gpu.dense_flops * ARITHMETIC_EFFICIENCY),
+            sequence_s=model.num_kv_layers * SEQUENCE_LAYER_S,
+            context_token_s=model.kv_bytes_per_token / bandwidth,
+            attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
+        )
+
+    @classmethod
+    def for_hugging_face(cls, gpu: Gpu, model: Model, *, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
+        """Hugging Face's `generate()` on a padded batch; context counts every slot of the rectangle, pads included.
+
+        The dynamic cache launches kernel by kernel and copies all keys and values at every step: read and written to
+        make room for one more token and then read by attention, or, where heads share keys, read once more, written
+        once per query head and read as often. The static cache is compiled and does neither; what compiling costs is
+        in no step.
+        """
+        vllm = cls.for_gpu(gpu, model, enforce_eager=True)
+        slowdown = ARITHMETIC_EFFICIENCY / HF_ARITHMETIC_EFFICIENCY
+        hugging_face = replace(
+            vllm,
+            label=f"{vllm.label}, Hugging Face {cache} cache",
+            host_sequence_s=0.0,
+            eager_launch_s=0.0,
+            token_s=vllm.token_s * slowdown,
+            logits_s=vllm.logits_s * slowdown,
+            sequence_s=model.num_kv_layers * HF_ROW_LAYER_S[cache],
+        )
+        if cache == "static":
+            return hugging_face
+        queries_per_key = model.num_attention_heads // model.num_kv_heads
+        passes = 3 if queries_per_key == 1 else 3 + 2 * queries_per_key
+        return replace(
+            hugging_face,
+            eager_launch_s=model.num_layers * HF_LAYER_S,
+            step_s=model.num_layers * HF_KERNELS_PER_LAYER * KERNEL_S,
+            context_token_s=passes * model.kv_bytes_per_token / (gpu.bandwidth_bytes_per_s * HF_COPY_EFFICIENCY),
+        )
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """How long a step of that shape takes.
+
+        Written without branches, in operators that numbers and arrays share, so that it means the same for one step and
+        for a million, and costs a few microseconds for one.
+        """
+        num_seqs, num_tokens, num_prefill_tokens, context_tokens, attention_pairs = shape
+        captured = num_tokens <= self.max_captured_tokens
+        eager = num_tokens > self.max_captured_tokens
+        padded_tokens = captured * _captured_size(num_tokens) + eager * num_tokens
+        launch_s = (
+            self.host_step_s
+            + self.host_sequence_s * num_seqs
+            + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
+            + self.eager_launch_s * eager
+        )
+        streaming_s = _smaller(self.weights_s, self.active_weights_s * padded_tokens)
+        arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
+        gpu_s = (
+            self.step_s
+            + _larger(streaming_s, arithmetic_s)
+            + self.sequence_s * num_seqs
+            + self.context_token_s * context_tokens
+            + self.attention_pair_s * attention_pairs
+        )
+        return StepTime(launch_s, gpu_s)
+
+
+def _streamed_bytes(model: Model, num_parameters: int) -> float:
+    return model.weight_bytes / model.num_parameters * (num_parameters - model.num_lookup_parameters)
+
+
+def _captured_size(num_tokens: int) -> int:
+    """The captured size that a step is padded to: 1, 2, 4, then steps of 8, and of 16 above 256."""
+    grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
+    return -(-num_tokens // grain) * grain
+
+
+def _larger(a: float, b: float) -> float:
+    return a * (a >= b) + b * (a < b)
+
+
+def _smaller(a: float, b: float) -> float:
+    return a * (a <= b) + b * (a > b)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.hardware import GPUS, Gpu, find_gpu
+from kvsim.models import all_models, find_model
+from kvsim.steptime import Roofline, StepShape, StepTimeModel
+
+H200 = find_gpu("H200")
+LLAMA = find_model("llama-3-8b")
+GRANITE = find_model("granite-4.0-350m")
+VLLM = Roofline.for_gpu(H200, LLAMA)
+MODELS: list[StepTimeModel] = [
+    VLLM,
+    Roofline.for_gpu(H200, LLAMA, enforce_eager=True),
+    Roofline.for_gpu(find_gpu("A4000"), find_model("granite-4.0-h-tiny")),
+    Roofline.for_hugging_face(H200, GRANITE),
+    Roofline.for_hugging_face(H200, GRANITE, cache="static"),
+]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> StepShape:
+    num_prefill = draw(st.integers(0, 16384) | st.integers(0, 600))
+    num_decode = draw(st.integers(0 if num_prefill else 1, 1024))
+    num_seqs = num_decode + draw(st.integers(1, min(64, num_prefill))) if num_prefill else num_decode
+    return StepShape(
+        num_seqs=num_seqs,
+        num_tokens=num_decode + num_prefill,
+        num_prefill_tokens=num_prefill,
+        context_tokens=draw(st.integers(0, 2_000_000)),
+        attention_pairs=draw(st.integers(0, 10**12)) if num_prefill else 0,
+    )
+
+
+def decode(num_seqs: int, context_tokens: int = 0) -> StepShape:
+    return StepShape(num_seqs, num_seqs, 0, context_tokens, 0)
+
+
+def prefill(num_tokens: int) -> StepShape:
+    return StepShape(1, num_tokens, num_tokens, 0, num_tokens * (num_tokens + 1) // 2)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
+@given(shape=shapes(), field=st.sampled_from(StepShape._fields), more=st.integers(1, 1000))
+@settings(max_examples=40)
+def test_more_of_anything_is_never_faster(model: StepTimeModel, shape: StepShape, field: str, more: int) -> None:
+    larger = shape._replace(**{field: getattr(shape, field) + more})
+    if field == "num_prefill_tokens":
+        larger = larger._replace(num_tokens=shape.num_tokens + more)
+    before, after = model.step_time(shape), model.step_time(larger)
+    assert after.launch_s >= before.launch_s
+    assert after.gpu_s >= before.gpu_s
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
+@given(st.lists(shapes(), min_size=1, max_size=20))
+@settings(max_examples=30)
+def test_arrays_of_steps_take_exactly_what_each_step_takes(model: StepTimeModel, steps: list[StepShape]) -> None:
+    together = model.step_time(StepShape._make(np.array(steps).T))
+    one_by_one = [model.step_time(step) for step in steps]
+    assert np.asarray(together.launch_s).tolist() == [time.launch_s for time in one_by_one]
+    assert np.asarray(together.gpu_s).tolist() == [time.gpu_s for time in one_by_one]
+
+
+def test_a_single_step_takes_plain_numbers() -> None:
+    time = VLLM.step_time(decode(8))
+    assert (type(time.launch_s), type(time.gpu_s)) == (float, float)
+
+
+# Medians of pure decode steps in the recording vllm-h200-llama-3-8b-sharegpt-pressure: sequences, their context, ms.
+@pytest.mark.parametrize(
+    ("num_seqs", "context_tokens", "measured_ms"),
+    [(1, 1116, 4.98), (5, 3785, 5.10), (12, 8951, 5.50), (40, 16829, 6.15), (71, 24186, 6.53), (85, 24483, 6.73)],
+)
+def test_decode_on_an_h200_is_near_the_recording(num_seqs: int, context_tokens: int, measured_ms: float) -> None:
+    time = VLLM.step_time(decode(num_seqs, context_tokens))
+    assert time.gpu_s * 1e3 == pytest.approx(measured_ms, rel=0.1)
+    assert time.launch_s < time.gpu_s
+
+
+def test_prefill_on_an_h200_takes_about_0_0215_ms_a_token() -> None:
+    marginal_s = (VLLM.step_time(prefill(2000)).gpu_s - VLLM.step_time(prefill(1000)).gpu_s) / 1000
+    assert marginal_s * 1e3 == pytest.approx(0.0215, rel=0.15)
+
+
+def test_an_eager_step_occupies_the_host_for_about_12_ms_and_a_captured_one_hardly() -> None:
+    assert VLLM.step_time(prefill(513)).launch_s * 1e3 == pytest.approx(11.9, rel=0.1)
+    assert VLLM.step_time(decode(8)).launch_s < 1e-3
+    assert (
+        VLLM.step_time(decode(8)).launch_s < VLLM.step_time(prefill(8)).launch_s < VLLM.step_time(prefill(513)).launch_s
+    )
+
+
+def test_enforce_eager_launches_every_step_kernel_by_kernel_and_pads_none() -> None:
+    eager = Roofline.for_gpu(H200, LLAMA, enforce_eager=True)
+    assert eager.step_time(decode(8)).launch_s == VLLM.step_time(prefill(513)).launch_s + 7 * VLLM.host_sequence_s
+    assert eager.step_time(decode(385)).gpu_s < VLLM.step_time(decode(385)).gpu_s
+    assert eager.step_time(decode(400)).gpu_s == VLLM.step_time(decode(400)).gpu_s
+
+
+def test_captured_steps_are_padded_to_the_sizes_that_vllm_captures() -> None:
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    assert len(sizes) == 51
+    nothing: dict[str, Any] = dict.fromkeys(Roofline.__dataclass_fields__, 0.0)
+    per_token = Roofline(**nothing | {"token_s": 1.0, "max_captured_tokens": 512})
+    for num_tokens in range(1, 513):
+        shape = StepShape(0, num_tokens, 0, 0, 0)
+        assert per_token.step_time(shape).gpu_s == min(size for size in sizes if size >= num_tokens)
+    assert per_token.step_time(StepShape(0, 513, 0, 0, 0)).gpu_s == 513
+
+
+def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:
+    roofline = Roofline.for_gpu(H200, find_model("granite-4.0-h-tiny"))
+    one, many = roofline.step_time(decode(1)).gpu_s, roofline.step_time(decode(64)).gpu_s
+    assert many - one > 0.5 * (roofline.weights_s - roofline.active_weights_s) > 0
+
+
+# Recorded on an H200: 14.6 ms a token one by one; medians of steps 6 to 16 and of the last ten in the recording
+# hf-h200-granite-4.0-350m-gsm8k-batch500, whose rectangle is then 198 and 310 tokens long.
+def test_hugging_face_dynamic_cache_is_near_the_recordings() -> None:
+    model = Roofline.for_hugging_face(H200, GRANITE)
+    alone = model.step_time(decode(1, 200))
+    assert alone.launch_s * 1e3 == pytest.approx(14.6, rel=0.05)
+    assert alone.gpu_s < alone.launch_s
+    for length, measured_ms in [(198, 51.7), (310, 60.4)]:
+        assert model.step_time(decode(500, 500 * length)).gpu_s * 1e3 == pytest.approx(measured_ms, rel=0.1)
+
+
+def test_hugging_face_static_cache_is_near_4_3_ms_at_batch_64() -> None:
+    time = Roofline.for_hugging_face(H200, GRANITE, cache="static").step_time(decode(64, 64 * 315))
+    assert time.launch_s < time.gpu_s
+    assert time.gpu_s * 1e3 == pytest.approx(4.3, rel=0.1)
+
+
+def test_hugging_face_copies_repeated_heads_only_where_heads_share_keys() -> None:
+    shared, own = find_model("llama-3-8b"), find_model("llama-2-7b")
+    per_byte = [
+        Roofline.for_hugging_face(H200, model).context_token_s / model.kv_bytes_per_token for model in (shared, own)
+    ]
+    assert per_byte[0] == pytest.approx(11 / 3 * per_byte[1])
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_every_listed_pair_has_a_labelled_positive_time(gpu: Gpu) -> None:
+    for model in all_models():
+        for roofline in (Roofline.for_gpu(gpu, model), Roofline.for_hugging_face(gpu, model)):
+            time = roofline.step_time(decode(1, 100))
+            assert 0 < time.launch_s < 1
+            assert 0 < time.gpu_s < 10
+            assert not roofline.calibrated
+            assert "uncalibrated" in roofline.label
+            assert gpu.name in roofline.label
+            assert model.name in roofline.label
