@@ -7,8 +7,8 @@ beginning, and looks like this whatever the allocator::
     | padding | token token token ... | reserved ...       | internal ... | external  |
 
 `pad` slots come from padding a batch to a rectangle, `full` is where the sequence's last live token will be, `requested` what
-it asked for and `length` what the allocator rounded that up to. A row of a finished sequence that is written on because its
-batch goes on has `computed` beyond `full`: those slots are padding.
+it asked for and `length` what the allocator rounded that up to. A sequence that has ended, and is written on only because its
+batch goes on, has `computed` beyond `full`: everything written in its row is padding then.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def split_extent(
     shape plus a last axis of seven columns, whose sum is `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
+    full = np.where(computed > full, pad, full)
 
     def overlap(low: Any, high: Any) -> Any:
         return np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)

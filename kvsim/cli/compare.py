@@ -1,0 +1,41 @@
+"""`kvsim compare`: the same requests and the same memory under all policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvsim.cli.scenario import build_scenario, scenario_options
+from kvsim.cli.show import json_option, print_json, progress
+from kvsim.policies import POLICY_NAMES
+
+
+@click.command("compare")
+@scenario_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recordings into this folder, one for each policy.")
+@json_option
+def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
+    """Put the same requests through all three policies.
+
+    Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
+    """
+    from kvsim.cli.summary import print_summaries
+    from kvsim.metrics import summarize
+
+    scenario = build_scenario(**flags)
+    recordings = []
+    for policy in POLICY_NAMES:
+        with progress(policy) as report:
+            recordings.append(scenario.simulate(policy, progress=report))
+    if output is not None:
+        from kvsim.recording import write
+
+        for policy, recording in zip(POLICY_NAMES, recordings, strict=True):
+            write(recording, output / policy)
+    summaries = [summarize(recording) for recording in recordings]
+    if as_json:
+        print_json({summary.policy: summary.as_dict() for summary in summaries})
+    else:
+        print_summaries(f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory", recordings, summaries)

@@ -1,0 +1,51 @@
+"""`kvsim info`: what a recording is and what it amounts to."""
+
+from __future__ import annotations
+
+import click
+
+from kvsim.cli.show import json_option, print_json, print_table, size
+
+
+@click.command("info")
+@click.argument("recording_name", metavar="[RECORDING]", required=False)
+@json_option
+def command(*, recording_name: str | None, as_json: bool) -> None:
+    """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those."""
+    from kvsim.cli.summary import print_summaries
+    from kvsim.metrics import summarize
+    from kvsim.recording import find, read, shipped_names
+
+    if recording_name is None:
+        names = shipped_names()
+        if as_json:
+            print_json({"shipped": names})
+        else:
+            click.echo("\n".join(names))
+        return
+    recording = read(find(recording_name))
+    meta, summary = recording.meta, summarize(recording)
+    if as_json:
+        document = summary.as_dict() | {"source": meta.source, "gpu": meta.gpu, "engine": dict(meta.engine)}
+        print_json(document | {"model": dict(meta.model), "policy": dict(meta.policy), "requests": len(recording.requests)})
+        return
+    pool = meta.pool
+    units = "none: the cache grows with the batch"
+    if pool.num_units is not None:
+        units = f"{pool.num_units:,} units of {pool.unit_tokens} tokens, {size(pool.num_units * pool.bytes_per_unit)}"
+    rows = [
+        ("source", meta.source),
+        ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),
+        ("GPU", meta.gpu),
+        ("model", f"{meta.model.get('name', '?')}, {meta.model.get('kv_bytes_per_token', '?')} B of KV per token"),
+        ("policy", ", ".join(f"{key} {value}" for key, value in meta.policy.items())),
+        ("pool", units),
+        ("requests", f"{len(recording.requests):,}"),
+        ("steps", f"{len(recording.steps):,}"),
+        ("memory events", f"{len(recording.memory):,}"),
+        *([("created", meta.created)] if meta.created else []),
+        *([("command", meta.command)] if meta.command else []),
+        *([("notes", meta.notes)] if meta.notes else []),
+    ]
+    print_table(recording.name, ["", ""], rows)
+    print_summaries("what happened", [recording], [summary])

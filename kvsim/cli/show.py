@@ -1,0 +1,75 @@
+"""How results reach a person or a machine: progress, tables, JSON, sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print `document` so that equal results are equal bytes."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, figures: Sequence[int] = (), note: str = ""
+) -> None:
+    """Print a table; the columns numbered in `figures` are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: leave lines whole there.
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if index in figures else "left", no_wrap=index in figures)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    if note:
+        console.print(Text(note))
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error that a simulation can report to; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None  # noqa: ARG005
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as the field writes them: `3.12 GiB`."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:,.2f} {unit}"
+    return f"{num_bytes:,.0f} B"
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it; a dash for one that does not exist."""
+    if value != value:  # NaN: nothing to measure
+        return "–"
+    if value < 1:
+        return f"{value * 1000:.1f} ms"
+    return f"{value:.2f} s"

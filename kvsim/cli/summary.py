@@ -1,0 +1,45 @@
+"""The lines in which a summary is shown, for one run or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsim.cli.show import print_table, seconds
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import Summary
+from kvsim.recording import Recording
+
+
+def print_summaries(title: str, recordings: Sequence[Recording], summaries: Sequence[Summary]) -> None:
+    """Print `summaries` as columns of one table, the shares of the pool first."""
+    rows: list[tuple[str, ...]] = []
+
+    def row(label: str, cells: Sequence[str]) -> None:
+        rows.append((label, *cells))
+
+    for state in SlotState:
+        shares = [summary.waste.pool_percent[state] for summary in summaries]
+        row(f"{state.name.lower()}, % of the pool", [f"{share:.1f}" for share in shares])
+    row("sum, %", [f"{summary.waste.pool_percent.sum():.1f}" for summary in summaries])
+    row("mean batch, sequences", [f"{summary.mean_batch:.2f}" for summary in summaries])
+    row("output tokens per second", [f"{summary.output_tokens_per_s:,.0f}" for summary in summaries])
+    row("duration", [seconds(summary.duration_s) for summary in summaries])
+    row("mean waiting, requests", [f"{summary.mean_waiting:.1f}" for summary in summaries])
+    row("wait in the queue, mean", [seconds(summary.wait_s.mean) for summary in summaries])
+    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
+        for statistic in ("mean", "p50", "p99"):
+            row(f"{label}, {statistic}", [seconds(getattr(getattr(summary, name), statistic)) for summary in summaries])
+    row("finished", [f"{summary.num_finished:,}" for summary in summaries])
+    row("refused", [f"{summary.num_refused:,}" for summary in summaries])
+    row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
+    row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
+    columns = ["", *(summary.policy for summary in summaries)]
+    note = "\n".join(dict.fromkeys(time_source(recording) for recording in recordings))
+    print_table(title, columns, rows, figures=range(1, len(columns)), note=note)
+
+
+def time_source(recording: Recording) -> str:
+    """Where the times of a recording come from, as a sentence."""
+    if recording.meta.source != "simulation":
+        return f"times: measured on {recording.meta.gpu}"
+    return f"times: {recording.meta.engine.get('step_time', 'unknown')}"

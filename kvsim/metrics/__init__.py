@@ -1,0 +1,24 @@
+"""What a recording amounts to: where the memory went, how long requests took, and the summary of both.
+
+Everything here is a pure function over the columns of a recording; nothing is drawn, and nothing knows how it was
+recorded.
+"""
+
+from kvsim.metrics.latency import Distribution, Latencies, latencies
+from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
+from kvsim.metrics.summary import Summary, summarize
+from kvsim.metrics.waste import Waste, time_mean, waste
+
+__all__ = [
+    "PAPER_CLASSES",
+    "Distribution",
+    "Latencies",
+    "Summary",
+    "Waste",
+    "WasteShares",
+    "latencies",
+    "summarize",
+    "time_mean",
+    "waste",
+    "waste_shares",
+]

@@ -1,0 +1,71 @@
+"""How long requests waited: per request, and as the few numbers that people compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.recording import Recording, RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.recording.tables import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Mean and percentiles of a set of values; all NaN where there is none."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Distribution:
+        """The distribution of the values that are not NaN; percentiles interpolate linearly between neighbours."""
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return cls(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
+        p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+        return cls(mean=float(values.mean()), p50=p50, p90=p90, p99=p99)
+
+    def as_dict(self) -> Mapping[str, float]:
+        """The four numbers by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Latencies:
+    """Latencies of the requests that finished, in the order of their rows."""
+
+    request: IntArray
+    """Rows of the requests."""
+    ttft_s: FloatArray
+    """Time to first token: from arrival to the first output."""
+    tpot_s: FloatArray
+    """Time per output token after the first; NaN for a request with a single one."""
+    e2e_s: FloatArray
+    """End to end: from arrival to the last output."""
+    wait_s: FloatArray
+    """In the queue: from arrival until first scheduled."""
+
+
+def latencies(recording: Recording) -> Latencies:
+    """The latencies of the requests that finished; refused, aborted and unfinished ones have none."""
+    requests = recording.requests
+    rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
+    arrival_s, first_token_s = requests.arrival_s[rows], requests.first_token_s[rows]
+    finished_s, later_tokens = requests.finished_s[rows], requests.output_tokens[rows] - 1
+    tpot_s = np.full(len(rows), np.nan)
+    np.divide(finished_s - first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)
+    return Latencies(
+        request=rows,
+        ttft_s=first_token_s - arrival_s,
+        tpot_s=tpot_s,
+        e2e_s=finished_s - arrival_s,
+        wait_s=requests.first_scheduled_s[rows] - arrival_s,
+    )

@@ -1,0 +1,106 @@
+"""A recording in a few numbers, for tables and for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.metrics.latency import Distribution, latencies
+from kvsim.metrics.shares import UNKNOWN_SHARES, WasteShares, waste_shares
+from kvsim.metrics.waste import Waste, time_mean, waste
+from kvsim.recording import Recording, RequestStatus
+
+if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Summary:
+    """What a run did; a figure that the run does not define, such as the mean of nothing, is NaN.
+
+    Means over time give each step the time until the next one begins.
+    """
+
+    name: str
+    policy: str
+    num_finished: int
+    num_refused: int
+    num_aborted: int
+    num_unfinished: int
+    num_steps: int
+    duration_s: float
+    output_tokens: int
+    """Of all requests, unfinished ones included."""
+    output_tokens_per_s: float
+    requests_per_s: float
+    """Finished requests."""
+    mean_batch: float
+    """Sequences scheduled per step, over time."""
+    peak_batch: int
+    mean_occupancy: float
+    """Part of the pool that is in somebody's hands, 0 to 1, over time."""
+    peak_occupancy: float
+    num_preemptions: int
+    prefix_hit_tokens: int
+    """Prompt tokens that needed no computing when their request was first scheduled."""
+    mean_waiting: float
+    """Requests in the queue, over time."""
+    wait_s: Distribution
+    ttft_s: Distribution
+    tpot_s: Distribution
+    e2e_s: Distribution
+    waste: WasteShares
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as nested dictionaries of strings and numbers; None stands for NaN, which JSON does not have."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
+    """Summarize `recording`; give `slots` where its waste is known already."""
+    requests, steps = recording.requests, recording.steps
+    if slots is None and len(steps):
+        slots = waste(recording)
+    status = np.bincount(requests.status, minlength=len(RequestStatus))
+    times = latencies(recording)
+    duration_s, output_tokens = recording.duration_s, int(requests.output_tokens.sum())
+    return Summary(
+        name=recording.name,
+        policy=recording.meta.policy_name,
+        num_finished=int(status[RequestStatus.FINISHED]),
+        num_refused=int(status[RequestStatus.REFUSED]),
+        num_aborted=int(status[RequestStatus.ABORTED]),
+        num_unfinished=int(status[RequestStatus.UNFINISHED]),
+        num_steps=len(steps),
+        duration_s=duration_s,
+        output_tokens=output_tokens,
+        output_tokens_per_s=output_tokens / duration_s if duration_s else np.nan,
+        requests_per_s=len(times.request) / duration_s if duration_s else np.nan,
+        mean_batch=_step_mean(slots, steps.num_scheduled),
+        peak_batch=int(steps.num_scheduled.max(initial=0)),
+        mean_occupancy=float(time_mean(slots.time_s, slots.held)) / slots.capacity if slots else np.nan,
+        peak_occupancy=float(slots.occupancy.max()) if slots else np.nan,
+        num_preemptions=recording.num_preemptions,
+        prefix_hit_tokens=int(requests.cached_tokens.sum()),
+        mean_waiting=_step_mean(slots, steps.waiting),
+        wait_s=Distribution.of(times.wait_s),
+        ttft_s=Distribution.of(times.ttft_s),
+        tpot_s=Distribution.of(times.tpot_s),
+        e2e_s=Distribution.of(times.e2e_s),
+        waste=waste_shares(slots) if slots else UNKNOWN_SHARES,
+    )
+
+
+def _step_mean(slots: Waste | None, values: IntArray) -> float:
+    """Mean over time of a column of the steps; nothing is scheduled or waits after the last."""
+    return float(time_mean(slots.time_s, np.append(values, 0))) if slots else np.nan
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "as_dict"):
+        value = value.as_dict()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and np.isnan(value) else value

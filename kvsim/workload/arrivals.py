@@ -1,0 +1,93 @@
+"""When requests arrive: processes that draw arrival times. The first request always arrives at second 0."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.workload.columns import FloatArray
+
+
+class Arrivals(Protocol):
+    """Anything that can say when requests arrive."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
+        """Seconds at which `n` requests arrive (at least 1), never falling, the first at 0: float64[n]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson:
+    """Independent users: exponential gaps, coefficient of variation 1."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_per_s)
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
+        """Seconds at which `n` requests arrive: float64[n]."""
+        return _at_rate(_after_gaps(rng.standard_exponential(n - 1)), self.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gamma:
+    """Gamma-distributed gaps: bursts for a `cv` above 1, a steadier stream than Poisson's below."""
+
+    rate_per_s: float
+    cv: float
+    """Standard deviation of the gaps over their mean, 0.001 to 1000. Real services show 1 to 13."""
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_per_s)
+        if not 1e-3 <= self.cv <= 1e3:
+            raise UsageError(f"cv of the gaps is {self.cv}; it must be 0.001 to 1000 (for even gaps use Constant).")
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
+        """Seconds at which `n` requests arrive: float64[n]."""
+        shape = self.cv**-2.0
+        return _at_rate(_after_gaps(rng.standard_gamma(shape, n - 1) / shape), self.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Evenly spaced arrivals."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_per_s)
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
+        """Seconds at which `n` requests arrive: float64[n]."""
+        return _at_rate(np.arange(float(n)), self.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllAtOnce:
+    """Everything at second 0: an offline batch."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
+        """Seconds at which `n` requests arrive: float64[n]."""
+        return np.zeros(n)
+
+
+def _after_gaps(gaps: FloatArray) -> FloatArray:
+    """Arrival times from the gaps between them: a gap before the first request would only shift the origin."""
+    return np.concatenate(([0.0], np.cumsum(gaps)))
+
+
+def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
+    """Turn arrival times at one request per second into those at `rate_per_s`."""
+    with np.errstate(over="ignore"):  # a workload refuses infinite arrivals, with a sentence
+        return times / rate_per_s
+
+
+def _check_rate(rate_per_s: float) -> None:
+    if not (math.isfinite(rate_per_s) and rate_per_s > 0):
+        raise UsageError(f"the arrival rate is {rate_per_s} requests per second; it must be a finite number above 0.")

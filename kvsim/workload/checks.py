@@ -1,0 +1,108 @@
+"""What must hold for the requests of a workload, and the sentence that says where it does not."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.workload.columns import MAX_TOKENS, Numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from kvsim.workload.table import Workload
+
+SCALAR_COLUMNS = (
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "priority",
+    "prefix_group",
+    "prefix_tokens",
+)
+"""The fields of a `Workload` that hold one number per request."""
+
+
+def check_rows(workload: Workload) -> None:
+    """Raise `UsageError` for a table that is not one, `WorkloadError` for the first row that cannot be right."""
+    _check_shape(workload)
+    bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]
+    if bad_rows:
+        row, sentence = min(bad_rows, key=itemgetter(0))
+        values = {column: getattr(workload, column)[row] for column in SCALAR_COLUMNS}
+        raise WorkloadError(f"request {workload.ids[row]!r} (row {row}): {sentence.format(**values)}.")
+
+
+def _check_shape(workload: Workload) -> None:
+    num_rows = workload.arrival_s.size
+    if num_rows == 0:
+        raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
+    if workload.hash_unit_tokens < 1:
+        raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens}; a hash covers at least 1 token.")
+    for column in ("prompt_hashes", "prompt_token_ids", "ids"):
+        rows = getattr(workload, column)
+        if rows is not None and len(rows) != num_rows:
+            raise UsageError(f"{column} has {len(rows)} rows; it must have {num_rows}, as the other columns do.")
+    if not isinstance(workload.ids, Numbered):
+        _check_unique(workload.ids)
+
+
+def _check_unique(ids: Sequence[str]) -> None:
+    first_rows = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
+    if len(first_rows) < len(ids):
+        row = next(row for row, name in enumerate(ids) if first_rows[name] != row)
+        raise WorkloadError(f"request {ids[row]!r} (row {row}): row {first_rows[ids[row]]} has this id; give another.")
+
+
+def _rules(workload: Workload) -> list[tuple[str, NDArray[np.bool_]]]:
+    """What must hold for a row, as the end of a sentence, and the rows for which it does not: bool[n]."""
+    arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
+    group, shared = workload.prefix_group, workload.prefix_tokens
+    num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens
+    rules = [
+        (
+            "arrival_s is {arrival_s}; it must be a finite number of seconds, 0 or more",
+            ~(np.isfinite(arrival_s) & (arrival_s >= 0)),
+        ),
+        ("prompt_tokens is {prompt_tokens}; it must be at least 1", prompt < 1),
+        ("output_tokens is {output_tokens}; it must be at least 1", workload.output_tokens < 1),
+        (
+            "max_tokens is {max_tokens}; it must be at least its output_tokens, {output_tokens}",
+            limit < workload.output_tokens,
+        ),
+        (
+            f"prompt_tokens is {{prompt_tokens}} and max_tokens {{max_tokens}}; together at most {MAX_TOKENS}",
+            prompt > MAX_TOKENS - limit.clip(min=0),
+        ),
+        (
+            f"prefix_group is {{prefix_group}}; it must be -1 (none) or below the {num_groups} prefix_names",
+            (group < -1) | (group >= num_groups),
+        ),
+        (
+            "prefix_tokens is {prefix_tokens} in prefix_group {prefix_group}; it must be 0 for group -1, else above 0",
+            np.where(group < 0, shared != 0, shared < 1),
+        ),
+        (
+            "prefix_tokens is {prefix_tokens}; it must not be more than its prompt_tokens, {prompt_tokens}",
+            shared > prompt,
+        ),
+        (
+            f"it has more prompt_hashes than its {{prompt_tokens}} prompt_tokens have full units of {unit} tokens",
+            workload.prompt_hashes.lengths > prompt // unit,
+        ),
+    ]
+    if workload.prompt_token_ids is not None:
+        lengths = workload.prompt_token_ids.lengths
+        rules.append(
+            (
+                "prompt_token_ids has another length than prompt_tokens, {prompt_tokens}; give all ids or none",
+                (lengths != 0) & (lengths != prompt),
+            )
+        )
+    return rules

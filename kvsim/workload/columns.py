@@ -1,0 +1,151 @@
+"""The columns a workload is made of: checked, read-only arrays.
+
+Nothing here knows what a column means; `table` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvsim.errors import UsageError, WorkloadError
+
+MAX_TOKENS = 2**31 - 1
+"""The longest sequence a workload can hold: its columns are int32."""
+
+Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Integer = TypeVar("Integer", np.int32, np.int64)
+
+
+def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
+    """`column` itself, made read-only."""
+    column.flags.writeable = False
+    return column
+
+
+def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
+    """A new, read-only float64 column of `num_rows` (any number if None).
+
+    Raises:
+        UsageError: it is not one number a row.
+    """
+    return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
+
+
+def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
+    """A new, read-only column of integers, `num_rows` of them (any number if None).
+
+    Raises:
+        UsageError: it is not one integer a row; fractions are never rounded silently.
+        WorkloadError: an integer does not fit into `dtype`; it names the row.
+    """
+    column = _one_dimensional(name, values, "integer", "iu", num_rows)
+    limits = np.iinfo(dtype)
+    outside = (column < limits.min) | (column > limits.max)
+    if outside.any():
+        row = int(outside.argmax())
+        raise WorkloadError(f"{name} of row {row} is {column[row]}; it must fit into {limits.bits} bits with a sign.")
+    return frozen(column.astype(dtype))
+
+
+def _one_dimensional(name: str, values: ArrayLike, what: str, kinds: str, num_rows: int | None) -> NDArray[Any]:
+    try:
+        column = np.asarray(values)
+    except ValueError as error:
+        raise UsageError(f"{name} must be a column with one {what} per request; its rows differ in shape.") from error
+    if column.ndim != 1 or (column.size and column.dtype.kind not in kinds):
+        shape = f"{column.ndim}-dimensional with elements of type {column.dtype}"
+        raise UsageError(f"{name} must be a column with one {what} per request, but it is {shape}.")
+    if num_rows is not None and column.size != num_rows:
+        raise UsageError(f"{name} has {column.size} rows; it must have {num_rows}, as the other columns do.")
+    return column
+
+
+class Ragged(Generic[Integer]):
+    """Rows of different lengths end to end, read-only: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: ArrayLike, offsets: ArrayLike, dtype: type[Integer]) -> None:
+        self.values: NDArray[Integer] = int_column("values", values, dtype)
+        """All rows end to end, of `dtype`."""
+        self.offsets: Int64Array = int_column("offsets", offsets, np.int64)
+        """Where each row begins, and where the last one ends: int64[num_rows + 1]."""
+        _check_offsets(self.offsets, self.values.size)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[int]], dtype: type[Integer]) -> Ragged[Integer]:
+        """Lay `rows` end to end."""
+        values: list[int] = []
+        offsets = [0]
+        for row in rows:
+            values.extend(row)
+            offsets.append(len(values))
+        return cls(values, offsets, dtype)
+
+    @classmethod
+    def empty(cls, num_rows: int, dtype: type[Integer]) -> Ragged[Integer]:
+        """`num_rows` rows with nothing in them."""
+        return cls([], np.zeros(num_rows + 1, np.int64), dtype)
+
+    def __len__(self) -> int:
+        return self.offsets.size - 1
+
+    def __getitem__(self, row: int) -> NDArray[Integer]:
+        row = range(len(self))[row]
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> Int64Array:
+        """How many values each row has: int64[num_rows]."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: Int64Array) -> Ragged[Integer]:
+        """The rows with these numbers, in this order."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
+        return Ragged(self.values[positions], offsets, self.values.dtype.type)
+
+
+def _check_offsets(offsets: Int64Array, num_values: int) -> None:
+    if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != num_values:
+        ends = f"run from {offsets[0]} to {offsets[-1]}" if offsets.size else "are empty"
+        raise WorkloadError(f"the offsets of a ragged column {ends}; they must run from 0 to its {num_values} values.")
+    falling = np.diff(offsets) < 0
+    if falling.any():
+        row = int(falling.argmax())
+        fall = f"from {offsets[row]} to {offsets[row + 1]}"
+        raise WorkloadError(f"the offsets of a ragged column fall {fall} at row {row}; they must never fall.")
+
+
+class Numbered(Sequence[str]):
+    """The names `r0`, `r1`, ... made when looked at: a million of them cost nothing to keep."""
+
+    __slots__ = ("_numbers", "_stem")
+
+    def __init__(self, stem: str, numbers: range) -> None:
+        self._stem = stem
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Numbered: ...
+    def __getitem__(self, index: int | slice) -> str | Numbered:
+        if isinstance(index, slice):
+            return Numbered(self._stem, self._numbers[index])
+        return f"{self._stem}{self._numbers[index]}"
+
+    def __repr__(self) -> str:
+        return f"Numbered({self._stem!r}, {self._numbers})"

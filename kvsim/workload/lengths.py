@@ -1,0 +1,114 @@
+"""How long prompts and answers are: distributions over whole numbers of tokens, at least 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.workload.columns import MAX_TOKENS, int_column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.workload.columns import Int64Array
+
+
+class Lengths(Protocol):
+    """Anything that can say how long things are."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
+        """`n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Every length the same."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_tokens("tokens", self.tokens)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:  # noqa: ARG002 - nothing is drawn
+        """`n` lengths in tokens: int64[n]."""
+        return np.full(n, self.tokens, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal:
+    """The usual shape of chat lengths: many short, a few very long."""
+
+    mean_tokens: float
+    """The mean of the distribution itself, before rounding and clipping (not the mean of its logarithm)."""
+    sigma: float
+    """Standard deviation of ln(tokens), above 0 and at most 10. About 1 for chat."""
+    minimum: int = 1
+    maximum: int = MAX_TOKENS
+    """Lengths are clipped to [minimum, maximum], which moves the mean when it bites."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean_tokens) and self.mean_tokens > 0):
+            raise UsageError(f"mean_tokens is {self.mean_tokens}; it must be a finite number above 0.")
+        if not 0 < self.sigma <= 10:
+            raise UsageError(f"sigma is {self.sigma}; as the deviation of ln(tokens) it must be above 0, at most 10.")
+        _check_range("minimum", self.minimum, "maximum", self.maximum)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
+        """`n` lengths in tokens: int64[n]."""
+        mean_of_ln = math.log(self.mean_tokens) - self.sigma**2 / 2
+        drawn = rng.lognormal(mean_of_ln, self.sigma, n)
+        return np.clip(np.rint(drawn), self.minimum, self.maximum).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """Every whole number from `low` to `high`, both included, equally often."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _check_range("low", self.low, "high", self.high)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
+        """`n` lengths in tokens: int64[n]."""
+        return rng.integers(self.low, self.high, n, dtype=np.int64, endpoint=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empirical:
+    """Lengths that were seen, drawn again with replacement."""
+
+    values: Sequence[int]
+    """At least one length in tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(int_column("values", self.values, np.int64).tolist()))
+        if not self.values:
+            raise UsageError("there are no lengths to resample; give at least one.")
+        check_tokens("the smallest length", min(self.values))
+        check_tokens("the largest length", max(self.values))
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
+        """`n` lengths in tokens: int64[n]."""
+        return rng.choice(np.array(self.values, np.int64), n)
+
+    def __repr__(self) -> str:
+        return f"Empirical({len(self.values)} lengths, mean {sum(self.values) / len(self.values):g})"
+
+
+def check_tokens(name: str, tokens: int) -> None:
+    """`UsageError` unless `tokens` is a whole number of tokens a sequence can have."""
+    if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
+        raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
+
+
+def _check_range(low_name: str, low: int, high_name: str, high: int) -> None:
+    check_tokens(low_name, low)
+    check_tokens(high_name, high)
+    if low > high:
+        raise UsageError(f"{low_name} is {low} and {high_name} {high}; {low_name} must not be above {high_name}.")

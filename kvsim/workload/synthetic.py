@@ -1,0 +1,97 @@
+"""Workloads out of a random generator: an arrival process, two length distributions and shared prefixes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.workload.columns import Numbered
+from kvsim.workload.lengths import check_tokens
+from kvsim.workload.table import Workload
+
+if TYPE_CHECKING:
+    from kvsim.workload.arrivals import Arrivals
+    from kvsim.workload.columns import Int64Array
+    from kvsim.workload.lengths import Lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefixes:
+    """Every prompt begins with one of a few texts: system prompts, or the examples of a few-shot task."""
+
+    num_groups: int
+    tokens: int
+    """How long each of the shared texts is."""
+    skew: float = 0.0
+    """Group k is chosen in proportion to (k + 1) ** -skew: 0 is all alike, 1 is Zipf's law."""
+
+    def __post_init__(self) -> None:
+        if self.num_groups < 1:
+            raise UsageError(f"num_groups is {self.num_groups}; prefixes need at least 1 group to be shared in.")
+        check_tokens("the shared prefix", self.tokens)
+        if not (math.isfinite(self.skew) and self.skew >= 0):
+            raise UsageError(f"the skew of the groups is {self.skew}; it must be a finite number, 0 or more.")
+
+    def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
+        """The group of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
+        weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
+        return rng.choice(self.num_groups, n, p=weights / weights.sum())
+
+
+def generate(
+    num_requests: int,
+    *,
+    arrivals: Arrivals,
+    prompt: Lengths,
+    output: Lengths,
+    max_tokens: int | None = None,
+    prefixes: SharedPrefixes | None = None,
+    seed: int,
+    name: str = "generated",
+) -> Workload:
+    """Draw a workload; the same arguments give the same bytes.
+
+    Arrivals, prompts, outputs and prefixes are drawn from streams of their own: changing the rate does not change the
+    lengths.
+
+    Args:
+        num_requests: how many, at least 1.
+        arrivals: when they arrive.
+        prompt: lengths of prompts, without the shared prefix, which comes on top.
+        output: lengths of answers.
+        max_tokens: the limit that every request asks for, at which a longer answer is cut; by default a request asks
+            for exactly what it gets.
+        prefixes: what the prompts begin with.
+        seed: 0 or more.
+        name: for provenance.
+
+    Raises:
+        UsageError: `num_requests`, `max_tokens` or `seed` is out of range.
+        WorkloadError: a drawn row is out of range, such as an arrival time beyond every number.
+    """
+    if num_requests < 1:
+        raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
+    if seed < 0:
+        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    if max_tokens is not None:
+        check_tokens("max_tokens", max_tokens)
+    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)]
+    output_tokens = output.sample(num_requests, streams[2])
+    if max_tokens is not None:
+        output_tokens = output_tokens.clip(max=max_tokens)
+    shared_tokens = prefixes.tokens if prefixes else 0
+    return Workload(
+        arrival_s=arrivals.sample(num_requests, streams[0]),
+        prompt_tokens=prompt.sample(num_requests, streams[1]) + shared_tokens,
+        output_tokens=output_tokens,
+        max_tokens=None if max_tokens is None else np.broadcast_to(max_tokens, num_requests),
+        prefix_group=prefixes.sample(num_requests, streams[3]) if prefixes else None,
+        prefix_tokens=np.broadcast_to(shared_tokens, num_requests),
+        prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
+        name=name,
+        description=f"Generated: {arrivals}, prompt={prompt}, output={output}, {max_tokens=}, {prefixes=}, {seed=}.",
+    )

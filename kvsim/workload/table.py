@@ -1,0 +1,244 @@
+"""A workload: a table of requests in order of arrival, one array per field.
+
+Columns, not objects, because a million requests must be cheap to keep (about 40 MB) and to do statistics on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.workload.checks import SCALAR_COLUMNS, check_rows
+from kvsim.workload.columns import Numbered, Ragged, float_column, frozen, int_column
+from kvsim.workload.request import Request, SharedPrefix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+    from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSummary:
+    """A workload in a few numbers."""
+
+    num_requests: int
+    duration_s: float
+    """From the first arrival to the last."""
+    rate_per_s: float | None
+    """Arrivals per second of the duration; None if all arrive at once."""
+    gap_cv: float | None
+    """Standard deviation of the gaps between arrivals over their mean (Poisson: 1); None if all arrive at once."""
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    mean_max_tokens: float
+    longest_request_tokens: int
+    """The largest prompt and output together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
+class Workload:
+    """Requests in order of arrival; the order of equal arrivals is the order given. Never empty.
+
+    The constructor copies its columns, checks every row and sorts them. Columns left out mean: `max_tokens` equal to
+    `output_tokens`, priority 0, no shared prefix, no hashes, no token ids, and ids `r0`, `r1`, ... by row.
+
+    Raises:
+        UsageError: a column has the wrong shape or type.
+        WorkloadError: a request cannot be right; the sentence names the first such row, as numbered in the input.
+    """
+
+    arrival_s: FloatArray
+    """Seconds since the workload's time zero, never falling: float64[n]."""
+    prompt_tokens: Int32Array
+    """int32[n], as are all columns below that are not said to be otherwise."""
+    output_tokens: Int32Array
+    max_tokens: Int32Array
+    priority: Int32Array
+    prefix_group: Int32Array
+    """Index into `prefix_names`, -1 where nothing is shared."""
+    prefix_tokens: Int32Array
+    """Leading tokens of the prompt that are the group's, 0 where nothing is shared."""
+    prefix_names: Sequence[str]
+    prompt_hashes: Ragged[np.int64]
+    """At most one chained hash per full `hash_unit_tokens` tokens of each prompt: int64 values."""
+    hash_unit_tokens: int
+    prompt_token_ids: Ragged[np.int32] | None
+    """Each prompt's token ids, or an empty row where they are not known."""
+    ids: Sequence[str]
+    name: str
+    description: str
+    """Where the requests come from, in a sentence."""
+
+    def __init__(
+        self,
+        *,
+        arrival_s: ArrayLike,
+        prompt_tokens: ArrayLike,
+        output_tokens: ArrayLike,
+        max_tokens: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        prefix_group: ArrayLike | None = None,
+        prefix_tokens: ArrayLike | None = None,
+        prefix_names: Sequence[str] = (),
+        prompt_hashes: Ragged[np.int64] | None = None,
+        hash_unit_tokens: int = 16,
+        prompt_token_ids: Ragged[np.int32] | None = None,
+        ids: Sequence[str] | None = None,
+        name: str = "workload",
+        description: str = "",
+    ) -> None:
+        arrivals = float_column("arrival_s", arrival_s)
+        n = arrivals.size
+        names = Numbered("r", range(n)) if ids is None else ids
+        columns = {
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "max_tokens": output_tokens if max_tokens is None else max_tokens,
+            "priority": np.broadcast_to(0, n) if priority is None else priority,
+            "prefix_group": np.broadcast_to(-1, n) if prefix_group is None else prefix_group,
+            "prefix_tokens": np.broadcast_to(0, n) if prefix_tokens is None else prefix_tokens,
+        }
+        self._set(
+            {
+                "arrival_s": arrivals,
+                **{column: int_column(column, values, np.int32, n) for column, values in columns.items()},
+                "prefix_names": prefix_names,
+                "prompt_hashes": Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
+                "hash_unit_tokens": hash_unit_tokens,
+                "prompt_token_ids": prompt_token_ids,
+                "ids": names if isinstance(names, Numbered) else tuple(names),
+                "name": name,
+                "description": description,
+            }
+        )
+        check_rows(self)
+        if np.any(np.diff(arrivals) < 0):
+            self._set(self._rows(np.argsort(arrivals, kind="stable")))
+
+    @classmethod
+    def from_requests(
+        cls, requests: Iterable[Request], *, hash_unit_tokens: int = 16, name: str = "workload", description: str = ""
+    ) -> Workload:
+        """The table of `requests`, in any order; checked as the constructor does."""
+        rows = list(requests)
+        prefixes = [row.prefix for row in rows]
+        group_numbers = {group: number for number, group in enumerate(dict.fromkeys(p.group for p in prefixes if p))}
+        prompts_known = any(row.prompt_token_ids is not None for row in rows)
+        return cls(
+            arrival_s=[row.arrival_s for row in rows],
+            prompt_tokens=[row.prompt_tokens for row in rows],
+            output_tokens=[row.output_tokens for row in rows],
+            max_tokens=[row.max_tokens for row in rows],
+            priority=[row.priority for row in rows],
+            prefix_group=[group_numbers[prefix.group] if prefix else -1 for prefix in prefixes],
+            prefix_tokens=[prefix.tokens if prefix else 0 for prefix in prefixes],
+            prefix_names=tuple(group_numbers),
+            prompt_hashes=Ragged.from_rows([row.prompt_hashes for row in rows], np.int64),
+            hash_unit_tokens=hash_unit_tokens,
+            prompt_token_ids=(
+                Ragged.from_rows([row.prompt_token_ids or () for row in rows], np.int32) if prompts_known else None
+            ),
+            ids=[row.id for row in rows],
+            name=name,
+            description=description,
+        )
+
+    def __len__(self) -> int:
+        return self.arrival_s.size
+
+    def __getitem__(self, row: int) -> Request:
+        row = range(len(self))[row]
+        group = int(self.prefix_group[row])
+        prefix_tokens = int(self.prefix_tokens[row])
+        prompt = self.prompt_token_ids[row].tolist() if self.prompt_token_ids is not None else ()
+        return Request(
+            id=self.ids[row],
+            arrival_s=float(self.arrival_s[row]),
+            prompt_tokens=int(self.prompt_tokens[row]),
+            output_tokens=int(self.output_tokens[row]),
+            max_tokens=int(self.max_tokens[row]),
+            priority=int(self.priority[row]),
+            prefix=SharedPrefix(group=self.prefix_names[group], tokens=prefix_tokens) if group >= 0 else None,
+            prompt_hashes=tuple(self.prompt_hashes[row].tolist()),
+            prompt_token_ids=tuple(prompt) if prompt else None,
+        )
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<Workload {self.name!r}: {len(self)} requests in {self.arrival_s[-1] - self.arrival_s[0]:g} s>"
+
+    def head(self, n: int) -> Workload:
+        """The first `n` requests to arrive, or all of them where there are fewer."""
+        if n < 1:
+            raise UsageError(f"the first {n} requests were asked for; ask for at least 1.")
+        changes: dict[str, Any] = self._rows(np.arange(min(n, len(self))))
+        return replace(self, **changes)
+
+    def scaled_rate(self, factor: float) -> Workload:
+        """The same requests arriving `factor` times as fast."""
+        if not (math.isfinite(factor) and factor > 0):
+            raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
+        description = f"{self.description} Arrivals {factor:g} times as fast.".strip()
+        with np.errstate(over="ignore"):  # the constructor has a better sentence for an infinite arrival
+            arrival_s = self.arrival_s / factor
+        return replace(self, arrival_s=arrival_s, description=description)
+
+    def summary(self) -> WorkloadSummary:
+        """Lengths and rate in a few numbers."""
+        duration_s = float(self.arrival_s[-1] - self.arrival_s[0])
+        gaps_s = np.diff(self.arrival_s)
+        return WorkloadSummary(
+            num_requests=len(self),
+            duration_s=duration_s,
+            rate_per_s=len(gaps_s) / duration_s if duration_s else None,
+            gap_cv=float((gaps_s / duration_s).std() * len(gaps_s)) if duration_s else None,
+            mean_prompt_tokens=float(self.prompt_tokens.mean()),
+            mean_output_tokens=float(self.output_tokens.mean()),
+            mean_max_tokens=float(self.max_tokens.mean()),
+            # The constructor has made sure that this sum fits into int32.
+            longest_request_tokens=int((self.prompt_tokens + self.output_tokens).max()),
+        )
+
+    def _rows(self, rows: Int64Array) -> dict[str, object]:
+        """The fields that have one entry per request, for the requests with these row numbers in this order."""
+        prompts = self.prompt_token_ids
+        return {
+            **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
+            "prompt_hashes": self.prompt_hashes.take(rows),
+            "prompt_token_ids": prompts.take(rows) if prompts is not None else None,
+            "ids": self.ids[: len(rows)] if isinstance(self.ids, Numbered) else tuple(self.ids[row] for row in rows),
+        }
+
+    def _set(self, fields: Mapping[str, object]) -> None:
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
+
+
+def check_fits(workload: Workload, max_model_len: int) -> None:
+    """Make sure that every request can be served by a model of `max_model_len` tokens.
+
+    As in vLLM, a prompt must leave room for at least one token; an answer that would run past the end is cut there, and
+    its `max_tokens` with it, so neither can make a request too long.
+
+    Raises:
+        UsageError: `max_model_len` is below 2, so that nothing fits.
+        WorkloadError: a prompt is too long; the sentence names the first such request.
+    """
+    if max_model_len < 2:
+        raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
+    too_long = workload.prompt_tokens >= max_model_len
+    if too_long.any():
+        row = int(too_long.argmax())
+        raise WorkloadError(
+            f"request {workload.ids[row]!r} (row {row}) has a prompt of {workload.prompt_tokens[row]} tokens; "
+            f"with a max_model_len of {max_model_len} it must be at most {max_model_len - 1}."
+        )
