@@ -117,3 +117,11 @@ class EngineDefaults(Enum):
     def max_num_batched_tokens(self) -> int:
         """Tokens in one step."""
         return self.value[1]
+
+    @classmethod
+    def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool) -> EngineDefaults:
+        """The defaults of `entry_point` (`llm` or `server`) on a GPU with so much memory."""
+        large = gpu_memory_bytes >= 70 << 30 and not is_a100
+        if entry_point == "llm":
+            return cls.LLM_LARGE if large else cls.LLM
+        return cls.SERVER_LARGE if large else cls.SERVER
