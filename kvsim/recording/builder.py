@@ -8,35 +8,33 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import IntArray, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
-from kvsim.workload import Ragged, Workload
+from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
+from kvsim.workload import Ragged
 
 
 class RecordingBuilder:
-    """Collects one run of `workload`, whose rows number the requests."""
+    """Collects one run; requests are numbered in the order in which they arrive."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        num_requests = len(workload)
+    def __init__(self) -> None:
         self._seq = -1
         self._num_steps = 0
+        self._ids: list[str] = []
+        self._hashes = array("q")
+        self._hash_offsets = array("q", [0])
+        self._requests = {
+            name: array("d" if spec.dtype == "float64" else "q")
+            for name, spec in Requests.columns()
+            if name not in ("id", "prompt_hashes")
+        }
         self._steps = {name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()}
         self._schedule = {name: array("q") for name, _ in Schedule.columns()}
         self._memory = {name: array("q") for name, _ in Memory.columns()}
-        self._open_row = [-1] * num_requests  # the schedule row that each request's next tokens may extend
-        self._arrival_seq = np.zeros(num_requests, np.int64)
-        self._first_scheduled_s = np.full(num_requests, np.nan)
-        self._first_token_s = np.full(num_requests, np.nan)
-        self._finished_s = np.full(num_requests, np.nan)
-        self._status = np.full(num_requests, RequestStatus.UNFINISHED, np.uint8)
-        self._preemptions = np.zeros(num_requests, np.int32)
-        self._cached_tokens = np.zeros(num_requests, np.int32)
-        self._output_tokens = np.zeros(num_requests, np.int32)
+        self._open_row: list[int] = []  # the schedule row that each request's next tokens may extend
 
     @property
     def num_steps(self) -> int:
@@ -48,14 +46,41 @@ class RecordingBuilder:
         self._seq += 1
         return self._seq
 
-    def arrived(self, request: int) -> None:
-        """`request` became visible to the engine."""
-        self._arrival_seq[request] = self.next_seq()
-
-    def refused(self, request: int) -> None:
-        """`request` arrived and will never be served."""
-        self.arrived(request)
-        self._status[request] = RequestStatus.REFUSED
+    def arrived(
+        self,
+        name: str,
+        time_s: float,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        prompt_hashes: Iterable[int] = (),
+        refused: bool = False,
+    ) -> int:
+        """A request became visible to the engine; return its row. A refused one will never be served."""
+        row = len(self._ids)
+        self._ids.append(name)
+        self._hashes.extend(prompt_hashes)
+        self._hash_offsets.append(len(self._hashes))
+        self._open_row.append(-1)
+        columns = {
+            "request": row,
+            "arrival_s": time_s,
+            "arrival_seq": self.next_seq(),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": 0,
+            "max_tokens": max_tokens,
+            "priority": priority,
+            "first_scheduled_s": np.nan,
+            "first_token_s": np.nan,
+            "finished_s": np.nan,
+            "status": RequestStatus.REFUSED if refused else RequestStatus.UNFINISHED,
+            "preemptions": 0,
+            "cached_tokens": 0,
+        }
+        for column, value in columns.items():
+            self._requests[column].append(value)
+        return row
 
     def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
         """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1` steps."""
@@ -68,8 +93,8 @@ class RecordingBuilder:
                 rows["repeat"][row] = times + repeat
                 return
         else:
-            self._first_scheduled_s[request] = time_s
-            self._cached_tokens[request] = computed_before
+            self._requests["first_scheduled_s"][request] = time_s
+            self._requests["cached_tokens"][request] = computed_before
         self._open_row[request] = len(rows["step"])
         for name, value in (
             ("step", step),
@@ -97,18 +122,19 @@ class RecordingBuilder:
 
     def emitted(self, request: int, time_s: float) -> None:
         """`request` has one more output."""
-        if not self._output_tokens[request]:
-            self._first_token_s[request] = time_s
-        self._output_tokens[request] += 1
+        outputs = self._requests["output_tokens"]
+        if not outputs[request]:
+            self._requests["first_token_s"][request] = time_s
+        outputs[request] += 1
 
     def preempted(self, request: int) -> None:
         """`request` lost its memory and will compute its tokens again."""
-        self._preemptions[request] += 1
+        self._requests["preemptions"][request] += 1
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
         """`request` left the engine."""
-        self._status[request] = status
-        self._finished_s[request] = time_s
+        self._requests["status"][request] = status
+        self._requests["finished_s"][request] = time_s
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
         """`request` got free `blocks`; runs of consecutive ones become one row."""
@@ -132,36 +158,18 @@ class RecordingBuilder:
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far."""
-        workload, num_requests = self._workload, len(self._workload)
         return Recording(
             meta=meta,
             name=name,
             requests=Requests(
-                request=np.arange(num_requests, dtype=np.int32),
-                id=np.asarray(workload.ids, np.str_) if num_requests else np.empty(0, np.str_),
-                arrival_s=workload.arrival_s,
-                arrival_seq=self._arrival_seq,
-                prompt_tokens=workload.prompt_tokens,
-                output_tokens=self._output_tokens,
-                max_tokens=workload.max_tokens,
-                priority=workload.priority,
-                prompt_hashes=self._prompt_hashes(meta.pool.unit_tokens),
-                first_scheduled_s=self._first_scheduled_s,
-                first_token_s=self._first_token_s,
-                finished_s=self._finished_s,
-                status=self._status,
-                preemptions=self._preemptions,
-                cached_tokens=self._cached_tokens,
+                id=np.asarray(self._ids, np.str_) if self._ids else np.empty(0, np.str_),
+                prompt_hashes=Ragged(np.array(self._hashes), np.array(self._hash_offsets), np.int64),
+                **_columns(self._requests, Requests),
             ),
             steps=Steps(**_columns(self._steps, Steps)),
             schedule=Schedule(**_columns(self._schedule, Schedule)),
             memory=Memory(**_columns(self._memory, Memory)),
         )
-
-    def _prompt_hashes(self, unit_tokens: int) -> Ragged[np.int64]:
-        if self._workload.hash_unit_tokens != unit_tokens:  # the format has one hash per unit of the pool
-            return Ragged.empty(len(self._workload), np.int64)
-        return self._workload.prompt_hashes
 
     def _memory_runs(self, kind: MemoryKind, request: int, position: int, blocks: Iterable[int]) -> None:
         begin, length = -1, 0
@@ -198,10 +206,10 @@ class RecordingBuilder:
         memory["cached"].append(cached)
 
 
-def _columns(columns: dict[str, array[float]], table: type[Steps | Schedule | Memory]) -> dict[str, npt.NDArray[np.float64] | IntArray]:
+def _columns(columns: dict[str, array[float]], table: type[Table]) -> dict[str, Any]:
     """The columns that anything was reported for, as numpy arrays of the declared types."""
     return {
-        name: np.frombuffer(columns[name], columns[name].typecode).astype(spec.dtype) if columns[name] else np.empty(0, spec.dtype)
+        name: np.array(columns[name], spec.dtype)
         for name, spec in table.columns()
-        if columns[name] or not spec.optional
+        if name in columns and (columns[name] or not spec.optional)
     }

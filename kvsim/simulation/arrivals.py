@@ -42,6 +42,7 @@ class Arrivals:
         self._refuse_misfits = refuse_misfits
         self._progress = progress
         self._max_model_len = policy.max_model_len
+        self._unit_tokens = policy.unit_tokens
         self._keys = PrefixKeys(policy.unit_tokens)
         self._times: list[float] = workload.arrival_s.tolist()
         self._next = 0
@@ -72,21 +73,35 @@ class Arrivals:
 
     def until(self, time_s: float) -> Iterator[Sequence]:
         """Hand over everything that has arrived by `time_s`."""
-        times, recorder = self._times, self._recorder
+        times = self._times
         while self._next < len(times) and times[self._next] <= time_s:
             row = self._next
             self._next += 1
-            if row in self._refused:
-                recorder.refused(row)
+            refused = row in self._refused
+            self._record(row, refused=refused)
+            if refused:
                 self._count_ended()
-                continue
-            recorder.arrived(row)
-            yield self._sequence(row, with_keys=True)
+            else:
+                yield self._sequence(row, with_keys=True)
 
     def ended(self, sequence: Sequence, time_s: float) -> None:
         """`sequence` has left the engine with all its outputs."""
         self._recorder.ended(sequence.row, RequestStatus.FINISHED, time_s)
         self._count_ended()
+
+    def _record(self, row: int, *, refused: bool) -> None:
+        workload = self._workload
+        # The format has one hash per unit of the pool; hashes of another unit are only good for making keys.
+        hashes = workload.prompt_hashes[row].tolist() if workload.hash_unit_tokens == self._unit_tokens else ()
+        self._recorder.arrived(
+            workload.ids[row],
+            self._times[row],
+            int(workload.prompt_tokens[row]),
+            int(workload.max_tokens[row]),
+            priority=int(workload.priority[row]),
+            prompt_hashes=hashes,
+            refused=refused,
+        )
 
     def _count_ended(self) -> None:
         self._num_ended += 1

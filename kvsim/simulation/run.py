@@ -79,7 +79,7 @@ def simulate(
         IntegrityError: `check` found a defect.
     """
     pool = machine.pool(policy)
-    recorder = RecordingBuilder(workload)
+    recorder = RecordingBuilder()
     arrivals = Arrivals(workload, policy, recorder, refuse_misfits=refuse_misfits, progress=progress)
     environment = simpy.Environment()
     if isinstance(policy, Static):
