@@ -34,6 +34,8 @@ class RecordingBuilder:
         self._steps = {name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()}
         self._schedule = {name: array("q") for name, _ in Schedule.columns()}
         self._memory = {name: array("q") for name, _ in Memory.columns()}
+        self._last_scheduled: list[int] = []
+        self._previous_scheduled: list[int] = []
         self._open_row: list[int] = []  # the schedule row that each request's next tokens may extend
 
     @property
@@ -85,6 +87,7 @@ class RecordingBuilder:
     def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
         """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1` steps."""
         rows, step = self._schedule, self._num_steps
+        self._last_scheduled.append(request)
         row = self._open_row[request]
         if row >= 0:
             times = rows["repeat"][row]
@@ -105,6 +108,14 @@ class RecordingBuilder:
         ):
             rows[name].append(value)
 
+    def scheduled_again(self, time_s: float) -> None:
+        """The requests of the step before compute one more token each."""
+        rows = self._schedule
+        for request in self._previous_scheduled:
+            row = self._open_row[request]
+            done = rows["computed_before"][row] + rows["tokens"][row] * rows["repeat"][row]
+            self.scheduled(request, done, 1, time_s)
+
     def step(self, **columns: float) -> int:
         """Close the step being recorded, whose output is not known yet, and return its number."""
         number = self._num_steps
@@ -113,6 +124,7 @@ class RecordingBuilder:
             if name in columns:
                 column.append(columns[name] if column.typecode == "d" else int(columns[name]))
         self._num_steps += 1
+        self._previous_scheduled, self._last_scheduled = self._last_scheduled, []
         return number
 
     def output(self, step: int, time_s: float) -> None:
@@ -120,12 +132,12 @@ class RecordingBuilder:
         self._steps["output_seq"][step] = self._seq
         self._steps["end_s"][step] = time_s
 
-    def emitted(self, request: int, time_s: float) -> None:
-        """`request` has one more output."""
+    def emitted(self, request: int, time_s: float, count: int = 1) -> None:
+        """`request` has `count` more outputs."""
         outputs = self._requests["output_tokens"]
         if not outputs[request]:
             self._requests["first_token_s"][request] = time_s
-        outputs[request] += 1
+        outputs[request] += count
 
     def preempted(self, request: int) -> None:
         """`request` lost its memory and will compute its tokens again."""
@@ -157,7 +169,12 @@ class RecordingBuilder:
         self._memory_runs(MemoryKind.EVICT, -1, 0, blocks)
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """The recording of everything reported so far."""
+        """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
+        steps = self._steps
+        for step in (row for row, seq in enumerate(steps["output_seq"]) if seq < 0):
+            latest_s = max(steps["start_s"][-1], *(end for end in steps["end_s"] if end == end), 0.0)  # NaN is not itself
+            self.next_seq()
+            self.output(step, latest_s)
         return Recording(
             meta=meta,
             name=name,

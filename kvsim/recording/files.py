@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from kvsim.errors import RecordingError, RecordingVersionError
+from kvsim.recording import eventlog
 from kvsim.recording.check import check
 from kvsim.recording.model import FORMAT, SOURCES, VERSION, Meta, Pool, Recording
 from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table
@@ -42,6 +43,8 @@ def read(path: str | os.PathLike[str]) -> Recording:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise RecordingError(f"{folder} {what}; a recording is a folder with meta.json and steps.parquet in it.")
+    if (folder / eventlog.FILE_NAME).exists():
+        return _read_log(folder)
     meta = _read_meta(folder / "meta.json")
     recording = Recording(
         meta=meta,
@@ -85,6 +88,19 @@ def write(recording: Recording, path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def _read_log(folder: Path) -> Recording:
+    """A recording that is still growing, or whose engine was killed."""
+    file = folder / eventlog.FILE_NAME
+    try:
+        with file.open("rb") as log:
+            document, builder = eventlog.replay(log, str(file))
+    except OSError as error:
+        raise RecordingError(f"{file} cannot be read: {error.strerror}.") from error
+    recording = builder.finish(meta_from_document(document, file), name=folder.resolve().name)
+    check(recording, folder)
+    return recording
+
+
 def _read_meta(file: Path) -> Meta:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -92,6 +108,16 @@ def _read_meta(file: Path) -> Meta:
         raise RecordingError(f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it.") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecordingError(f"{file} cannot be read as JSON: {error}.") from error
+    return meta_from_document(document, file)
+
+
+def meta_from_document(document: Any, file: Path) -> Meta:
+    """The provenance that stands in `meta.json`, or in the first line of a log.
+
+    Raises:
+        RecordingVersionError: its version is one this kvsim does not know.
+        RecordingError: it is incomplete or wrong; the message names `file`.
+    """
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:

@@ -29,6 +29,8 @@ class Tables:
     address: IntArray
     length: IntArray
     requested: IntArray
+    birth_row: IntArray
+    """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
     birth_seq: IntArray
     death_seq: IntArray
     first_row: IntArray
@@ -58,17 +60,24 @@ class Ledger:
     """Free afterwards, but still holding a prefix that could be hit."""
     allocated: npt.NDArray[np.bool_]
     """Whether this operation took a free run."""
+    unit_by_unit: bool
+    """Whether every run has one unit."""
     tables: Tables
 
 
 def unfold(recording: Recording, progress: Progress) -> Ledger:
     """Unfold the memory events of `recording`."""
-    tables, birth_row, death_row = _tables(recording)
+    unit_by_unit = _is_paged(recording)
+    tables, birth_row, death_row = _tables(recording, unit_by_unit=unit_by_unit)
     memory = recording.memory
     unit_tokens = recording.meta.pool.unit_tokens
 
     dead = np.flatnonzero(death_row < len(memory))
     evict = np.flatnonzero(memory.kind == MemoryKind.EVICT)
+    evict_address, evict_length = memory.address[evict], memory.length[evict]
+    if unit_by_unit:
+        run, offset = units_of_runs(evict_length)
+        evict, evict_address, evict_length = evict[run], evict_address[run] + offset, np.ones(len(run), np.int64)
     row = np.concatenate((birth_row, death_row[dead], evict))
     # A release goes through the table from its end.
     rank = np.concatenate((tables.position, -tables.position[dead], np.zeros(len(evict), np.int64)))
@@ -78,8 +87,8 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     delta = np.concatenate((np.ones(born, np.int32), np.full(len(dead), -1, np.int32), np.zeros(evicted, np.int32)))[order]
     owner = np.concatenate((tables.request, tables.request[dead], np.full(evicted, NOBODY)))[order].astype(np.int32)
     position = np.concatenate((tables.position, tables.position[dead], np.zeros(evicted, np.int64)))[order]
-    address = np.concatenate((tables.address, tables.address[dead], memory.address[evict]))[order]
-    length = np.concatenate((tables.length, tables.length[dead], memory.length[evict]))[order]
+    address = np.concatenate((tables.address, tables.address[dead], evict_address))[order]
+    length = np.concatenate((tables.length, tables.length[dead], evict_length))[order]
     row = row[order]
 
     shared = bool((memory.kind == MemoryKind.SHARE).any())
@@ -100,11 +109,24 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
         refs=refs,
         cached=cached,
         allocated=(delta > 0) & (refs == 1),
+        unit_by_unit=unit_by_unit,
         tables=tables,
     )
 
 
-def _tables(recording: Recording) -> tuple[Tables, IntArray, IntArray]:
+def units_of_runs(length: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For every unit of runs that are `length` long: the index of its run, and its offset in that."""
+    run = np.repeat(np.arange(len(length)), length)
+    return run, np.arange(len(run)) - np.repeat(np.cumsum(length) - length, length)
+
+
+def _is_paged(recording: Recording) -> bool:
+    """Whether units are shared and cached one by one, and runs of them were only written together."""
+    sharing = np.isin(recording.memory.kind, (MemoryKind.SHARE, MemoryKind.EVICT))
+    return recording.meta.pool.unit_tokens > 1 or recording.meta.prefix_caching or bool(sharing.any())
+
+
+def _tables(recording: Recording, *, unit_by_unit: bool) -> tuple[Tables, IntArray, IntArray]:
     """The runs of every table, with the rows of `memory` at which each is taken and given back."""
     memory, num_rows = recording.memory, len(recording.memory)
     rows = np.flatnonzero(memory.kind != MemoryKind.EVICT)
@@ -123,13 +145,11 @@ def _tables(recording: Recording) -> tuple[Tables, IntArray, IntArray]:
     birth_row, death_row, request = rows[take], death[take], request[take]
     position, address, length = (values[birth_row] for values in (memory.position, memory.address, memory.length))
     requested = length if memory.requested is None else memory.requested[birth_row]
-    if recording.meta.pool.unit_tokens > 1 and len(length) and int(length.max()) > 1:
-        # Blocks are shared and cached one by one; runs of them were only written together.
-        index = np.repeat(np.arange(len(length)), length)
-        offset = np.arange(len(index)) - np.repeat(np.cumsum(length) - length, length)
-        birth_row, death_row, request = birth_row[index], death_row[index], request[index]
-        position, address = position[index] + offset, address[index] + offset
-        length = requested = np.ones(len(index), np.int64)
+    if unit_by_unit:
+        run, offset = units_of_runs(length)
+        birth_row, death_row, request = birth_row[run], death_row[run], request[run]
+        position, address = position[run] + offset, address[run] + offset
+        length = requested = np.ones(len(run), np.int64)
 
     seq = np.append(memory.seq, NEVER)
     tables = Tables(
@@ -138,6 +158,7 @@ def _tables(recording: Recording) -> tuple[Tables, IntArray, IntArray]:
         address=address,
         length=length,
         requested=requested,
+        birth_row=birth_row,
         birth_seq=seq[birth_row],
         death_seq=seq[death_row],
         first_row=np.searchsorted(request, np.arange(len(recording.requests) + 1)),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
-from kvsim.recording.ledger import NOBODY, unfold
+from kvsim.recording.ledger import NOBODY, unfold, units_of_runs
 from kvsim.recording.model import Recording
 from kvsim.recording.progress import Progress
 from kvsim.recording.rectangle import with_addresses
@@ -47,7 +47,7 @@ class Replay:
         self.unit_tokens = pool.unit_tokens
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
-        self.frame_seq = np.append(steps.schedule_seq, max(int(steps.output_seq.max()), *self.ledger.seq[-1:]))
+        self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
         self._frame_op = np.searchsorted(self.ledger.seq, self.frame_seq, side="right")
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
@@ -94,6 +94,8 @@ class Replay:
         units = self._units(self._frame_op[low], self._frame_op[high])[0]
         live = self.live_requests()
         old, new = (self._computed(live, frame) for frame in (low, high))
+        # Where a row ends and is written on, because its batch is, all of it turns into padding.
+        old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = np.flatnonzero(new > old)
         written = [self._units_written(int(live[i]), int(old[i]), int(new[i])) for i in growing]
         return np.unique(np.concatenate((units, *written)))
@@ -101,15 +103,16 @@ class Replay:
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
-        alive = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq) & (tables.position == 0))
-        return tables.request[alive[np.argsort(tables.birth_seq[alive], kind="stable")]].astype(np.int64)
+        alive = (tables.birth_seq[self._first_runs] <= seq) & (tables.death_seq[self._first_runs] > seq)
+        return tables.request[self._first_runs[alive]].astype(np.int64)
 
     def waiting_requests(self) -> npt.NDArray[np.int64]:
         """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of arrival."""
         requests, seq = self.recording.requests, self.frame_seq[self.frame]
         arrived = (requests.arrival_seq <= seq) & (requests.status != RequestStatus.REFUSED)
         arrived[self.live_requests()] = False
-        arrived &= self._last_death > seq
+        # The last thing that happens to a request is that its memory goes, or, if it never had any, that it is aborted.
+        arrived &= (self._last_death > seq) & ~(requests.finished_s <= self.time_s)
         rows = np.flatnonzero(arrived)
         started = self._first_birth[rows] <= seq
         return rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
@@ -117,9 +120,8 @@ class Replay:
     def block_table(self, request: int) -> tuple[IntArray, IntArray]:
         """Logical positions and physical addresses of the units that `request` holds now."""
         positions, addresses, lengths = self.ledger.tables.held(request, int(self.frame_seq[self.frame]))
-        index = np.repeat(np.arange(len(lengths)), lengths)
-        offset = np.arange(len(index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return positions[index] + offset, addresses[index] + offset
+        run, offset = units_of_runs(lengths)
+        return positions[run] + offset, addresses[run] + offset
 
     def computed(self, requests: IntArray) -> npt.NDArray[np.int64]:
         """Tokens computed so far for each of `requests`, which must hold memory."""
@@ -176,6 +178,9 @@ class Replay:
     def _index_keyframes(self) -> None:
         ledger, tables = self.ledger, self.ledger.tables
         num_requests = len(self.recording.requests)
+        # One run per residency, in order of admission: looking at every run of a long recording takes milliseconds.
+        first_runs = np.flatnonzero(tables.position == 0)
+        self._first_runs = first_runs[np.argsort(tables.birth_row[first_runs])]
         self._first_birth = np.full(num_requests, np.iinfo(np.int64).max)
         np.minimum.at(self._first_birth, tables.request, tables.birth_seq)
         # A request that never held memory is still waiting at the end.
@@ -210,8 +215,7 @@ class Replay:
     def _units(self, begin: int, end: int) -> tuple[npt.NDArray[np.int64], IntArray | slice, IntArray | int]:
         """The units that the operations [begin, end) touch, with each one's operation and its offset in the run."""
         address, length = self.ledger.address[begin:end], self.ledger.length[begin:end]
-        if self.unit_tokens > 1:  # the ledger unfolds blocks one by one
+        if self.ledger.unit_by_unit:
             return (address - self.first_unit).astype(np.int64), slice(begin, end), 0
-        index = np.repeat(np.arange(len(length)), length)
-        offset = np.arange(len(index)) - np.repeat(np.cumsum(length) - length, length)
-        return (address[index] + offset - self.first_unit).astype(np.int64), index + begin, offset
+        run, offset = units_of_runs(length)
+        return (address[run] + offset - self.first_unit).astype(np.int64), run + begin, offset

@@ -1,0 +1,256 @@
+"""Watch a vLLM V1 scheduler from inside its engine and report what it does as events.
+
+The scheduler subclass in `kvsim.capture.vllm` calls the hooks here around its own methods; allocation and freeing are watched on
+its cache manager. Nothing of a request but its length, its timing and the hashes of its blocks is looked at. A defect in here
+ends the recording and leaves the engine alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from kvsim.capture.sinks import Sink
+from kvsim.recording import eventlog
+
+log = logging.getLogger("kvsim")
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def _harmless(hook: Hook) -> Hook:
+    """A hook that is skipped while nothing is recorded, and ends the recording instead of raising."""
+
+    @wraps(hook)
+    def guarded(self: SchedulerRecorder, *args: Any) -> None:
+        if self.sink is None:
+            return
+        try:
+            hook(self, *args)
+        except Exception:
+            log.exception("kvsim: recording ends here because of a defect; the engine goes on.")
+            self.stop()
+
+    return guarded  # type: ignore[return-value]
+
+
+class SchedulerRecorder:
+    """Reports one scheduler's doings to a sink, from `start` to `stop`."""
+
+    def __init__(self, scheduler: Any) -> None:
+        """Watch `scheduler`, which has been set up."""
+        self.sink: Sink | None = None
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._watch_memory()
+
+    def start(self, sink: Sink, meta: dict[str, Any]) -> None:
+        """Begin a recording. Requests that the engine already holds are not part of it."""
+        queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
+        meta = meta | {"initial_free": [block.block_id for block in queue]}
+        self._begin_s: float | None = None
+        self._rows: dict[str, int] = {}
+        self._num_rows = 0
+        self._num_steps = 0
+        self._steps_in_flight: dict[int, int] = {}
+        self._last_tokens: dict[str, int] = {}
+        self._awaiting_first: dict[str, Any] = {}
+        self._ended: list[Any] = []
+        self._held: dict[str, int] = {}  # blocks in each request's table
+        self._evicted: list[int] = []
+        self._num_preempted = 0
+        self._lines: list[bytes] = [eventlog.line("meta", meta)]
+        self.sink = sink
+        self._send()
+
+    def stop(self) -> None:
+        """End the recording."""
+        if self.sink is not None:
+            self._send()
+            self.sink.close()
+            self.sink = None
+
+    @_harmless
+    def arrived(self, request: Any) -> None:
+        """`request` was added to the queue."""
+        time_s = self._now()
+        block_size = self._scheduler.block_size
+        hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
+        self._rows[request.request_id] = self._num_rows
+        self._num_rows += 1
+        self._awaiting_first[request.request_id] = request
+        self._report(
+            "arrive",
+            request.request_id,
+            time_s,
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.priority,
+            hashes[: request.num_prompt_tokens // block_size],
+        )
+
+    @_harmless
+    def scheduling(self) -> None:
+        """The scheduler is about to decide a step."""
+        self._start_s = self._now()
+        self._num_preempted = 0
+        self._report("seq")
+
+    @_harmless
+    def scheduled(self, output: Any) -> None:
+        """The scheduler has decided the step in `output`."""
+        tokens: dict[str, int] = output.num_scheduled_tokens
+        if not tokens and not self._num_preempted:
+            return
+        scheduler, requests = self._scheduler, self._scheduler.requests
+        num_tokens = output.total_num_scheduled_tokens
+        num_prefill = 0
+        if tokens == self._last_tokens and num_tokens == len(tokens):
+            self._report("again", self._start_s)
+        else:
+            rows = []
+            for name, count in tokens.items():
+                request = requests[name]
+                before = request.num_computed_tokens - count
+                rows.append((self._rows[name], before, count))
+                if count > 1 or before < request.num_prompt_tokens:
+                    num_prefill += count
+            self._report("tokens", self._start_s, rows)
+        # What the last step computed for a prompt does not go on token by token.
+        self._last_tokens = dict(tokens) if not num_prefill else {}
+        self._steps_in_flight[id(output)] = self._num_steps
+        self._num_steps += 1
+        self._report(
+            "step",
+            {
+                "start_s": self._start_s,
+                "prefill_tokens": num_prefill,
+                "decode_tokens": num_tokens - num_prefill,
+                "num_scheduled": len(tokens),
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
+                "preempted": self._num_preempted,
+                "free_units": self._manager.block_pool.get_num_free_blocks(),
+            },
+        )
+
+    @_harmless
+    def updating(self) -> None:
+        """The output of a step is about to be processed."""
+        self._report("seq")
+
+    @_harmless
+    def updated(self, output: Any) -> None:
+        """The output of the step in `output` was processed."""
+        time_s = self._now()
+        for name in [name for name in output.num_scheduled_tokens if name in self._awaiting_first]:
+            request = self._awaiting_first[name]
+            if request.num_output_tokens:
+                del self._awaiting_first[name]
+                self._report("emit", self._rows[name], time_s, 1)
+        for request in self._ended:
+            self._end(request, time_s)
+        self._ended.clear()
+        step = self._steps_in_flight.pop(id(output), None)
+        if step is not None:
+            self._report("output", step, time_s)
+        self._send()
+
+    @_harmless
+    def aborted(self) -> None:
+        """Requests were finished from outside."""
+        time_s = self._now()
+        for request in self._ended:
+            self._end(request, time_s)
+        self._ended.clear()
+        self._send()
+
+    @_harmless
+    def preempted(self, request: Any) -> None:
+        """`request` is about to lose its memory."""
+        if request.request_id in self._rows:
+            self._num_preempted += 1
+            self._report("preempt", self._rows[request.request_id])
+
+    @_harmless
+    def _allocated(self, request: Any, hits: Any, new_blocks: list[Any]) -> None:
+        name = request.request_id
+        if name not in self._rows:
+            return
+        row, held = self._rows[name], self._held.get(name, 0)
+        if hits is not None and hits.blocks[0]:
+            shared = [block.block_id for block in hits.blocks[0]]
+            self._report("share", row, held, shared)
+            held += len(shared)
+        if self._evicted:
+            self._report("evict", self._evicted)
+            self._evicted = []
+        if new_blocks:
+            self._report("append", row, held, [block.block_id for block in new_blocks])
+        self._held[name] = held + len(new_blocks)
+
+    @_harmless
+    def _freeing(self, request: Any) -> None:
+        name = request.request_id
+        if name not in self._rows:
+            return
+        if held := self._held.pop(name, 0):
+            num_cached = self._manager.coordinator.single_type_managers[0].num_cached_block.get(name, 0)
+            self._report("release", self._rows[name], held, num_cached)
+        if request.is_finished():
+            self._ended.append(request)
+
+    def _watch_memory(self) -> None:
+        """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
+        manager, pool = self._manager, self._manager.block_pool
+        allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block  # noqa: SLF001
+
+        def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate_slots(request, *args, **kwargs)
+            # Called for every running request at every step: do nothing more where nothing happened.
+            if blocks is not None and self.sink is not None:
+                hits = kwargs.get("new_computed_blocks") or (args[2] if len(args) > 2 else None)
+                if blocks.blocks[0] or hits is not None:
+                    self._allocated(request, hits, blocks.blocks[0])
+            return blocks
+
+        def watched_free(request: Any) -> Any:
+            self._freeing(request)
+            return free(request)
+
+        def watched_evict(block: Any) -> Any:
+            evicted = evict(block)
+            if evicted and self.sink is not None:
+                self._evicted.append(block.block_id)
+            return evicted
+
+        manager.allocate_slots, manager.free = watched_allocate, watched_free
+        pool._maybe_evict_cached_block = watched_evict  # noqa: SLF001
+
+    def _end(self, request: Any, time_s: float) -> None:
+        name = request.request_id
+        row = self._rows.pop(name)
+        outputs = request.num_output_tokens
+        if self._awaiting_first.pop(name, None) is None:
+            outputs -= 1
+        if outputs:
+            self._report("emit", row, time_s, outputs)
+        status = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
+        self._report("end", row, status, time_s)
+
+    def _now(self) -> float:
+        now = time.monotonic()
+        if self._begin_s is None:
+            self._begin_s = now
+        return round(now - self._begin_s, 9)
+
+    def _report(self, *event: Any) -> None:
+        self._lines.append(eventlog.line(*event))
+
+    def _send(self) -> None:
+        if self.sink is not None and self._lines:
+            self.sink.write(b"".join(self._lines))
+        self._lines = []

@@ -1,0 +1,153 @@
+"""Scheduler classes that record: name one on your own server and every decision it makes is written down.
+
+    KVSIM_RECORD=runs/today vllm serve MODEL --scheduler-cls kvsim.capture.vllm.RecordingScheduler
+
+Two environment variables say where the recording goes: `KVSIM_RECORD` a folder, `KVSIM_PUBLISH` a local address for
+`kvsim tui --attach`. With neither, the class is vLLM's own scheduler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from kvsim.capture.scheduler import SchedulerRecorder
+from kvsim.capture.sinks import Fanout, FileSink, Sink
+from kvsim.errors import MissingExtraError
+from kvsim.recording.model import FORMAT, VERSION
+
+try:
+    import torch
+    import vllm
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+except ImportError as error:
+    raise MissingExtraError("Recording vLLM", "vllm") from error
+
+log = logging.getLogger("kvsim")
+
+
+class _Recording:
+    """What both schedulers add to vLLM's: a report before and after each of its own steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kvsim_meta = describe(self)
+        self.kvsim = SchedulerRecorder(self)
+        sink = sink_from_environment()
+        if sink is not None:
+            self.kvsim.start(sink, self.kvsim_meta)
+            atexit.register(self.kvsim.stop)
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        self.kvsim.arrived(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self.kvsim.scheduling()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self.kvsim.scheduled(output)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.kvsim.updating()
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.kvsim.updated(scheduler_output)
+        return outputs
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        self.kvsim.updating()
+        finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]
+        self.kvsim.aborted()
+        return finished
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.kvsim.preempted(request)
+        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class RecordingScheduler(_Recording, AsyncScheduler):
+    """vLLM's asynchronous scheduler, its default, recording."""
+
+
+class RecordingSyncScheduler(_Recording, Scheduler):
+    """vLLM's synchronous scheduler, recording; use it together with `--no-async-scheduling`."""
+
+
+def sink_from_environment() -> Sink | None:
+    """Where the environment says that the recording should go; None if nowhere."""
+    sinks: list[Sink] = []
+    if folder := os.environ.get("KVSIM_RECORD"):
+        try:
+            sinks.append(FileSink(Path(folder)))
+        except OSError as error:
+            log.warning("kvsim: nothing is recorded, %s cannot be made: %s", folder, error.strerror)
+    return Fanout(sinks) if sinks else None
+
+
+def describe(scheduler: Any) -> dict[str, Any]:
+    """The provenance of a recording: engine, settings, model shape, pool, GPU."""
+    config = scheduler.vllm_config
+    cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
+    block_size, num_blocks = scheduler.block_size, scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+    text = model.hf_text_config
+    num_layers = text.num_hidden_layers
+    num_kv_heads = model.get_total_num_kv_heads()
+    dtype = str(model.dtype).removeprefix("torch.")
+    kv_bytes_per_token = 2 * num_layers * num_kv_heads * model.get_head_size() * model.dtype.itemsize
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": "vllm",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "engine": {
+            "name": "vllm",
+            "version": vllm.__version__,
+            "torch": torch.__version__,
+            "scheduler": type(scheduler).__mro__[2].__name__,
+            "async_scheduling": bool(scheduling.async_scheduling),
+            "enforce_eager": bool(model.enforce_eager),
+            "max_model_len": model.max_model_len,
+            "max_num_seqs": scheduling.max_num_seqs,
+            "max_num_batched_tokens": scheduling.max_num_batched_tokens,
+            "enable_chunked_prefill": bool(scheduling.enable_chunked_prefill),
+            "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "gpu_memory_utilization": cache.gpu_memory_utilization,
+            "policy": scheduling.policy,
+            "watermark": scheduling.watermark,
+            "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
+            "load_format": str(config.load_config.load_format),
+        },
+        "model": {
+            "name": Path(model.model).name,
+            "num_layers": num_layers,
+            "hidden_size": text.hidden_size,
+            "num_attention_heads": text.num_attention_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": model.get_head_size(),
+            "intermediate_size": text.intermediate_size,
+            "vocab_size": text.vocab_size,
+            "max_position_embeddings": text.max_position_embeddings,
+            "tie_word_embeddings": bool(text.tie_word_embeddings),
+            "dtype": dtype,
+            "kv_bytes_per_token": kv_bytes_per_token,
+        },
+        "policy": {
+            "name": "paged",
+            "block_size": block_size,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        },
+        "pool": {
+            "unit_tokens": block_size,
+            "num_units": num_blocks - 1,
+            "first_unit": 1,
+            "bytes_per_unit": block_size * kv_bytes_per_token,
+        },
+        "created": date.today().isoformat(),
+        "notes": "Block 0 is vLLM's null block and is not in the pool.",
+    }

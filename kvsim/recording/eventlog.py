@@ -1,0 +1,106 @@
+"""A recording that is still growing: one JSON array per line, each a report to a `RecordingBuilder`.
+
+This is what a live server writes while it runs, and what it sends to whoever watches. A line is complete or it is not there, so
+whatever is left after a crash can be read. The vocabulary is the builder's::
+
+    ["meta", {...}]                                               first line: as in meta.json
+    ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
+    ["seq"]                                                       the engine's state changes; what follows belongs to that
+    ["tokens", time_s, [[request, computed_before, tokens], ...]] what the step being scheduled computes
+    ["again", time_s]                                             the same sequences as in the last step, one token each
+    ["step", {column: value, ...}]                                the step is scheduled
+    ["output", step, time_s]                                      its output was processed
+    ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
+    ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from kvsim.errors import RecordingError
+from kvsim.recording.builder import RecordingBuilder
+from kvsim.recording.tables import RequestStatus
+
+FILE_NAME = "events.jsonl"
+"""The log's name in a recording's folder; it is gone once the recording has been packed into Parquet."""
+
+
+def line(*event: Any) -> bytes:
+    """One event as it stands in the log."""
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def apply(builder: RecordingBuilder, event: list[Any]) -> None:
+    """Report one event to `builder`.
+
+    Raises:
+        RecordingError: it is none of the vocabulary, or does not follow from what came before.
+    """
+    try:
+        match event:
+            case ["seq"]:
+                builder.next_seq()
+            case ["again", time_s]:
+                builder.scheduled_again(time_s)
+            case ["tokens", time_s, rows]:
+                for request, computed_before, tokens in rows:
+                    builder.scheduled(request, computed_before, tokens, time_s)
+            case ["step", dict(columns)]:
+                builder.step(**columns)
+            case ["output", step, time_s]:
+                builder.output(step, time_s)
+            case ["append", request, position, units]:
+                builder.append_blocks(request, position, units)
+            case ["share", request, position, units]:
+                builder.share_blocks(request, position, units)
+            case ["release", request, num_units, num_cached]:
+                builder.release(request, num_units, num_cached)
+            case ["evict", units]:
+                builder.evict(units)
+            case ["emit", request, time_s, count]:
+                builder.emitted(request, time_s, count)
+            case ["preempt", request]:
+                builder.preempted(request)
+            case ["end", request, status, time_s]:
+                builder.ended(request, RequestStatus[status.upper()], time_s)
+            case ["arrive", name, time_s, prompt_tokens, max_tokens, priority, hashes]:
+                builder.arrived(name, time_s, prompt_tokens, max_tokens, priority=priority, prompt_hashes=hashes)
+            case _:
+                raise RecordingError(f"{event!r} is not an event.")
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
+        raise RecordingError(f"{event!r} does not follow from the events before it: {error}.") from error
+
+
+def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
+    """Read a log: the contents of its first line, and a builder that has heard the rest.
+
+    A last line without its end is what a crash leaves, and is ignored.
+
+    Raises:
+        RecordingError: `source` (for the message) has a line that is not an event.
+    """
+    builder, meta = RecordingBuilder(), None
+    for number, text in enumerate(lines, start=1):
+        if not text.endswith(b"\n"):
+            break
+        try:
+            event = json.loads(text)
+        except ValueError:
+            raise RecordingError(f"{source}, line {number}: not JSON.") from None
+        if not isinstance(event, list) or not event:
+            raise RecordingError(f"{source}, line {number}: an event should be a list.")
+        if meta is None:
+            if event[0] != "meta" or len(event) != 2 or not isinstance(event[1], dict):
+                raise RecordingError(f'{source}, line 1: a log should begin with ["meta", {{...}}].')
+            meta = event[1]
+            continue
+        try:
+            apply(builder, event)
+        except RecordingError as error:
+            raise RecordingError(f"{source}, line {number}: {error}") from error
+    if meta is None:
+        raise RecordingError(f"{source} is empty; a log begins with a line about its origin.")
+    return meta, builder
