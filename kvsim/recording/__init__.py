@@ -4,6 +4,7 @@ A simulation and a captured run produce the same `Recording`; everything above t
 was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it happens.
 """
 
+from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.files import read, write
 from kvsim.recording.model import Meta, Pool, Recording
@@ -12,6 +13,7 @@ from kvsim.recording.shipped import find, shipped_names
 from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
 
 __all__ = [
+    "AllocatorHistory",
     "Memory",
     "MemoryKind",
     "Meta",
@@ -25,6 +27,8 @@ __all__ = [
     "Steps",
     "find",
     "read",
+    "read_allocator",
     "shipped_names",
     "write",
+    "write_allocator",
 ]

@@ -43,6 +43,11 @@ class RecordingBuilder:
         """Steps recorded so far."""
         return self._num_steps
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have arrived so far."""
+        return len(self._ids)
+
     def next_seq(self) -> int:
         """Begin the next change of the engine's state; what the journal hears from now on belongs to it."""
         self._seq += 1

@@ -31,12 +31,20 @@ def with_addresses(recording: Recording) -> Recording:
     final = np.zeros(num_requests, np.int64)
     np.maximum.at(final, schedule.request, schedule.computed_before.astype(np.int64) + schedule.tokens * repeats)
 
+    opening = schedule.computed_before == 0
+    first_tokens = np.zeros(num_requests, np.int64)
+    first_tokens[schedule.request[opening]] = schedule.tokens[opening]
+
     scheduled = np.flatnonzero(first_step < len(steps))
     base = np.zeros(num_requests, np.int64)
     num_units = 1
+    preallocated = recording.meta.policy.get("cache") == "static"
     for start in np.unique(first_step[scheduled]):
         rows = np.flatnonzero(first_step == start)
         width = int(final[rows].max())
+        if preallocated:
+            width = max(width, int(first_tokens[rows].max() + recording.requests.max_tokens[rows].max()) - 1)
+            final[rows] = width
         base[rows] = np.arange(len(rows)) * width
         num_units = max(num_units, len(rows) * width)
 
@@ -44,7 +52,12 @@ def with_addresses(recording: Recording) -> Recording:
     nth = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     request, step = schedule.request[index].astype(np.int64), schedule.step[index] + nth
     position = schedule.computed_before[index] + schedule.tokens[index] * nth
-    num_append, num_release = len(index), len(scheduled)
+    length = schedule.tokens[index].astype(np.int64)
+    if preallocated:  # all of it at once, when the batch begins
+        opens = position == 0
+        request, step, position = request[opens], step[opens], position[opens]
+        length = final[request]
+    num_append, num_release = len(request), len(scheduled)
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_append, num_release))
     seq = np.concatenate((steps.schedule_seq[step], steps.output_seq[last_step[scheduled]]))
     order = np.argsort(seq, kind="stable")
@@ -55,7 +68,7 @@ def with_addresses(recording: Recording) -> Recording:
         request=np.concatenate((request, scheduled))[order],
         position=np.concatenate((position, np.zeros(num_release, np.int64)))[order],
         address=np.concatenate((base[request] + position, np.full(num_release, -1)))[order],
-        length=np.concatenate((schedule.tokens[index], final[scheduled]))[order],
+        length=np.concatenate((length, final[scheduled]))[order],
     )
     return replace(
         recording,

@@ -96,9 +96,8 @@ class Replay:
         old, new = (self._computed(live, frame) for frame in (low, high))
         # Where a row ends and is written on, because its batch is, all of it turns into padding.
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
-        growing = np.flatnonzero(new > old)
-        written = [self._units_written(int(live[i]), int(old[i]), int(new[i])) for i in growing]
-        return np.unique(np.concatenate((units, *written)))
+        growing = new > old
+        return np.unique(np.concatenate((units, self._units_written(live[growing], old[growing], new[growing]))))
 
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
@@ -157,10 +156,20 @@ class Replay:
     def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
         return self.progress.computed(requests, min(frame, self.num_frames - 2))
 
-    def _units_written(self, request: int, old: int, new: int) -> npt.NDArray[np.int64]:
-        positions, addresses = self.block_table(request)
-        inside = (positions >= old // self.unit_tokens) & (positions * self.unit_tokens < new)
-        return (addresses[inside] - self.first_unit).astype(np.int64)
+    def _units_written(
+        self, requests: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The units in which the slots [old, new) of the tables of `requests` stand now."""
+        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        first = tables.first_row[requests]
+        request, nth = units_of_runs(tables.first_row[requests + 1] - first)
+        rows = first[request] + nth
+        begin = tables.position[rows]
+        low = np.maximum(begin, old[request] // self.unit_tokens)
+        high = np.minimum(begin + tables.length[rows], -(-new[request] // self.unit_tokens))
+        inside = (tables.birth_seq[rows] <= seq) & (tables.death_seq[rows] > seq) & (high > low)
+        run, offset = units_of_runs((high - low)[inside])
+        return ((tables.address[rows] + low - begin)[inside][run] + offset - self.first_unit).astype(np.int64)
 
     def _padding_per_request(self) -> npt.NDArray[np.int64]:
         """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its prompt."""

@@ -1,0 +1,176 @@
+"""Start vLLM in this process, put a workload through it, and record what it does.
+
+Requests go in when the workload says (open loop) or whenever one of a fixed number has finished (closed loop). One engine start,
+which takes about a minute, serves any number of recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from kvsim.capture.prompts import token_ids
+from kvsim.capture.shapes import has_weights, write_config
+from kvsim.capture.sinks import FileSink
+from kvsim.errors import UsageError
+from kvsim.models import Model, find_model
+from kvsim.recording import Recording, read, write
+from kvsim.workload import Workload
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler must be reachable from here
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+_WARM_UP = (12, 64)
+"""Requests, and tokens in and out of each, that run before anything is recorded."""
+
+
+class DrivenEngine:
+    """A vLLM engine under our control, as a context manager."""
+
+    def __init__(self, model: str, *, async_scheduling: bool = True, **engine_args: Any) -> None:
+        """Start the engine.
+
+        Args:
+            model: a folder with a configuration, with or without weights, or a model that kvsim lists.
+            async_scheduling: schedule one step ahead, as vLLM does by default.
+            engine_args: passed on to vLLM's `LLM`.
+
+        Raises:
+            UsageError: there is no such folder and no such model.
+            MissingExtraError: vLLM is not installed.
+        """
+        os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
+        self._scratch = Path(tempfile.mkdtemp(prefix="kvsim-"))
+        folder = _model_folder(model, self._scratch)
+
+        from kvsim.capture.vllm import RecordingScheduler, RecordingSyncScheduler  # noqa: PLC0415  checks that vLLM is there
+        from vllm import LLM  # noqa: PLC0415
+
+        if not has_weights(folder):
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+            engine_args.setdefault("load_format", "dummy")
+        self._llm = LLM(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            async_scheduling=async_scheduling,
+            scheduler_cls=RecordingScheduler if async_scheduling else RecordingSyncScheduler,
+            **engine_args,
+        )
+        self._engine = self._llm.llm_engine
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._vocab_size = self._scheduler.vllm_config.model_config.hf_text_config.vocab_size
+        self._warm_up()
+
+    def __enter__(self) -> DrivenEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def record(
+        self,
+        workload: Workload,
+        folder: Path,
+        *,
+        concurrency: int | None = None,
+        command: str = "",
+        extra: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Recording:
+        """Serve `workload` and leave its recording in `folder`.
+
+        Args:
+            workload: the requests; outputs are cut at their `output_tokens`, whatever the weights would say.
+            folder: where the recording goes; it must not exist.
+            concurrency: serve so many at a time, ignoring arrival times; None for open loop.
+            command: goes into the provenance.
+            extra: more provenance.
+            progress: called with the requests finished and all.
+
+        Raises:
+            UsageError: `folder` exists.
+        """
+        if folder.exists():
+            raise UsageError(f"{folder} exists; choose another name for the recording.")
+        meta = self._scheduler.kvsim_meta | {
+            "command": command,
+            "workload": {
+                "name": workload.name,
+                "description": workload.description,
+                "arrivals": "as stated" if concurrency is None else f"closed loop, {concurrency} at a time",
+            },
+            **(extra or {}),
+        }
+        scratch = self._scratch / "log"
+        self._scheduler.kvsim.start(FileSink(scratch), meta)
+        try:
+            self.serve(workload, concurrency=concurrency, progress=progress)
+        finally:
+            self._scheduler.kvsim.stop()
+        recording = read(scratch)
+        write(recording, folder)
+        shutil.rmtree(scratch)
+        return recording
+
+    def serve(
+        self,
+        workload: Workload,
+        *,
+        concurrency: int | None = None,
+        seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> float:
+        """Serve `workload` without recording; return the seconds it took."""
+        prompts = token_ids(workload, self._vocab_size, seed)
+        arrivals = workload.arrival_s.tolist() if concurrency is None else [0.0] * len(workload)
+        limit = len(workload) if concurrency is None else concurrency
+        begin = time.monotonic()
+        sent = finished = 0
+        while finished < len(workload):
+            now = time.monotonic() - begin
+            while sent < len(workload) and sent - finished < limit and arrivals[sent] <= now:
+                self._send(workload, prompts, sent)
+                sent += 1
+            if not self._engine.has_unfinished_requests():
+                time.sleep(max(arrivals[sent] - (time.monotonic() - begin), 0))
+                continue
+            done = sum(output.finished for output in self._engine.step())
+            finished += done
+            if progress is not None and done:
+                progress(finished, len(workload))
+        while self._engine.engine_core.engine_core.scheduler.has_requests():
+            self._engine.step()  # one more call tells the engine of the last finish
+        return time.monotonic() - begin
+
+    def _send(self, workload: Workload, prompts: list[list[int]], row: int) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        parameters = SamplingParams(
+            max_tokens=int(workload.output_tokens[row]), ignore_eos=True, temperature=0.0, detokenize=False
+        )
+        prompt = {"prompt_token_ids": prompts[row]}
+        self._engine.add_request(workload.ids[row], prompt, parameters, priority=int(workload.priority[row]))
+
+    def _warm_up(self) -> None:
+        count, tokens = _WARM_UP
+        columns = {name: np.full(count, tokens) for name in ("prompt_tokens", "output_tokens")}
+        ids = [f"warm-up-{number}" for number in range(count)]
+        self.serve(Workload(arrival_s=np.zeros(count), ids=ids, **columns), seed=1)
+
+
+def _model_folder(model: str, scratch: Path) -> Path:
+    folder = Path(model)
+    if (folder / "config.json").is_file():
+        return folder
+    shape: Model = find_model(model)
+    return write_config(shape, scratch / shape.name.rpartition("/")[2])

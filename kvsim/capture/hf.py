@@ -1,0 +1,287 @@
+"""Record Hugging Face's `generate()`: how long each step took, and what PyTorch's allocator held after it.
+
+    with GenerateRecorder(model) as recorder:
+        model.generate(**inputs, max_new_tokens=128)
+        model.generate(**more_inputs, max_new_tokens=128)
+    write(recorder.recording(), "runs/mine")
+
+Every call of `generate()` inside is one batch. A step ends when its tokens are known, so the recorder waits for the GPU once a step;
+that is what a program that streams its output does too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from kvsim.capture.prompts import token_ids
+from kvsim.capture.shapes import has_weights, shape_of
+from kvsim.errors import MissingExtraError, UsageError
+from kvsim.recording import AllocatorHistory, Meta, Pool, Recording, RecordingBuilder, RequestStatus
+from kvsim.workload import Workload
+
+try:
+    import torch
+    import transformers
+    from transformers import StoppingCriteria, StoppingCriteriaList
+except ImportError as error:
+    raise MissingExtraError("Recording Hugging Face", "hf") from error
+
+_COUNTERS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "requested_bytes": "requested_bytes.all.current",
+    "segments": "segment.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+}
+"""A column of `steps.parquet` and the counter of `torch.cuda.memory_stats` that it holds."""
+
+
+class _AfterStep(StoppingCriteria):  # type: ignore[misc]
+    """Never stops anything: `generate()` asks it after every step, and that is when a step ends."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        self._on_step()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+class GenerateRecorder:
+    """Records every call of `model.generate` between entering and leaving the context."""
+
+    def __init__(self, model: Any, *, allocation_history: int = 0, command: str = "") -> None:
+        """Watch `model`.
+
+        Args:
+            model: a transformers model with `generate`.
+            allocation_history: keep so many of PyTorch's own allocation events (0: none; needs CUDA).
+            command: goes into the provenance.
+        """
+        self._model = model
+        self._command = command
+        self._cuda = model.device.type == "cuda"
+        self._history = allocation_history if self._cuda else 0
+        self._builder = RecordingBuilder()
+        self._begin_s: float | None = None
+        self._batches: list[dict[str, Any]] = []
+        self._step_ends_us: list[float] = []
+        self._baseline_bytes = 0
+        self.allocator: AllocatorHistory | None = None
+        """PyTorch's allocation history, once the context has been left."""
+        self.known_outputs: Sequence[int] | None = None
+        """Where the rows of the next batch end, if something else than end-of-sequence tokens says so."""
+
+    def __enter__(self) -> GenerateRecorder:
+        self._generate = self._model.generate
+        self._model.generate = self._recorded_generate
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._baseline_bytes = torch.cuda.memory_allocated()
+        if self._history:
+            torch.cuda.memory._record_memory_history(max_entries=self._history, stacks="python", context=None)  # noqa: SLF001
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del self._model.generate  # the instance's; the class's stands behind it
+        if self._history:
+            self.allocator = _history(self._step_ends_us)
+            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+
+    def recording(self, name: str = "") -> Recording:
+        """Everything recorded so far.
+
+        Raises:
+            UsageError: nothing was generated.
+        """
+        if not self._batches:
+            raise UsageError("nothing was recorded: call model.generate(...) inside the recorder's context.")
+        shape = shape_of(self._model.config)
+        dtype = self._model.dtype
+        kv_bytes = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"] * dtype.itemsize
+        first = self._batches[0]
+        model_name = Path(self._model.config.name_or_path or type(self._model).__name__).name
+        meta = Meta(
+            source="hf",
+            gpu=torch.cuda.get_device_name() if self._cuda else "CPU",
+            engine={
+                "name": "transformers",
+                "version": transformers.__version__,
+                "torch": torch.__version__,
+                "cache": first["cache"],
+                "batch_size": max(batch["rows"] for batch in self._batches),
+                "attention": self._model.config._attn_implementation,  # noqa: SLF001
+            },
+            model={"name": model_name, **shape, "dtype": str(dtype).removeprefix("torch."), "kv_bytes_per_token": kv_bytes},
+            policy={"name": "static", "cache": first["cache"], "batch_size": max(batch["rows"] for batch in self._batches)},
+            pool=Pool(unit_tokens=1, num_units=None, bytes_per_unit=kv_bytes),
+            command=self._command,
+            created=date.today().isoformat(),
+            extra={"baseline_allocated_bytes": self._baseline_bytes, "num_batches": len(self._batches)},
+        )
+        return self._builder.finish(meta, name)
+
+    def _recorded_generate(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        if inputs is None:
+            return self._generate(*args, **kwargs)
+        mask = kwargs.get("attention_mask")
+        prompts = (mask.sum(1) if mask is not None else torch.full((len(inputs),), inputs.shape[1])).tolist()
+        limit = kwargs.get("max_new_tokens") or self._model.generation_config.max_new_tokens or 0
+        batch = _Batch(self._builder, prompts, inputs.shape[1], limit, self._now())
+        cache = kwargs.get("cache_implementation") or self._model.generation_config.cache_implementation or "dynamic"
+        self._batches.append({"rows": len(prompts), "cache": cache})
+
+        def on_step() -> None:
+            if self._cuda:
+                torch.cuda.synchronize()
+            self._step_ends_us.append(time.time() * 1e6)
+            batch.step(self._now(), self._counters())
+
+        criteria = kwargs.pop("stopping_criteria", None) or []
+        output = self._generate(*args, **kwargs, stopping_criteria=StoppingCriteriaList([*criteria, _AfterStep(on_step)]))
+        sequences = getattr(output, "sequences", output)
+        outputs, self.known_outputs = self.known_outputs, None
+        batch.end(outputs or self._output_lengths(sequences, inputs.shape[1]), self._now())
+        return output
+
+    def _output_lengths(self, sequences: Any, prompt_width: int) -> list[int]:
+        """Outputs of each row up to and including its first end-of-sequence token."""
+        generated = sequences[:, prompt_width:].cpu().numpy()
+        ends = self._model.generation_config.eos_token_id
+        if ends is None:
+            return [generated.shape[1]] * len(generated)
+        stop = np.isin(generated, ends)
+        return [int(row.argmax()) + 1 if row.any() else len(row) for row in stop]
+
+    def _counters(self) -> dict[str, int]:
+        if not self._cuda:
+            return {}
+        stats = torch.cuda.memory_stats()
+        return {column: int(stats.get(counter, 0)) for column, counter in _COUNTERS.items()}
+
+    def _now(self) -> float:
+        now = time.monotonic()
+        if self._begin_s is None:
+            self._begin_s = now
+        return now - self._begin_s
+
+
+class _Batch:
+    """One call of `generate()`, step by step."""
+
+    def __init__(self, builder: RecordingBuilder, prompts: Sequence[int], width: int, limit: int, time_s: float) -> None:
+        self._builder = builder
+        self._width = width
+        self._num_steps = 0
+        self._rows = [
+            builder.arrived(f"r{number}", time_s, int(tokens), limit)
+            for number, tokens in enumerate(prompts, start=builder.num_requests)
+        ]
+        self._start_s = time_s
+
+    def step(self, time_s: float, counters: dict[str, int]) -> None:
+        """A step has just ended."""
+        builder, rows = self._builder, self._rows
+        tokens, done = (self._width, 0) if self._num_steps == 0 else (1, self._width + self._num_steps - 1)
+        builder.next_seq()
+        for row in rows:
+            builder.scheduled(row, done, tokens, self._start_s)
+        computed = len(rows) * tokens
+        number = builder.step(
+            start_s=self._start_s,
+            prefill_tokens=computed if self._num_steps == 0 else 0,
+            decode_tokens=0 if self._num_steps == 0 else computed,
+            num_scheduled=len(rows),
+            running=len(rows),
+            waiting=0,
+            preempted=0,
+            free_units=-1,
+            **counters,
+        )
+        builder.next_seq()
+        builder.output(number, time_s)
+        if self._num_steps == 0:
+            for row in rows:
+                builder.emitted(row, time_s)
+        self._num_steps += 1
+        self._start_s = time_s
+
+    def end(self, outputs: Sequence[int], time_s: float) -> None:
+        """`generate()` has returned; only now does anybody get an answer."""
+        for row, count in zip(self._rows, outputs, strict=True):
+            if count > 1:
+                self._builder.emitted(row, time_s, count - 1)
+            self._builder.ended(row, RequestStatus.FINISHED, time_s)
+
+
+def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
+    """PyTorch's allocation events, each with the step during which it happened."""
+    traces = torch.cuda.memory._snapshot()["device_traces"]  # noqa: SLF001
+    events = [event for trace in traces for event in trace if event["action"] != "snapshot"]
+    time_us = np.array([event["time_us"] for event in events], np.int64)
+    return AllocatorHistory(
+        action=np.array([event["action"] for event in events], np.str_),
+        address=np.array([event.get("addr", event.get("device_free", 0)) for event in events], np.uint64).astype(np.int64),
+        size_bytes=np.array([event["size"] for event in events], np.int64),
+        stream=np.array([event.get("stream", 0) for event in events], np.int64),
+        time_us=time_us,
+        step=np.searchsorted(np.asarray(step_ends_us), time_us).astype(np.int32),
+    )
+
+
+def load_model(folder: Path, *, device: str, dtype: Any = None) -> Any:
+    """The model in `folder` on `device`, ready to generate: with its weights, or with random ones where it has none."""
+    if has_weights(folder):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+    else:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device(device):  # drawing billions of random weights takes minutes on a CPU
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype or getattr(config, "dtype", None))
+    return model.to(device).eval()
+
+
+def generate_workload(
+    model: Any,
+    workload: Workload,
+    *,
+    batch_size: int,
+    cache: str = "dynamic",
+    recorder: GenerateRecorder | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Put `workload` through `model.generate` in padded batches, in order of arrival and as fast as it goes.
+
+    Every row of a batch runs to the batch's longest output, as it would with end-of-sequence tokens at the workload's lengths.
+    """
+    prompts = token_ids(workload, model.config.get_text_config().vocab_size, seed)
+    outputs = workload.output_tokens
+    for begin in range(0, len(prompts), batch_size):
+        rows = prompts[begin : begin + batch_size]
+        width = max(map(len, rows))
+        longest = int(outputs[begin : begin + batch_size].max())
+        if recorder is not None:
+            recorder.known_outputs = outputs[begin : begin + batch_size].tolist()
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+        model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            min_new_tokens=longest,
+            max_new_tokens=longest,
+            do_sample=False,
+            pad_token_id=0,
+            **({"cache_implementation": "static"} if cache == "static" else {}),
+        )
+        if progress is not None:
+            progress(min(begin + batch_size, len(prompts)), len(prompts))

@@ -1,0 +1,72 @@
+"""A model to run when only its shape matters: a configuration on disk, random weights in memory.
+
+Memory and speed depend on shapes, not on what the weights are. Grouped-query models are built as Llamas of their shape.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError
+from kvsim.models import Model
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder has weights beside its configuration."""
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def write_config(model: Model, folder: Path) -> Path:
+    """Write a `config.json` of the shape of `model` into `folder` and return the folder.
+
+    Raises:
+        UsageError: the model is not a plain decoder with grouped-query attention.
+    """
+    if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
+        raise UsageError(f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; give a folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_llama_config(model), indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """The shape that a transformers configuration describes, as in a recording's `meta.json`."""
+    text = config.get_text_config()
+    num_heads = text.num_attention_heads
+    num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    return {
+        "num_layers": text.num_hidden_layers,
+        "hidden_size": text.hidden_size,
+        "num_attention_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": text.intermediate_size,
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": text.max_position_embeddings,
+        "tie_word_embeddings": bool(text.tie_word_embeddings),
+    }
+
+
+def _llama_config(model: Model) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "dtype": model.dtype,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }

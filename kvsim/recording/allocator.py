@@ -1,0 +1,67 @@
+"""PyTorch's own allocation history beside a recording: what `generate()` asked of the CUDA caching allocator, with addresses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import RecordingError
+from kvsim.recording.tables import IntArray
+
+FILE_NAME = "allocator.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AllocatorHistory:
+    """One row per event, in order."""
+
+    action: npt.NDArray[np.str_]
+    """PyTorch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
+    address: IntArray
+    size_bytes: IntArray
+    stream: IntArray
+    time_us: IntArray
+    """Microseconds since the epoch."""
+    step: IntArray
+    """The step of the recording during which it happened."""
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
+    """The allocation history in a recording's folder; None if it has none.
+
+    Raises:
+        RecordingError: the file is damaged, or lacks a column.
+    """
+    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    file = Path(folder) / FILE_NAME
+    if not file.exists():
+        return None
+    names = [item.name for item in fields(AllocatorHistory)]
+    try:
+        data = pq.read_table(file, columns=names)
+    except (pa.ArrowException, OSError) as error:
+        raise RecordingError(f"{file} is damaged or lacks a column: {str(error).splitlines()[0]}.") from error
+    columns: dict[str, Any] = {name: data[name].to_numpy() for name in names if name != "action"}
+    return AllocatorHistory(action=np.asarray(data["action"].to_pylist(), np.str_), **columns)
+
+
+def write_allocator(history: AllocatorHistory, folder: str | os.PathLike[str]) -> None:
+    """Write `history` into a recording's folder."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    file = Path(folder) / FILE_NAME
+    arrays = {item.name: pa.array(getattr(history, item.name).tolist()) for item in fields(history)}
+    scratch = file.with_suffix(".tmp")
+    pq.write_table(pa.table(arrays), scratch, compression="zstd")
+    scratch.replace(file)

@@ -1,0 +1,229 @@
+"""Make every trace in this folder again: python traces/record.py GROUP... --lengths DIR -o DIR, on a machine with a GPU.
+
+The groups share engine starts, which take a minute each. `--lengths` is a folder with two CSV files of real lengths that are not
+part of this project: `gsm8k_lengths.csv` (prompt_tokens,answer_tokens) and `sharegpt.csv.gz` (TIMESTAMP,prompt,output). Weights are
+random: only shapes matter to memory and speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.workload import AllAtOnce, Arrivals, Poisson, Workload
+
+PRESSURE_BLOCKS = 1600
+"""3.1 GiB for a Llama-3-8B: a pool that 40 ShareGPT requests per second overrun."""
+
+
+def gsm8k(folder: Path, count: int, output_tokens: int = 128) -> Workload:
+    """The first `count` GSM8K questions, all at once."""
+    with (folder / "gsm8k_lengths.csv").open() as file:
+        prompts = [int(row["prompt_tokens"]) for row in csv.DictReader(file)][:count]
+    return Workload(
+        arrival_s=np.zeros(count),
+        prompt_tokens=prompts,
+        output_tokens=np.full(count, output_tokens),
+        name="gsm8k",
+        description=f"{count} GSM8K questions at once, {output_tokens} new tokens each",
+    )
+
+
+def sharegpt(
+    folder: Path, count: int, arrivals: Arrivals, seed: int, *, prefixes: int = 0, prefix_tokens: int = 0, longest: int = 2048
+) -> Workload:
+    """`count` ShareGPT first turns drawn with `seed`, optionally behind one of several shared prefixes."""
+    with gzip.open(folder / "sharegpt.csv.gz", "rt") as file:
+        rows = [(int(row[1]), int(row[2])) for row in csv.reader(file) if row[1].isdigit()]
+    usable = np.array([row for row in rows if 4 <= row[0] <= 1024 and row[1] >= 4 and sum(row) <= longest])
+    rng = np.random.default_rng(seed)
+    prompt, output = usable[rng.choice(len(usable), count, replace=False)].T
+    shared = f" behind {prefixes} shared prefixes of {prefix_tokens} tokens" if prefixes else ""
+    return Workload(
+        arrival_s=arrivals.sample(count, rng),
+        prompt_tokens=prompt + (prefix_tokens if prefixes else 0),
+        output_tokens=output,
+        prefix_group=rng.integers(prefixes, size=count) if prefixes else None,
+        prefix_tokens=np.full(count, prefix_tokens) if prefixes else None,
+        prefix_names=[f"prefix {number}" for number in range(prefixes)],
+        name="sharegpt",
+        description=f"{count} ShareGPT requests{shared}, {arrivals}, seed {seed}",
+    )
+
+
+def long_prompts(count: int, arrivals: Arrivals, seed: int) -> Workload:
+    """Prompts of 500 to 7,000 tokens with short answers: what prefill costs."""
+    rng = np.random.default_rng(seed)
+    return Workload(
+        arrival_s=arrivals.sample(count, rng),
+        prompt_tokens=rng.integers(500, 7000, count),
+        output_tokens=rng.integers(16, 160, count),
+        name="long-prompts",
+        description=f"{count} prompts of 500 to 7,000 tokens with answers of 16 to 160, {arrivals}, seed {seed}",
+    )
+
+
+Run = tuple[str, Workload, int | None]
+"""A trace's name, its requests, and how many run at a time (None: open loop)."""
+
+
+def vllm_runs(group: str, data: Path) -> tuple[str, dict[str, object], list[Run]]:
+    """The model, the engine's arguments and the traces of one engine start."""
+    poisson = lambda rate: Poisson(rate_per_s=rate)  # noqa: E731
+    pressure = {"num_gpu_blocks_override": PRESSURE_BLOCKS, "gpu_memory_utilization": 0.5}
+    llama = {"max_model_len": 8192}
+    return {
+        "granite": (
+            "granite-4.0-350m",
+            {"max_model_len": 4096, "gpu_memory_utilization": 0.3},
+            [
+                ("vllm-h200-granite-350m-gsm8k", gsm8k(data, 500), None),
+                ("vllm-h200-granite-350m-sharegpt-60", sharegpt(data, 600, poisson(60), 61), None),
+                ("vllm-h200-granite-350m-closed-32", sharegpt(data, 200, AllAtOnce(), 62), 32),
+            ],
+        ),
+        "large": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.9},
+            [
+                ("vllm-h200-llama-3-8b-sharegpt-20", sharegpt(data, 400, poisson(20), 11), None),
+                ("vllm-h200-llama-3-8b-sharegpt-5", sharegpt(data, 80, poisson(5), 12), None),
+                ("vllm-h200-llama-3-8b-sharegpt-closed-128", sharegpt(data, 400, AllAtOnce(), 13), 128),
+                ("vllm-h200-llama-3-8b-long-prompts", long_prompts(120, poisson(6), 14), None),
+                ("vllm-h200-llama-3-8b-sharegpt-at-once", sharegpt(data, 500, AllAtOnce(), 15), None),
+            ],
+        ),
+        "pressure": (
+            "Meta-Llama-3-8B",
+            {**llama, **pressure},
+            [
+                ("vllm-h200-llama-3-8b-pressure", sharegpt(data, 400, poisson(40), 21), None),
+                (
+                    "vllm-h200-llama-3-8b-pressure-prefixes",
+                    sharegpt(data, 400, poisson(30), 22, prefixes=8, prefix_tokens=512),
+                    None,
+                ),
+            ],
+        ),
+        "eager": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.5, "enforce_eager": True},
+            [("vllm-h200-llama-3-8b-eager", sharegpt(data, 200, poisson(10), 31), None)],
+        ),
+        "block32": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 1200, "block_size": 32,
+             "max_num_batched_tokens": 2048},
+            [("vllm-h200-llama-3-8b-block32-chunk2048", sharegpt(data, 400, poisson(40), 41), None)],
+        ),
+        "sync": (
+            "Meta-Llama-3-8B",
+            {**llama, **pressure, "async_scheduling": False},
+            [("vllm-h200-llama-3-8b-sync", sharegpt(data, 300, poisson(30), 51), None)],
+        ),
+        "llama2": (
+            "Llama-2-7b-hf",
+            {"max_model_len": 4096, "gpu_memory_utilization": 0.5},
+            [
+                ("vllm-h200-llama-2-7b-sharegpt-20", sharegpt(data, 300, poisson(20), 71), None),
+                ("vllm-h200-llama-2-7b-closed-64", sharegpt(data, 200, AllAtOnce(), 72), 64),
+            ],
+        ),
+    }[group]  # fmt: skip
+
+
+def record_vllm(group: str, data: Path, output: Path) -> None:
+    """One engine start and all its traces."""
+    from kvsim.capture.drive import DrivenEngine
+
+    model, engine_args, runs = vllm_runs(group, data)
+    with DrivenEngine(model, **engine_args) as engine:
+        if group == "large":
+            measure_overhead(engine, sharegpt(data, 256, AllAtOnce(), 99))
+        for name, workload, concurrency in runs:
+            command = f"python traces/record.py {group}"
+            recording = engine.record(workload, output / name, concurrency=concurrency, command=command)
+            report(name, recording.duration_s, int(recording.requests.output_tokens.sum()), recording.num_preemptions)
+
+
+def measure_overhead(engine: object, workload: Workload) -> None:
+    """The same requests with and without a recording, in turn."""
+    import tempfile
+
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(6):
+        recorded = turn % 2 == 1
+        if recorded:
+            with tempfile.TemporaryDirectory() as scratch:
+                seconds[True].append(engine.record(workload, Path(scratch) / "run").duration_s)  # type: ignore[attr-defined]
+        else:
+            begin = time.monotonic()
+            engine.serve(workload)  # type: ignore[attr-defined]
+            seconds[False].append(time.monotonic() - begin)
+    print("overhead of recording: without", [round(s, 3) for s in seconds[False]], "with", [round(s, 3) for s in seconds[True]])
+
+
+def record_hf(data: Path, output: Path) -> None:
+    """The Hugging Face traces."""
+    import tempfile
+
+    import torch
+
+    from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model
+    from kvsim.capture.shapes import write_config
+    from kvsim.models import find_model
+    from kvsim.recording import write, write_allocator
+
+    plans: dict[str, list[tuple[str, Workload, int, str, int]]] = {
+        "granite-4.0-350m": [
+            ("hf-h200-granite-350m-one-by-one", gsm8k(data, 20), 1, "dynamic", 0),
+            ("hf-h200-granite-350m-batch500", gsm8k(data, 500), 500, "dynamic", 0),
+            ("hf-h200-granite-350m-batch64-history", gsm8k(data, 64), 64, "dynamic", 400_000),
+            ("hf-h200-granite-350m-batch64-static", gsm8k(data, 192), 64, "static", 0),
+            ("hf-h200-granite-350m-sharegpt-batch16", sharegpt(data, 64, AllAtOnce(), 81), 16, "dynamic", 0),
+        ],
+        "Meta-Llama-3-8B": [("hf-h200-llama-3-8b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 82), 16, "dynamic", 0)],
+        "Llama-2-7b-hf": [("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 83), 16, "dynamic", 0)],
+    }
+    for model_name, runs in plans.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            shape = find_model(model_name)
+            folder = write_config(shape, Path(scratch) / shape.name.rpartition("/")[2])
+            model = load_model(folder, device="cuda")
+            generate_workload(model, gsm8k(data, 8, 16), batch_size=8)  # the first batch of a process is seconds slower
+            for name, workload, batch_size, cache, history in runs:
+                torch.cuda.empty_cache()
+                recorder = GenerateRecorder(model, allocation_history=history, command="python traces/record.py hf")
+                with recorder:
+                    generate_workload(model, workload, batch_size=batch_size, cache=cache, recorder=recorder)
+                recording = recorder.recording(name)
+                write(recording, output / name)
+                if recorder.allocator is not None:
+                    write_allocator(recorder.allocator, output / name)
+                report(name, recording.duration_s, int(recording.requests.output_tokens.sum()), 0)
+            del model
+            torch.cuda.empty_cache()
+
+
+def report(name: str, duration_s: float, output_tokens: int, preemptions: int) -> None:
+    """A line about a finished trace."""
+    rate = output_tokens / duration_s
+    print(f"{name}: {duration_s:.2f} s, {output_tokens} tokens, {rate:,.1f} tok/s, {preemptions} preemptions", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="+", help="granite large pressure eager block32 sync llama2 hf")
+    parser.add_argument("--lengths", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    for chosen in arguments.groups:
+        if chosen == "hf":
+            record_hf(arguments.lengths, arguments.output)
+        else:
+            record_vllm(chosen, arguments.lengths, arguments.output)
