@@ -111,6 +111,7 @@ class DrivenEngine:
             },
             **(extra or {}),
         }
+        self._engine.reset_prefix_cache()  # a hit on a block from before the recording could not be explained by it
         scratch = self._scratch / "log"
         self._scheduler.kvsim.start(FileSink(scratch), meta)
         try:

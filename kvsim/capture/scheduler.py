@@ -49,20 +49,20 @@ class SchedulerRecorder:
 
     def start(self, sink: Sink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already holds are not part of it."""
-        queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
-        meta = meta | {"initial_free": [block.block_id for block in queue]}
+        self._meta = meta
         self._begin_s: float | None = None
+        self._held: dict[str, int] = {}  # blocks in each request's table
         self._rows: dict[str, int] = {}
+        self._active: dict[str, Any] = {}  # every request that has arrived and not ended, in order of arrival
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
         self._last_tokens: dict[str, int] = {}
         self._awaiting_first: dict[str, Any] = {}
         self._ended: list[Any] = []
-        self._held: dict[str, int] = {}  # blocks in each request's table
         self._evicted: list[int] = []
         self._num_preempted = 0
-        self._lines: list[bytes] = [eventlog.line("meta", meta)]
+        self._lines: list[bytes] = [self._opening()]
         self.sink = sink
         self._send()
 
@@ -76,21 +76,10 @@ class SchedulerRecorder:
     @_harmless
     def arrived(self, request: Any) -> None:
         """`request` was added to the queue."""
-        time_s = self._now()
-        block_size = self._scheduler.block_size
-        hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
         self._rows[request.request_id] = self._num_rows
         self._num_rows += 1
-        self._awaiting_first[request.request_id] = request
-        self._report(
-            "arrive",
-            request.request_id,
-            time_s,
-            request.num_prompt_tokens,
-            request.max_tokens,
-            request.priority,
-            hashes[: request.num_prompt_tokens // block_size],
-        )
+        self._active[request.request_id] = self._awaiting_first[request.request_id] = request
+        self._report(*self._arrival(request))
 
     @_harmless
     def scheduling(self) -> None:
@@ -105,7 +94,7 @@ class SchedulerRecorder:
         tokens: dict[str, int] = output.num_scheduled_tokens
         if not tokens and not self._num_preempted:
             return
-        scheduler, requests = self._scheduler, self._scheduler.requests
+        requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
         num_prefill = 0
         if tokens == self._last_tokens and num_tokens == len(tokens):
@@ -123,19 +112,7 @@ class SchedulerRecorder:
         self._last_tokens = dict(tokens) if not num_prefill else {}
         self._steps_in_flight[id(output)] = self._num_steps
         self._num_steps += 1
-        self._report(
-            "step",
-            {
-                "start_s": self._start_s,
-                "prefill_tokens": num_prefill,
-                "decode_tokens": num_tokens - num_prefill,
-                "num_scheduled": len(tokens),
-                "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
-                "preempted": self._num_preempted,
-                "free_units": self._manager.block_pool.get_num_free_blocks(),
-            },
-        )
+        self._report("step", self._step_columns(self._start_s, num_prefill, num_tokens - num_prefill, len(tokens)))
 
     @_harmless
     def updating(self) -> None:
@@ -230,8 +207,67 @@ class SchedulerRecorder:
         manager.allocate_slots, manager.free = watched_allocate, watched_free
         pool._maybe_evict_cached_block = watched_evict  # noqa: SLF001
 
+    def snapshot(self) -> bytes:
+        """A log that begins with the requests that are here now, as if everything had just happened.
+
+        Its last line says which of our rows those are, and which numbers of requests and steps come next.
+        """
+        self._last_tokens = {}  # whoever joins now has not seen the last step, so the next one must be spelled out
+        rows, events, computed, holders = [], [], [], set()
+        for local, (name, request) in enumerate(self._active.items()):
+            rows.append(self._rows[name])
+            events.append(self._arrival(request))
+            if not self._held.get(name):
+                continue
+            blocks = self._manager.get_block_ids(name)[0]
+            shared = next((index for index, block in enumerate(blocks) if block not in holders), len(blocks))
+            holders.update(blocks)
+            memory = [("share", local, 0, blocks[:shared]), ("append", local, shared, blocks[shared:])]
+            computed.append((memory, (local, 0, request.num_computed_tokens)))
+        if computed:
+            now = self._now()
+            events.append(("seq",))
+            events += [event for memory, _ in computed for event in memory if event[-1]]
+            tokens = [row for _, row in computed if row[-1]]
+            events.append(("tokens", now, tokens))
+            events.append(("step", self._step_columns(now, 0, sum(row[-1] for row in tokens), len(tokens))))
+        events.append(("joined", rows, self._num_rows, self._num_steps))
+        return self._opening() + b"".join(eventlog.line(*event) for event in events)
+
+    def _opening(self) -> bytes:
+        """The first line of a log that begins now."""
+        queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
+        held = sorted({block for name in self._held for block in self._manager.get_block_ids(name)[0]})
+        return eventlog.line("meta", self._meta | {"initial_free": [block.block_id for block in queue] + held})
+
+    def _arrival(self, request: Any) -> tuple[Any, ...]:
+        hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
+        return (
+            "arrive",
+            request.request_id,
+            self._now(),
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.priority,
+            hashes[: request.num_prompt_tokens // self._scheduler.block_size],
+        )
+
+    def _step_columns(self, start_s: float, num_prefill: int, num_decode: int, num_scheduled: int) -> dict[str, float]:
+        scheduler = self._scheduler
+        return {
+            "start_s": start_s,
+            "prefill_tokens": num_prefill,
+            "decode_tokens": num_decode,
+            "num_scheduled": num_scheduled,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            "preempted": self._num_preempted,
+            "free_units": self._manager.block_pool.get_num_free_blocks(),
+        }
+
     def _end(self, request: Any, time_s: float) -> None:
         name = request.request_id
+        self._active.pop(name, None)
         row = self._rows.pop(name)
         outputs = request.num_output_tokens
         if self._awaiting_first.pop(name, None) is None:
@@ -253,4 +289,6 @@ class SchedulerRecorder:
     def _send(self) -> None:
         if self.sink is not None and self._lines:
             self.sink.write(b"".join(self._lines))
-        self._lines = []
+            self._lines = []
+            if self.sink.wants_snapshot:
+                self.sink.join(self.snapshot())

@@ -20,8 +20,14 @@ _BUFFER_BYTES = 1 << 20
 class Sink(Protocol):
     """Takes complete lines of a log; never raises."""
 
+    wants_snapshot: bool
+    """Whether somebody has joined who has not seen the log from its beginning."""
+
     def write(self, lines: bytes) -> None:
         """Keep or send `lines`."""
+
+    def join(self, snapshot: bytes) -> None:
+        """Give those who have joined a log that begins now."""
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -29,6 +35,8 @@ class Sink(Protocol):
 
 class FileSink:
     """Appends to the log in a folder. When that fails, as on a full disk, the recording ends there; the engine goes on."""
+
+    wants_snapshot = False
 
     def __init__(self, folder: Path) -> None:
         """Begin a log in `folder`, which is made.
@@ -54,6 +62,9 @@ class FileSink:
         except OSError as error:
             log.warning("kvsim: recording ends here, %s cannot be written: %s", self._path, error.strerror)
             self._abandon()
+
+    def join(self, snapshot: bytes) -> None:
+        """Nobody joins a file."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -83,6 +94,16 @@ class Fanout:
         """Hand `lines` to every sink."""
         for sink in self._sinks:
             sink.write(lines)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether any sink has somebody new."""
+        return any(sink.wants_snapshot for sink in self._sinks)
+
+    def join(self, snapshot: bytes) -> None:
+        """Hand the snapshot to every sink."""
+        for sink in self._sinks:
+            sink.join(snapshot)
 
     def close(self) -> None:
         """Close every sink."""

@@ -15,9 +15,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from kvsim.capture.publish import Publisher
 from kvsim.capture.scheduler import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, Sink
-from kvsim.errors import MissingExtraError
+from kvsim.errors import KvsimError, MissingExtraError
 from kvsim.recording.model import FORMAT, VERSION
 
 try:
@@ -86,6 +87,11 @@ def sink_from_environment() -> Sink | None:
             sinks.append(FileSink(Path(folder)))
         except OSError as error:
             log.warning("kvsim: nothing is recorded, %s cannot be made: %s", folder, error.strerror)
+    if address := os.environ.get("KVSIM_PUBLISH"):
+        try:
+            sinks.append(Publisher(address))
+        except (OSError, KvsimError) as error:
+            log.warning("kvsim: nothing is published at %s: %s", address, error)
     return Fanout(sinks) if sinks else None
 
 

@@ -175,11 +175,10 @@ class RecordingBuilder:
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
-        steps = self._steps
-        for step in (row for row, seq in enumerate(steps["output_seq"]) if seq < 0):
-            latest_s = max(steps["start_s"][-1], *(end for end in steps["end_s"] if end == end), 0.0)  # NaN is not itself
-            self.next_seq()
-            self.output(step, latest_s)
+        steps = _columns(self._steps, Steps)
+        under_way = steps["output_seq"] < 0
+        steps["output_seq"][under_way] = self._seq + 1 + np.arange(under_way.sum())
+        steps["end_s"][under_way] = max(np.nanmax(steps["end_s"], initial=0.0), steps["start_s"].max(initial=0.0))
         return Recording(
             meta=meta,
             name=name,
@@ -188,7 +187,7 @@ class RecordingBuilder:
                 prompt_hashes=Ragged(np.array(self._hashes), np.array(self._hash_offsets), np.int64),
                 **_columns(self._requests, Requests),
             ),
-            steps=Steps(**_columns(self._steps, Steps)),
+            steps=Steps(**steps),
             schedule=Schedule(**_columns(self._schedule, Schedule)),
             memory=Memory(**_columns(self._memory, Memory)),
         )
