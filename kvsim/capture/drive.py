@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from kvsim.capture.prompts import token_ids
-from kvsim.capture.shapes import has_weights, write_config
+from kvsim.capture.shapes import has_weights, model_folder
 from kvsim.capture.sinks import FileSink
 from kvsim.errors import UsageError
-from kvsim.models import Model, find_model
 from kvsim.recording import Recording, read, write
 from kvsim.workload import Workload
 
@@ -51,7 +50,7 @@ class DrivenEngine:
         """
         os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
         self._scratch = Path(tempfile.mkdtemp(prefix="kvsim-"))
-        folder = _model_folder(model, self._scratch)
+        folder = model_folder(model, self._scratch)
 
         from kvsim.capture.vllm import RecordingScheduler, RecordingSyncScheduler  # noqa: PLC0415  checks that vLLM is there
         from vllm import LLM  # noqa: PLC0415
@@ -74,7 +73,9 @@ class DrivenEngine:
     def __enter__(self) -> DrivenEngine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def record(
@@ -167,11 +168,3 @@ class DrivenEngine:
         columns = {name: np.full(count, tokens) for name in ("prompt_tokens", "output_tokens")}
         ids = [f"warm-up-{number}" for number in range(count)]
         self.serve(Workload(arrival_s=np.zeros(count), ids=ids, **columns), seed=1)
-
-
-def _model_folder(model: str, scratch: Path) -> Path:
-    folder = Path(model)
-    if (folder / "config.json").is_file():
-        return folder
-    shape: Model = find_model(model)
-    return write_config(shape, scratch / shape.name.rpartition("/")[2])

@@ -91,7 +91,9 @@ class GenerateRecorder:
             torch.cuda.memory._record_memory_history(max_entries=self._history, stacks="python", context=None)  # noqa: SLF001
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         del self._model.generate  # the instance's; the class's stands behind it
         if self._history:
             self.allocator = _history(self._step_ends_us)
@@ -121,8 +123,17 @@ class GenerateRecorder:
                 "batch_size": max(batch["rows"] for batch in self._batches),
                 "attention": self._model.config._attn_implementation,  # noqa: SLF001
             },
-            model={"name": model_name, **shape, "dtype": str(dtype).removeprefix("torch."), "kv_bytes_per_token": kv_bytes},
-            policy={"name": "static", "cache": first["cache"], "batch_size": max(batch["rows"] for batch in self._batches)},
+            model={
+                "name": model_name,
+                **shape,
+                "dtype": str(dtype).removeprefix("torch."),
+                "kv_bytes_per_token": kv_bytes,
+            },
+            policy={
+                "name": "static",
+                "cache": first["cache"],
+                "batch_size": max(batch["rows"] for batch in self._batches),
+            },
             pool=Pool(unit_tokens=1, num_units=None, bytes_per_unit=kv_bytes),
             command=self._command,
             created=date.today().isoformat(),
@@ -148,7 +159,9 @@ class GenerateRecorder:
             batch.step(self._now(), self._counters())
 
         criteria = kwargs.pop("stopping_criteria", None) or []
-        output = self._generate(*args, **kwargs, stopping_criteria=StoppingCriteriaList([*criteria, _AfterStep(on_step)]))
+        output = self._generate(
+            *args, **kwargs, stopping_criteria=StoppingCriteriaList([*criteria, _AfterStep(on_step)])
+        )
         sequences = getattr(output, "sequences", output)
         outputs, self.known_outputs = self.known_outputs, None
         batch.end(outputs or self._output_lengths(sequences, inputs.shape[1]), self._now())
@@ -179,7 +192,9 @@ class GenerateRecorder:
 class _Batch:
     """One call of `generate()`, step by step."""
 
-    def __init__(self, builder: RecordingBuilder, prompts: Sequence[int], width: int, limit: int, time_s: float) -> None:
+    def __init__(
+        self, builder: RecordingBuilder, prompts: Sequence[int], width: int, limit: int, time_s: float
+    ) -> None:
         self._builder = builder
         self._width = width
         self._num_steps = 0
@@ -231,12 +246,19 @@ def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
     time_us = np.array([event["time_us"] for event in events], np.int64)
     return AllocatorHistory(
         action=np.array([event["action"] for event in events], np.str_),
-        address=np.array([event.get("addr", event.get("device_free", 0)) for event in events], np.uint64).astype(np.int64),
+        address=np.array([event.get("addr", event.get("device_free", 0)) for event in events], np.uint64).astype(
+            np.int64
+        ),
         size_bytes=np.array([event["size"] for event in events], np.int64),
         stream=np.array([event.get("stream", 0) for event in events], np.int64),
         time_us=time_us,
         step=np.searchsorted(np.asarray(step_ends_us), time_us).astype(np.int32),
     )
+
+
+def default_device() -> str:
+    """`cuda` where there is one, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_model(folder: Path, *, device: str, dtype: Any = None) -> Any:

@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
-from kvsim.models import Model
+from kvsim.models import Model, find_model
 
 
 def has_weights(folder: Path) -> bool:
     """Whether a model folder has weights beside its configuration."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def model_folder(model: str, scratch: Path) -> Path:
+    """The folder that `model` names, or one in `scratch` with the configuration of a listed model.
+
+    Raises:
+        UnknownNameError: there is no such folder and no such model.
+    """
+    folder = Path(model)
+    if (folder / "config.json").is_file():
+        return folder
+    shape = find_model(model)
+    return write_config(shape, scratch / shape.name.rpartition("/")[2])
 
 
 def write_config(model: Model, folder: Path) -> Path:
@@ -25,7 +38,9 @@ def write_config(model: Model, folder: Path) -> Path:
         UsageError: the model is not a plain decoder with grouped-query attention.
     """
     if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
-        raise UsageError(f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; give a folder.")
+        raise UsageError(
+            f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; give a folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_llama_config(model), indent=1) + "\n", encoding="utf-8")
     return folder

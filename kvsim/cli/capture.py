@@ -1,0 +1,113 @@
+"""`kvsim capture`: record a real engine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvsim.cli.show import progress
+from kvsim.cli.workload import workload_of_flags, workload_options
+
+
+@click.group("capture")
+def command() -> None:
+    """Record a real run of vLLM or Hugging Face.
+
+    To record your own vLLM server instead, start it with KVSIM_RECORD=FOLDER and
+    --scheduler-cls kvsim.capture.vllm.RecordingScheduler; KVSIM_PUBLISH=PORT lets kvsim tui --attach PORT watch it live.
+    """
+
+
+@command.command("vllm")
+@click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
+@workload_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
+@click.option("--concurrency", type=int, help="Closed loop: so many requests at a time, whatever their arrival times.")
+@click.option("--num-blocks", type=int, help="Blocks of the pool, instead of what the GPU leaves.")
+@click.option("--block-size", type=int, help="Tokens per block.")
+@click.option("--gpu-memory-utilization", type=float, help="Share of the GPU that may be used.")
+@click.option("--max-model-len", type=int, help="Longest sequence.")
+@click.option("--max-num-seqs", type=int, help="Sequences in one step.")
+@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.")
+@click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
+@click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
+@click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
+def vllm(*, model: str, output: Path, concurrency: int | None, **flags: Any) -> None:
+    """Start vLLM here, put a workload through it, and record what it does."""
+    from kvsim.capture.drive import DrivenEngine
+    from kvsim.errors import UsageError
+
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"--concurrency should be at least 1, not {concurrency}.")
+    _require_new(output)
+    workload = workload_of_flags(flags)
+    given = {
+        "num_gpu_blocks_override": flags["num_blocks"],
+        "block_size": flags["block_size"],
+        "gpu_memory_utilization": flags["gpu_memory_utilization"],
+        "max_model_len": flags["max_model_len"],
+        "max_num_seqs": flags["max_num_seqs"],
+        "max_num_batched_tokens": flags["max_num_batched_tokens"],
+        "enable_prefix_caching": False if flags["no_prefix_caching"] else None,
+        "enforce_eager": flags["enforce_eager"] or None,
+    }
+    engine_args = {key: value for key, value in given.items() if value is not None}
+    with (
+        DrivenEngine(model, async_scheduling=not flags["no_async_scheduling"], **engine_args) as engine,
+        progress("recording") as report,
+    ):
+        engine.record(workload, output, concurrency=concurrency, command=_command_line(), progress=report)
+    click.echo(output)
+
+
+@command.command("hf")
+@click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
+@workload_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
+@click.option("--batch-size", type=int, default=1, show_default=True, help="Rows of a batch; 1 is one by one.")
+@click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True)
+@click.option("--device", help="cuda or cpu.  [cuda where there is one]")
+@click.option(
+    "--allocation-history", type=int, default=0, metavar="EVENTS", help="Keep so many of PyTorch's allocation events."
+)
+def hf(
+    *, model: str, output: Path, batch_size: int, cache: str, device: str | None, allocation_history: int, **flags: Any
+) -> None:
+    """Put a workload through Hugging Face's generate() in padded batches, and record what it does."""
+    from kvsim.capture.hf import GenerateRecorder, default_device, generate_workload, load_model
+    from kvsim.capture.shapes import model_folder
+    from kvsim.errors import UsageError
+    from kvsim.recording import write, write_allocator
+
+    if batch_size < 1:
+        raise UsageError(f"--batch-size should be at least 1, not {batch_size}.")
+    _require_new(output)
+    workload = workload_of_flags(flags)
+    with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
+        loaded = load_model(model_folder(model, Path(scratch)), device=device or default_device())
+        with GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line()) as recorder:
+            with progress("recording") as report:
+                generate_workload(
+                    loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report
+                )
+    write(recorder.recording(output.name), output)
+    if recorder.allocator is not None:
+        write_allocator(recorder.allocator, output)
+    click.echo(output)
+
+
+def _command_line() -> str:
+    return shlex.join(["kvsim", *sys.argv[1:]])
+
+
+def _require_new(output: Path) -> None:
+    """Find out before a minute of engine start that the recording has nowhere to go."""
+    from kvsim.errors import UsageError
+
+    if output.exists():
+        raise UsageError(f"{output} exists; choose another name for the recording.")
