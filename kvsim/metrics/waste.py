@@ -86,6 +86,8 @@ def waste(source: Replay | Recording) -> Waste:
     progress = _Ramps(replay)
     written = progress.total_between(replay.pad, replay.full)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
+    # A row that is written on beyond its last token has ended: its tokens are of no use to anybody.
+    stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
 
     op_frame, op_slots = _frames(replay, ledger.seq), ledger.length * unit_tokens
     held = _running_sum(num_frames, (op_frame, _changes(ledger.address, ledger.refs > 0) * op_slots))
@@ -95,10 +97,12 @@ def waste(source: Replay | Recording) -> Waste:
     unusable = np.minimum(_unusable(replay), free)
 
     slots = np.zeros((num_frames, NUM_STATES), np.int64)
-    slots[:, SlotState.TOKEN] = written - (lengths - held)  # several tables may list a unit that the pool has once
+    slots[:, SlotState.TOKEN] = (
+        written - stale - (lengths - held)
+    )  # several tables may list a unit that the pool has once
     slots[:, SlotState.RESERVED] = within_full - within_pad - written
     slots[:, SlotState.INTERNAL] = requested - within_full - overrun
-    slots[:, SlotState.PADDING] = within_pad + overrun
+    slots[:, SlotState.PADDING] = within_pad + overrun + stale
     slots[:, SlotState.CACHED] = cached
     slots[:, SlotState.EXTERNAL] = lengths - requested + unusable
     slots[:, SlotState.FREE] = free - unusable
@@ -171,17 +175,19 @@ class _Ramps:
         self._request, self._begin, self._first, self._end = (values[kept] for values in (request, begin, first, end))
         self._rise = np.minimum(rise[kept], self._end - self._begin - 1)
 
-    def total_between(self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Computed tokens in the slots [low, high) of each request's table, added up at every frame."""
+    def total_between(
+        self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Computed tokens in the slots [low, high) of each request, times its weight, added up at every frame."""
         low, high = low[self._request], high[self._request]
+        each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
         begin, end, first, rise = self._begin, self._end, self._first, self._rise
         at_begin, at_end = np.clip(first, low, high) - low, np.clip(first + rise, low, high) - low
         # Token number n + 1 counts if low <= n < high, and is computed at frame begin + (n + 1 - first).
         slope_from = begin + np.clip(low - first + 1, 1, rise + 1)
         slope_to = np.maximum(begin + np.clip(high - first + 1, 1, rise + 1), slope_from)
-        one = np.ones(len(begin), np.int64)
-        slope = _running_sum(self._num_frames, (slope_from, one), (slope_to, -one))
-        return _running_sum(self._num_frames, (begin, at_begin), (end, -at_end)) + np.cumsum(slope)
+        slope = _running_sum(self._num_frames, (slope_from, each), (slope_to, -each))
+        return _running_sum(self._num_frames, (begin, each * at_begin), (end, -each * at_end)) + np.cumsum(slope)
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:

@@ -1,0 +1,84 @@
+"""The pool as a picture: address against time, coloured by what the memory there is doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.colors import to_rgb
+
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste, waste_shares
+from kvsim.plots.sampling import TimeBins
+from kvsim.plots.style import STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.words import ByteUnit, memory, percentages, source_line
+from kvsim.recording import Recording, Replay
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAX_COLUMNS, MAX_ROWS = 1500, 800
+_GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples fill [0, 1) evenly and follow no period, so that no pattern of the pool is mistaken for another."""
+
+
+def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Every address of the pool over time; a pixel has the colour of the state that most slots of its unit are in.
+
+    A row of pixels follows one unit. Where the pool has more units than the picture has rows, it is one of the units
+    that the row stands for, so that each state covers about the area that it should. A column shows the frame in force
+    when it begins. Free slots are free here even where no request in the queue could use them.
+
+    Raises:
+        RecordingError: the recording has no steps, or no time passes in it.
+    """
+    replay = Replay(recording)
+    states, bins = pixel_states(replay)
+    pool = recording.meta.pool
+    num_bytes = replay.num_units * pool.bytes_per_unit
+    unit = ByteUnit.for_size(num_bytes)
+    shares = waste_shares(waste(replay)).pool_percent
+    palette = np.array([to_rgb(STATE_COLORS[state]) for state in SlotState])
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.68)
+        axes = picture.subplots()
+        axes.imshow(
+            (255 * palette[states]).round().astype(np.uint8),
+            origin="lower",
+            aspect="auto",
+            interpolation="nearest",
+            extent=(bins.edges_s[0], bins.edges_s[-1], 0, num_bytes / unit.num_bytes),
+        )
+        axes.set(xlabel="time (s)", ylabel=f"address ({unit.name})")
+        axes.grid(visible=False)
+        picture.headline(_title(replay, len(states)), source_line([recording]))
+        picture.explain((state for state in SlotState if (states == state).any()), hatched=False)
+    picture.alt_text = (
+        f"Map of a KV pool of {memory(num_bytes)}, address upwards and {recording.duration_s:.3g} seconds to the "
+        f"right. "
+        f"On average {percentages(shares)}."
+    )
+    return picture
+
+
+def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], TimeBins]:
+    """The state of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the columns' times."""
+    num_rows = min(MAX_ROWS, replay.num_units)
+    row = np.arange(num_rows)
+    units = ((row + row * _GOLDEN % 1) * (replay.num_units / num_rows)).astype(np.int64)
+    bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)
+    frames, column_of = np.unique(
+        np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
+    )
+    states = np.empty((num_rows, len(frames)), np.int64)
+    for column, frame in enumerate(frames.tolist()):
+        replay.seek(frame)
+        states[:, column] = replay.slots(units if num_rows < replay.num_units else slice(None)).argmax(axis=1)
+    return states[:, column_of], bins
+
+
+def _title(replay: Replay, num_rows: int) -> str:
+    tokens = replay.unit_tokens
+    units = f"{replay.num_units:,} {'slots' if tokens == 1 else f'blocks of {tokens} tokens'}"
+    per_row = replay.num_units / num_rows
+    return f"The KV pool over time: {units}" + (f", one in {per_row:.3g} shown" if per_row > 1 else "")

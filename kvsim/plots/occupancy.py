@@ -1,0 +1,80 @@
+"""How full the pool is, how many sequences run and how many wait: three panels on one clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.metrics import Summary, summarize, waste
+from kvsim.plots.sampling import TimeBins
+from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+from kvsim.plots.words import distinct_names, source_line
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+
+
+def occupancy(
+    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+) -> Picture:
+    """Occupancy of the pool, sequences in each step and requests waiting, over time; one line per recording.
+
+    Args:
+        recordings: at most four, told apart by colour and dashes.
+        purpose: the medium to draw for.
+        size: inches; chosen for the medium if left out.
+        names: what to call the recordings; their own names, or their policies, if left out.
+
+    Raises:
+        UsageError: there is no recording or more than four, or not one name for each.
+        RecordingError: a recording has no steps, or no time passes in it.
+    """
+    names = names or distinct_names(recordings)
+    if not 1 <= len(recordings) == len(names) <= len(LINES):
+        raise UsageError(
+            f"{len(recordings)} recordings and {len(names)} names were given; "
+            f"there must be 1 to {len(LINES)} of them and a name for each."
+        )
+    summaries = []
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.85)
+        panels = picture.subplots(3, 1, sharex=True)
+        for recording, name, (color, dashes) in zip(recordings, names, LINES, strict=False):
+            bins, slots = TimeBins.of(recording), waste(recording)
+            summaries.append(summarize(recording, slots))
+            columns = (slots.held, np.append(recording.steps.num_scheduled, 0), np.append(recording.steps.waiting, 0))
+            for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
+                means = scale * bins.mean(slots.time_s, values)
+                axes.stairs(means, bins.edges_s, baseline=None, color=color, linestyle=dashes, label=name)
+        panels[0].set(ylabel="%", ylim=(0, 105), yticks=(0, 50, 100))
+        panels[1].set(ylabel="sequences", ylim=(0, None))
+        panels[2].set(ylabel="requests", ylim=(0, None), xlabel="time (s)")
+        for axes, shown in zip(panels, ("KV pool in use", "batch: scheduled in each step", "waiting"), strict=True):
+            axes.set_title(shown, loc="left")
+        picture.align_ylabels(panels)
+        picture.headline(_title(summaries), source_line(recordings))
+        if len(recordings) > 1:
+            picture.explain_with(panels[0].get_legend_handles_labels()[0])
+    picture.alt_text = "Occupancy, batch size and queue over time. " + " ".join(
+        f"{name}: {_sentence(summary)}" for name, summary in zip(names, summaries, strict=True)
+    )
+    return picture
+
+
+def _title(summaries: list[Summary]) -> str:
+    if len(summaries) > 1:
+        return f"Pool, batch and queue of {len(summaries)} runs"
+    summary = summaries[0]
+    used, batch = f"{100 * summary.mean_occupancy:.0f}%", f"{summary.mean_batch:.0f}"
+    return f"On average, {used} of the pool is in use and {batch} sequences run per step"
+
+
+def _sentence(summary: Summary) -> str:
+    return (
+        f"{100 * summary.mean_occupancy:.1f}% of the pool is held on average and "
+        f"{100 * summary.peak_occupancy:.1f}% at its peak, "
+        f"{summary.mean_batch:.1f} sequences run per step (at most {summary.peak_batch}), "
+        f"{summary.mean_waiting:.1f} requests wait, over {summary.duration_s:.3g} seconds."
+    )

@@ -1,0 +1,62 @@
+"""Time series with millions of steps, brought down to as many points as a picture can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray, IntArray
+
+NUM_BINS = 600
+"""More than a column of print resolves; on a slide each is about three pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimeBins:
+    """Equal slices of a recording's time."""
+
+    edges_s: FloatArray
+    """From the first step to the end: float64[num_bins + 1]."""
+
+    @classmethod
+    def of(cls, recording: Recording, num_bins: int = NUM_BINS) -> TimeBins:
+        """Slices from the first step of `recording` to its end.
+
+        Raises:
+            RecordingError: it has no steps, or no time passes in it.
+        """
+        start_s = float(recording.steps.start_s[0]) if len(recording.steps) else 0.0
+        if not recording.duration_s > start_s:
+            raise RecordingError(f"recording {recording.name!r} lasts no time, so nothing can be drawn over time.")
+        return cls(edges_s=np.linspace(start_s, recording.duration_s, num_bins + 1))
+
+    @property
+    def width_s(self) -> float:
+        """Length of one slice."""
+        return float(self.edges_s[1] - self.edges_s[0])
+
+    def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
+        """Mean of `values` (one row per time, each holding until the next) in every slice, along the first axis.
+
+        What adds up to a constant before does so afterwards: the mean is linear.
+        """
+        columns = values.reshape(len(values), -1).astype(np.float64)
+        lasting = np.diff(time_s)[:, None] * columns[:-1]
+        area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(lasting, axis=0)))
+        at_edges = np.stack([np.interp(self.edges_s, time_s, column) for column in area.T], axis=1)
+        return (np.diff(at_edges, axis=0) / np.diff(self.edges_s)[:, None]).reshape(-1, *values.shape[1:])
+
+    def count(self, time_s: FloatArray, amounts: IntArray) -> npt.NDArray[np.int64]:
+        """Sum of the `amounts` that fall into each slice."""
+        index = np.searchsorted(self.edges_s, time_s, side="right") - 1
+        total = np.zeros(len(self.edges_s) - 1, np.int64)
+        np.add.at(total, np.clip(index, 0, len(total) - 1), amounts)
+        return total

@@ -1,0 +1,193 @@
+"""How every figure looks: one style sheet, three sizes of it, and one palette for the seven states of a slot.
+
+The palette was chosen by lightness first: printed in grey, any two states differ by 8 of 100 steps of CIE L* or more,
+and with any of the three kinds of colour blindness no two colours come closer than 16 in CIE 1976 Lab.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+from matplotlib.transforms import Bbox
+
+from kvsim.errors import UnknownNameError
+from kvsim.memory.waste import SlotState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+Purpose: TypeAlias = Literal["paper", "slide", "web"]
+Size: TypeAlias = tuple[float, float]
+"""Width and height in inches."""
+
+STATE_COLORS = {
+    SlotState.TOKEN: "#1d4f91",
+    SlotState.RESERVED: "#7cb1e2",
+    SlotState.INTERNAL: "#c9452d",
+    SlotState.PADDING: "#f5cd55",
+    SlotState.CACHED: "#2e9c76",
+    SlotState.EXTERNAL: "#3a1c46",
+    SlotState.FREE: "#e4e8ec",
+}
+STATE_HATCHES = {SlotState.INTERNAL: "////", SlotState.PADDING: "....", SlotState.EXTERNAL: "xxxx"}
+"""Waste is hatched wherever an area is large enough, so that it stands out without colour."""
+STATE_LABELS = {
+    SlotState.TOKEN: "tokens",
+    SlotState.RESERVED: "reserved, not yet written",
+    SlotState.INTERNAL: "internal: never written",
+    SlotState.PADDING: "padding",
+    SlotState.CACHED: "free, prefix cached",
+    SlotState.EXTERNAL: "external: rounding, unusable",
+    SlotState.FREE: "free",
+}
+LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
+"""Colour and dashes of the first, second, ... recording where several are compared."""
+
+LEGEND_PERCENT = 0.2
+"""States that never reach this share of a pool are drawn, but nobody would find them: the legend leaves them out."""
+
+INK, MUTED = "#1f2328", "#5b636d"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Medium:
+    width_in: float
+    stretch: float
+    """Height relative to the web's: a column has large letters for its width, a slide is flat."""
+    font_pt: float
+    line_pt: float
+    dpi: int
+
+
+_MEDIA: dict[str, _Medium] = {
+    "paper": _Medium(width_in=3.4, stretch=1.2, font_pt=7.0, line_pt=0.9, dpi=300),
+    "slide": _Medium(width_in=11.0, stretch=0.85, font_pt=17.0, line_pt=2.2, dpi=150),
+    "web": _Medium(width_in=7.5, stretch=1.0, font_pt=11.0, line_pt=1.5, dpi=144),
+}
+
+
+def style(purpose: Purpose) -> AbstractContextManager[None]:
+    """The style sheet for one `purpose`, in force inside a `with` block: `paper` (a column), `slide` or `web`.
+
+    Raises:
+        UnknownNameError: there is no such purpose.
+    """
+    if purpose not in _MEDIA:
+        raise UnknownNameError("purpose of a figure", purpose, _MEDIA)
+    medium = _MEDIA[purpose]
+    sheet: dict[str, Any] = {
+        "font.family": "DejaVu Sans",  # comes with matplotlib: the same bytes on every machine
+        "font.size": medium.font_pt,
+        "axes.titlesize": medium.font_pt,
+        "axes.labelsize": medium.font_pt,
+        "xtick.labelsize": 0.9 * medium.font_pt,
+        "ytick.labelsize": 0.9 * medium.font_pt,
+        "legend.fontsize": 0.9 * medium.font_pt,
+        "figure.dpi": medium.dpi,
+        "figure.facecolor": "white",
+        "savefig.dpi": "figure",
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": MUTED,
+        "axes.linewidth": 0.6 * medium.line_pt,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": "#dde1e5",
+        "grid.linewidth": 0.5 * medium.line_pt,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "xtick.major.width": 0.6 * medium.line_pt,
+        "ytick.major.width": 0.6 * medium.line_pt,
+        "xtick.major.size": 0.35 * medium.font_pt,
+        "ytick.major.size": 0.35 * medium.font_pt,
+        "lines.linewidth": medium.line_pt,
+        "patch.linewidth": 0.5 * medium.line_pt,
+        "hatch.linewidth": 0.5 * medium.line_pt,
+        "legend.frameon": False,
+        "legend.handlelength": 1.6,
+        "legend.columnspacing": 1.4,
+        "legend.labelspacing": 0.35,
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "kvsim",
+        "path.simplify": True,
+    }
+    return mpl.rc_context(sheet)  # type: ignore[arg-type]  # the stubs want every key's literal name
+
+
+class Picture(Figure):
+    """A figure that knows its medium: downwards a title, a legend, the panels, and where the data comes from."""
+
+    alt_text = ""
+    """What it shows, in words, for whoever cannot see it."""
+
+    def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
+        """An empty figure of `size` inches; by default as wide as the medium, and on the web `aspect` times as high."""
+        self.purpose: Purpose = purpose
+        medium = _MEDIA[purpose]
+        self._font_pt = medium.font_pt
+        self._engine = ConstrainedLayoutEngine()
+        default = (medium.width_in, medium.stretch * aspect * medium.width_in)
+        super().__init__(figsize=size or default, layout=self._engine)
+        self._bottom, self._top = 0.0, 1.0
+
+    def headline(self, title: str, source: str) -> None:
+        """Write `title` on top and `source` at the bottom, both wrapped to the width."""
+        width_in, height_in = self.get_size_inches()
+        margin = 0.4 * self._font_pt / 72
+        title_pt, source_pt = 1.1 * self._font_pt, 0.78 * self._font_pt
+        # A letter is about as wide as 0.57 of its size, or 0.63 in bold.
+        title_lines = textwrap.wrap(title, max(10, int(72 * width_in / title_pt / 0.63)), break_on_hyphens=False)
+        source_lines = textwrap.wrap(source, max(10, int(72 * width_in / source_pt / 0.57)), break_on_hyphens=False)
+        x, y = margin / width_in, margin / height_in
+        self.text(x, 1 - y, "\n".join(title_lines), va="top", fontsize=title_pt, fontweight="bold")
+        self.text(x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=MUTED)
+        self._keep(
+            top_pt=(1.3 * len(title_lines) + 0.5) * title_pt, bottom_pt=(1.3 * len(source_lines) + 0.8) * source_pt
+        )
+
+    def explain(self, states: Iterable[SlotState], *, hatched: bool = True) -> None:
+        """Put the legend of `states` between the title, which comes first, and the panels."""
+        hatches = STATE_HATCHES if hatched else {}
+        handles = [
+            Patch(
+                facecolor=STATE_COLORS[state],
+                hatch=hatches.get(state),
+                edgecolor="white" if state in hatches else MUTED,
+                linewidth=0 if state in hatches else None,
+                label=STATE_LABELS[state],
+            )
+            for state in states
+        ]
+        self.explain_with(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
+
+    def explain_with(self, handles: list[Any], *, num_columns: int = 1) -> None:
+        """Put a legend of labelled `handles` between the title, which comes first, and the panels."""
+        self.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2)
+        num_rows = -(-len(handles) // num_columns)
+        self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
+
+    def settle(self) -> None:
+        """Lay the panels out once and for all. The solver's last digits vary from run to run, and a file must not."""
+        self.draw_without_rendering()
+        self.set_layout_engine("none")
+        for axes in self.axes:
+            axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
+
+    def _keep(self, *, top_pt: float, bottom_pt: float = 0.0) -> None:
+        """Keep the panels out of a strip at the top and one at the bottom; constrained layout does not see texts."""
+        height_pt = 72 * float(self.get_size_inches()[1])
+        self._top -= top_pt / height_pt
+        self._bottom += bottom_pt / height_pt
+        self._engine.set(rect=(0, self._bottom, 1, self._top - self._bottom))

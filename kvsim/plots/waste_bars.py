@@ -1,0 +1,123 @@
+"""Where the memory went on average: one stacked bar per recording."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste, waste_shares
+from kvsim.plots.style import (
+    INK,
+    LEGEND_PERCENT,
+    STATE_COLORS,
+    STATE_HATCHES,
+    STATE_LABELS,
+    Picture,
+    Purpose,
+    Size,
+    style,
+)
+from kvsim.plots.words import distinct_names, memory, percentages, source_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray
+
+Denominator: TypeAlias = Literal["pool", "allocated"]
+_LABELLED_PERCENT = 4.0
+"""Narrower pieces of a bar have no room for their number."""
+_BAR_HEIGHT = 0.5
+_DARK = {SlotState.TOKEN, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
+
+
+def waste_bars(
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    of: Denominator = "pool",
+    names: tuple[str, ...] = (),
+) -> Picture:
+    """Time-weighted mean shares of the seven states, one bar per recording, in percent.
+
+    Args:
+        recordings: one bar each, the first on top.
+        purpose: the medium to draw for.
+        size: inches; chosen for the medium and the number of bars if left out.
+        of: the denominator.
+        names: what to call the bars; their own names, or their policies, if left out.
+
+    Raises:
+        UsageError: there is no recording, or not one name for each.
+        RecordingError: a recording has no steps.
+    """
+    names = names or distinct_names(recordings)
+    if not recordings or len(names) != len(recordings):
+        raise UsageError(f"{len(recordings)} recordings and {len(names)} names were given; a bar needs one of each.")
+    shares, sizes = [], []
+    for recording in recordings:
+        slots = waste(recording)
+        mean = waste_shares(slots)
+        shares.append(mean.pool_percent if of == "pool" else mean.allocated_percent)
+        pool = recording.meta.pool
+        sizes.append(memory(slots.capacity / pool.unit_tokens * pool.bytes_per_unit))
+    percent = np.nan_to_num(np.array(shares))  # nothing allocated: an empty bar
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))
+        axes = picture.subplots()
+        states = [state for state in SlotState if percent[:, state].max() > 0]
+        _draw_bars(axes, percent, states)
+        for row, (name, pool_size) in enumerate(zip(names, sizes, strict=True)):
+            label = axes.text(0, row - 0.29, f"{name}, {pool_size}", ha="left", va="bottom")
+            label.set_in_layout(False)  # a long name must not narrow the bars
+        axes.set(xlim=(0, 100), ylim=(len(recordings) - 0.65, -0.68), yticks=[])
+        whole = "the KV pool" if of == "pool" else "the allocated KV memory"
+        axes.set_xlabel(f"share of {whole}, mean over time (%)")
+        axes.spines["left"].set_visible(False)
+        axes.grid(visible=False)
+        tokens = _range(percent[:, SlotState.TOKEN])
+        picture.headline(f"On average, live tokens fill {tokens} of {whole}", source_line(recordings))
+        picture.explain(state for state in states if percent[:, state].max() >= LEGEND_PERCENT)
+    picture.alt_text = f"Stacked bars of {whole}, mean over time. " + " ".join(
+        f"{name}: {percentages(row)}." for name, row in zip(names, percent, strict=True)
+    )
+    return picture
+
+
+def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None:
+    left = np.zeros(len(percent))
+    for state in states:
+        width = percent[:, state]
+        axes.barh(
+            np.arange(len(percent)),
+            width,
+            height=_BAR_HEIGHT,
+            left=left,
+            color=STATE_COLORS[state],
+            hatch=STATE_HATCHES.get(state),
+            edgecolor="white",
+            label=STATE_LABELS[state],
+        )
+        for row in np.flatnonzero(width >= _LABELLED_PERCENT).tolist():
+            axes.text(
+                left[row] + width[row] / 2,
+                row,
+                f"{width[row]:.0f}" if width[row] < 2 * _LABELLED_PERCENT else f"{width[row]:.1f}",
+                ha="center",
+                va="center_baseline",
+                color="white" if state in _DARK else INK,
+                # A number must stay readable on top of a hatch.
+                bbox={"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
+                if state in STATE_HATCHES
+                else None,
+            )
+        left += width
+
+
+def _range(percent: FloatArray) -> str:
+    low, high = percent.min(), percent.max()
+    return f"{low:.0f}%" if round(low) == round(high) else f"{low:.0f}% to {high:.0f}%"

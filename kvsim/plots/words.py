@@ -1,0 +1,88 @@
+"""What figures say in words: where a recording comes from, and memory in the units of the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray
+
+_ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteUnit:
+    """A unit of memory for one axis."""
+
+    name: str
+    num_bytes: int
+
+    @classmethod
+    def for_size(cls, num_bytes: float) -> ByteUnit:
+        """The largest of KiB, MiB, GiB and TiB of which `num_bytes` is at least one; bytes below."""
+        units = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
+        name, power = next(((name, power) for name, power in units if num_bytes >= 1 << power), ("bytes", 0))
+        return cls(name=name, num_bytes=1 << power)
+
+
+def memory(num_bytes: float) -> str:
+    """`num_bytes` as a person says it: "3.12 GiB"."""
+    unit = ByteUnit.for_size(num_bytes)
+    return f"{num_bytes / unit.num_bytes:.3g} {unit.name}"
+
+
+def provenance(*recordings: Recording) -> str:
+    """Engine, policies, model, GPU and, of a simulation, the source of its step times; what they share is said once."""
+    policies: dict[tuple[str, ...], list[str]] = {}
+    for recording in recordings:
+        meta = recording.meta
+        name, version = str(meta.engine.get("name", meta.source)), str(meta.engine.get("version", ""))
+        engine = " ".join(filter(None, (_ENGINES.get(name, name), version)))
+        model = str(meta.model.get("name", "")).rpartition("/")[2]
+        step_time = str(meta.engine.get("step_time", ""))
+        key = (
+            f"{'simulated by' if meta.source == 'simulation' else 'measured on'} {engine}",
+            *filter(None, (model, meta.gpu, step_time and f"step time: {step_time}")),
+        )
+        policies.setdefault(key, []).append(_policy(meta.policy))
+    return "; ".join(
+        ", ".join((engine, listed(dict.fromkeys(names)), *rest)) for (engine, *rest), names in policies.items()
+    )
+
+
+def source_line(recordings: Iterable[Recording]) -> str:
+    """Provenance of everything that one figure shows."""
+    return f"Source: {provenance(*recordings)}."
+
+
+def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
+    """What to call each recording: its name, or its policy where two have the same."""
+    named = [(recording.name, _policy(recording.meta.policy)) for recording in recordings]
+    names = {name for name, _ in named if name}
+    return tuple(name if len(names) == len(named) else policy for name, policy in named)
+
+
+def _policy(policy: Mapping[str, Any]) -> str:
+    name = str(policy.get("name", "paged"))
+    reserve = f" (reserve {policy['reserve']})" if "reserve" in policy else ""
+    return f"{name}{reserve}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Items as a sentence lists them: "a, b and c"."""
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def percentages(shares_percent: FloatArray) -> str:
+    """The shares of the states as a sentence lists them, the largest first: "75.5% token and 24.5% free"."""
+    order = [SlotState(state) for state in np.argsort(-shares_percent, kind="stable") if shares_percent[state] > 0]
+    return listed(f"{shares_percent[state]:.2g}% {state.name.lower()}" for state in order)

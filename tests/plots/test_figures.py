@@ -1,0 +1,231 @@
+"""Figures are asked for the data that they draw, never for their pixels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.container import BarContainer
+from matplotlib.patches import StepPatch
+
+from kvsim.errors import RecordingError, UnknownNameError, UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste, waste_shares
+from kvsim.plots import FIGURES, memory_map, occupancy, style, waste_bars, waste_over_time
+from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
+from kvsim.plots.sampling import TimeBins
+from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.plots.words import ByteUnit, distinct_names, memory, provenance
+from kvsim.recording import Replay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kvsim.plots import Picture
+    from kvsim.recording import Recording
+
+OVER_TIME = [name for name in FIGURES if name != "waste-bars"]
+
+
+def bars(axes: Axes) -> list[BarContainer]:
+    return [container for container in axes.containers if isinstance(container, BarContainer)]
+
+
+def words_on(picture: Picture) -> str:
+    return " ".join(text.get_text() for text in picture.texts).replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("purpose", ["paper", "slide", "web"])
+def test_every_figure_says_what_it_shows_and_where_that_comes_from(by_hand: Recording, name: str, purpose: str) -> None:
+    picture = FIGURES[name](by_hand, purpose=purpose)
+    assert "Source: simulated by kvsim, contiguous (reserve max), tiny, A GPU." in words_on(picture)
+    labels = [label for axes in picture.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
+    units = ("(s)", "KiB)", "%", "sequences", "requests")
+    assert labels
+    assert all(any(unit in label for unit in units) for label in labels), labels
+    assert picture.alt_text.endswith(".")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_clock_that_nobody_calibrated_is_named(uncalibrated: Recording, name: str) -> None:
+    assert "uncalibrated" in words_on(FIGURES[name](uncalibrated))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_size_that_is_asked_for_is_used(by_hand: Recording, name: str) -> None:
+    assert FIGURES[name](by_hand, size=(5, 4)).get_size_inches().tolist() == [5, 4]
+
+
+@pytest.mark.parametrize("name", OVER_TIME)
+def test_what_lasts_no_time_cannot_be_drawn_over_time(frozen: Recording, name: str) -> None:
+    with pytest.raises(RecordingError, match="lasts no time"):
+        FIGURES[name](frozen)
+
+
+def test_bars_add_up_to_100_percent(by_hand: Recording, paged: Recording) -> None:
+    axes = waste_bars(by_hand, paged).axes[0]
+    assert len(bars(axes)) == np.count_nonzero(
+        waste_shares(waste(by_hand)).pool_percent + waste_shares(waste(paged)).pool_percent
+    )
+    for row, recording in enumerate((by_hand, paged)):
+        patches = [container.patches[row] for container in bars(axes)]
+        assert sum(patch.get_width() for patch in patches) == pytest.approx(100)
+        for container, patch in zip(bars(axes), patches, strict=True):
+            state = next(state for state, label in STATE_LABELS.items() if label == container.get_label())
+            assert patch.get_width() == pytest.approx(waste_shares(waste(recording)).pool_percent[state])
+
+
+def test_bars_of_the_allocated_part_leave_out_what_is_free(by_hand: Recording) -> None:
+    axes = waste_bars(by_hand, of="allocated").axes[0]
+    assert {container.get_label() for container in bars(axes)} == {
+        STATE_LABELS[state] for state in (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL)
+    }
+    assert sum(container.patches[0].get_width() for container in bars(axes)) == pytest.approx(100)
+    assert "allocated" in axes.get_xlabel()
+
+
+def test_bars_carry_their_names_and_numbers(by_hand: Recording) -> None:
+    texts = [text.get_text() for text in waste_bars(by_hand, names=("Orca",)).axes[0].texts]
+    assert "Orca, 40 KiB" in texts
+    assert "25.0" in texts, "of 40 slots, 2 x 5 are never written"
+
+
+@pytest.mark.parametrize(("number", "names"), [(0, ()), (1, ("a", "b"))])
+@pytest.mark.parametrize("figure", [waste_bars, occupancy])
+def test_as_many_names_as_recordings(by_hand: Recording, figure: type, number: int, names: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="names were given"):
+        figure(*[by_hand] * number, names=names)
+
+
+def test_more_lines_than_can_be_told_apart_are_refused(by_hand: Recording) -> None:
+    with pytest.raises(UsageError, match="5 recordings"):
+        occupancy(*[by_hand] * 5)
+
+
+@pytest.mark.parametrize("kind", ["by_hand", "paged", "static"])
+def test_areas_cover_the_pool_at_every_moment(kind: str, request: pytest.FixtureRequest) -> None:
+    recording = request.getfixturevalue(kind)
+    axes = next(axes for axes in waste_over_time(recording).axes if axes.collections)
+    unit = 2**10 if kind == "by_hand" else 2**30
+    capacity = waste(recording).capacity * recording.meta.pool.bytes_per_unit / recording.meta.pool.unit_tokens / unit
+    assert axes.get_ylim() == pytest.approx((0, capacity))
+    outline = np.asarray(axes.collections[-1].get_paths()[0].vertices, np.float64)
+    for moment in np.unique(outline[:, 0]):
+        assert outline[outline[:, 0] == moment, 1].max() == pytest.approx(capacity)
+
+
+def test_the_mean_in_time_bins_keeps_sums_and_areas(paged: Recording) -> None:
+    slots, bins = waste(paged), TimeBins.of(paged, 37)
+    mean = bins.mean(slots.time_s, slots.slots)
+    assert mean.shape == (37, 7)
+    assert mean.sum(axis=1) == pytest.approx(slots.capacity)
+    assert mean.mean(axis=0) == pytest.approx(slots.mean_slots(), rel=1e-6)
+
+
+def test_preemptions_are_counted_in_a_panel_of_their_own(paged: Recording, static: Recording) -> None:
+    (counts,) = bars(waste_over_time(paged).axes[0])
+    assert sum(bar.get_height() for bar in counts.patches) == 685
+    assert all(not axes.containers for axes in waste_over_time(static).axes)
+
+
+def test_lines_are_the_columns_of_the_recording(by_hand: Recording) -> None:
+    panels = [axes.patches[0] for axes in occupancy(by_hand).axes]
+    held, batch, waiting = (panel.get_data()[0] for panel in panels if isinstance(panel, StepPatch))
+    assert held == pytest.approx(np.full(600, 80.0))
+    assert batch == pytest.approx(np.full(600, 2.0))
+    assert waiting[[0, 200, 400, 599]] == pytest.approx([3, 2, 1, 0])
+
+
+def test_several_recordings_are_told_apart_by_dashes_too(by_hand: Recording, uncalibrated: Recording) -> None:
+    picture = occupancy(by_hand, uncalibrated)
+    assert [text.get_text() for text in picture.legends[0].get_texts()] == ["by-hand", "guess"]
+    first, second = picture.axes[0].patches
+    assert first.get_linestyle() != second.get_linestyle()
+
+
+def test_a_small_pool_is_mapped_unit_by_unit(by_hand: Recording) -> None:
+    replay = Replay(by_hand)
+    states, bins = pixel_states(replay)
+    assert states.shape == (40, MAX_COLUMNS)
+    for column in (0, 500, 1499):
+        replay.seek(replay.frame_at(float(bins.edges_s[column])))
+        assert states[:, column].tolist() == replay.slots().argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["paged", "static"])
+def test_a_big_pool_is_mapped_in_few_pixels_of_about_the_right_shares(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    recording = request.getfixturevalue(kind)
+    states, _ = pixel_states(Replay(recording))
+    assert states.shape == (MAX_ROWS, MAX_COLUMNS)
+    percent = 100 * np.bincount(states.ravel(), minlength=7) / states.size
+    assert percent == pytest.approx(waste_shares(waste(recording)).pool_percent, abs=2.5)
+
+
+def test_a_map_is_drawn_in_the_colours_of_its_states(by_hand: Recording) -> None:
+    picture = memory_map(by_hand)
+    image = picture.axes[0].images[0]
+    colours = {tuple(pixel) for pixel in np.asarray(image.get_array()).reshape(-1, 3)}
+    named = {text.get_text() for text in picture.legends[0].get_texts()}
+    assert colours == {
+        tuple(round(255 * part) for part in to_rgb(STATE_COLORS[state]))
+        for state, label in STATE_LABELS.items()
+        if label in named
+    }
+    assert list(image.get_extent()) == [0, 4, 0, 40]
+
+
+def test_states_can_be_told_apart_in_grey() -> None:
+    def lightness(colour: str) -> float:
+        parts = np.array(to_rgb(colour))
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(116 * np.cbrt(linear @ (0.2126, 0.7152, 0.0722)) - 16)
+
+    levels = [lightness(colour) for colour in STATE_COLORS.values()]
+    assert min(abs(a - b) for a, b in combinations(levels, 2)) >= 7.9
+    assert set(STATE_COLORS) == set(STATE_LABELS) == set(SlotState)
+
+
+def test_an_unknown_purpose_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="slide"):
+        style("slides")  # type: ignore[arg-type]
+
+
+def test_provenance_of_a_real_run(paged: Recording) -> None:
+    assert provenance(paged) == "measured on vLLM 0.25.1, paged, llama-3-8b, NVIDIA H200"
+
+
+def test_provenance_says_once_what_several_runs_share(by_hand: Recording, static: Recording) -> None:
+    oracle = replace(by_hand, meta=replace(by_hand.meta, policy={"name": "contiguous", "reserve": "oracle"}))
+    said = provenance(by_hand, static, oracle)
+    assert said == (
+        "simulated by kvsim, contiguous (reserve max) and contiguous (reserve oracle), tiny, A GPU; "
+        "measured on Transformers 5.17.0, static, granite-4.0-350m, NVIDIA H200"
+    )
+
+
+def test_recordings_of_the_same_name_are_called_by_their_policies(by_hand: Recording, uncalibrated: Recording) -> None:
+    assert distinct_names((by_hand, uncalibrated)) == ("by-hand", "guess")
+    assert distinct_names((by_hand, by_hand)) == ("contiguous (reserve max)",) * 2
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "said"),
+    [
+        (0, "0 bytes"),
+        (1023, "1.02e+03 bytes"),
+        (1024, "1 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (12 << 30, "12 GiB"),
+        (2**41, "2 TiB"),
+    ],
+)
+def test_memory_is_said_in_the_units_of_the_field(num_bytes: int, said: str) -> None:
+    assert memory(num_bytes) == said
+    assert ByteUnit.for_size(num_bytes).name == said.split()[1]
