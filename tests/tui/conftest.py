@@ -1,0 +1,149 @@
+"""A small paged recording made by hand, the shipped ones, and an environment that no picture depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
+from kvsim.workload import Ragged
+from tui.app import KvsimApp
+from tui.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Meta
+
+SHIPPED = {
+    "paged": "vllm-h200-llama-3-8b-sharegpt-pressure",
+    "large": "vllm-h200-granite-4.0-350m-gsm8k",
+    "static": "hf-h200-granite-4.0-350m-gsm8k-batch500",
+}
+
+
+@pytest.fixture(autouse=True)
+def _same_terminal_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Callable[[str], Recording]:
+    """Recordings of real runs, each read once: `paged` under pressure, a `large` pool, one `static` batch."""
+    recordings: dict[str, Recording] = {}
+
+    def open_once(name: str) -> Recording:
+        if name not in recordings:
+            recordings[name] = read(find(SHIPPED[name]))
+        return recordings[name]
+
+    return open_once
+
+
+@pytest.fixture
+def make_app() -> Callable[..., KvsimApp]:
+    """An application whose clock stands still until a test moves it."""
+
+    def make(recording: Recording, *, at_s: float | None = None, ascii: bool = False) -> KvsimApp:  # noqa: A002
+        return KvsimApp(Session(recording, at_s=at_s), clock=lambda: 0.0, ascii=ascii)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_meta: Callable[..., Meta]) -> Recording:
+    """Two requests in a pool of 8 blocks of 4 slots, over 6 steps of a second.
+
+    `first` reads 6 tokens and puts out 3; `second` reads 5, is preempted at step 2, and reads again at step 4; a third
+    request is refused when it arrives before step 1.
+    """
+    num_steps = 6
+    seq = np.arange(num_steps) * 10
+    requests = Requests(
+        request=np.arange(3, dtype=np.int32),
+        id=np.array(["first", "second", "[bold]third"]),
+        arrival_s=np.array([0.0, 0.0, 0.5]),
+        arrival_seq=np.array([0, 0, 8]),
+        prompt_tokens=np.array([6, 5, 90], np.int32),
+        output_tokens=np.array([3, 2, 0], np.int32),
+        max_tokens=np.array([3, 2, 9], np.int32),
+        priority=np.zeros(3, np.int32),
+        prompt_hashes=Ragged.empty(3, np.int64),
+        first_scheduled_s=np.array([0.0, 1.0, np.nan]),
+        first_token_s=np.array([1.0, 5.0, np.nan]),
+        finished_s=np.array([3.0, 6.0, np.nan]),
+        status=np.array([RequestStatus.FINISHED, RequestStatus.FINISHED, RequestStatus.REFUSED], np.uint8),
+        preemptions=np.array([0, 1, 0], np.int32),
+        cached_tokens=np.zeros(3, np.int32),
+    )
+    steps = Steps(
+        step=np.arange(num_steps, dtype=np.int32),
+        schedule_seq=seq,
+        output_seq=seq + 5,
+        start_s=np.arange(num_steps, dtype=float),
+        end_s=np.arange(num_steps, dtype=float) + 1,
+        prefill_tokens=np.array([6, 5, 0, 0, 5, 0], np.int32),
+        decode_tokens=np.array([0, 1, 1, 0, 0, 1], np.int32),
+        num_scheduled=np.array([1, 2, 1, 0, 1, 1], np.int32),
+        running=np.array([1, 2, 1, 0, 1, 1], np.int32),
+        waiting=np.array([1, 0, 1, 1, 0, 0], np.int32),
+        preempted=np.array([0, 0, 1, 0, 0, 0], np.int32),
+        free_units=np.array([6, 4, 6, 8, 6, 6], np.int32),
+    )
+    schedule = Schedule(
+        step=np.array([0, 1, 1, 2, 4, 5], np.int32),
+        request=np.array([0, 0, 1, 0, 1, 1], np.int32),
+        computed_before=np.array([0, 6, 0, 7, 0, 5], np.int32),
+        tokens=np.array([6, 1, 5, 1, 5, 1], np.int32),
+    )
+    append, release = MemoryKind.APPEND, MemoryKind.RELEASE
+    rows = [  # seq, step, kind, request, position, address, length
+        (0, 0, append, 0, 0, 1, 2),
+        (10, 1, append, 1, 0, 3, 2),
+        (20, 2, release, 1, 0, -1, 2),
+        (25, 2, release, 0, 0, -1, 2),
+        (40, 4, append, 1, 0, 7, 2),
+        (55, 5, release, 1, 0, -1, 2),
+    ]
+    names = ("seq", "step", "kind", "request", "position", "address", "length")
+    memory = Memory(**{name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
+    return Recording(
+        meta=make_meta(8, unit_tokens=4, first_unit=1),
+        requests=requests,
+        steps=steps,
+        schedule=schedule,
+        memory=memory,
+        name="tiny",
+    )
+
+
+@pytest.fixture(scope="session")
+def batch(tiny: Recording, make_meta: Callable[..., Meta]) -> Recording:
+    """A static batch without addresses: rows of 3 and 5 prompt tokens that put out 1 and 3, in 3 steps of a second."""
+    requests = replace(
+        tiny.requests,
+        **{name: getattr(tiny.requests, name)[:2] for name, _ in Requests.columns() if name != "prompt_hashes"}
+        | {
+            "prompt_hashes": Ragged.empty(2, np.int64),
+            "prompt_tokens": np.array([3, 5], np.int32),
+            "output_tokens": np.array([1, 3], np.int32),
+        },
+    )
+    steps = replace(
+        tiny.steps,
+        **{name: column[:3] for name, _ in Steps.columns() if (column := getattr(tiny.steps, name)) is not None},
+    )
+    schedule = Schedule(
+        step=np.array([0, 0, 1, 1], np.int32),
+        request=np.array([0, 1, 0, 1], np.int32),
+        computed_before=np.array([0, 0, 5, 5], np.int32),
+        tokens=np.array([5, 5, 1, 1], np.int32),
+        repeat=np.array([1, 1, 2, 2], np.int32),
+    )
+    meta = make_meta(None, policy="static")
+    return Recording(meta=meta, requests=requests, steps=steps, schedule=schedule, memory=Memory.empty(), name="batch")

@@ -1,0 +1,429 @@
+"""Every key and every gesture, on a screen without a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from textual.events import MouseScrollDown
+from textual.widgets import Input
+
+from kvsim.recording import Memory, Requests, Schedule, Steps
+from kvsim.workload import Ragged
+from tui.app import KvsimApp
+from tui.event_list import EventList
+from tui.find import FindScreen
+from tui.help import HelpScreen
+from tui.panels import BlockTable, Inspector, Panel, Queue
+from tui.pool_view import PoolView
+from tui.session import Session
+from tui.states import ASCII, COLOR, GLYPHS
+from tui.timeline import GUTTER, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kvsim.recording import Recording
+
+SIZE = (120, 40)
+
+
+@pytest.fixture
+def paged(shipped: Callable[[str], Recording]) -> Recording:
+    return shipped("paged")
+
+
+def text_of(panel: Panel) -> str:
+    return "\n".join(line.text for line in panel.write())
+
+
+def screen_text(app: KvsimApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+@pytest.mark.parametrize(
+    ("keys", "frame"),
+    [
+        (["right"], 1001),
+        (["left"], 999),
+        (["shift+right"], 1010),
+        (["shift+left"], 990),
+        (["right", "right", "left"], 1001),
+        (["home"], 0),
+        (["end"], 2922),
+        (["home", "left"], 0),
+    ],
+)
+async def test_keys_move_by_steps(
+    make_app: Callable[..., KvsimApp], paged: Recording, keys: list[str], frame: int
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        app.session.player.go_to_frame(1000)
+        await pilot.press(*keys)
+        assert app.session.player.frame == frame
+        assert app.session.replay.frame == frame
+
+
+async def test_space_plays_at_the_chosen_speed_and_pauses(paged: Recording) -> None:
+    now_s = 100.0
+    app = KvsimApp(Session(paged), clock=lambda: now_s)
+    begin_s = app.session.player.clock_s
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("space")
+        assert app.session.player.playing
+        now_s += 10.0
+        app.tick()
+        await pilot.press("space")
+        assert not app.session.player.playing
+        assert app.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.session.player.speed)
+        assert app.session.replay.frame == app.session.replay.frame_at(app.session.player.clock_s)
+        now_s += 10.0
+        app.tick()
+        assert app.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.session.player.speed)
+
+
+async def test_plus_and_minus_change_the_speed(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        first = app.session.player.speed
+        await pilot.press("+")
+        assert app.session.player.speed > first
+        assert f"{app.session.player.speed:g} s per second" in screen_text(app)
+        await pilot.press("minus", "minus")
+        assert app.session.player.speed < first
+
+
+async def test_brackets_visit_preemptions(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    preempting = np.flatnonzero(paged.steps.preempted)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]")
+        assert app.session.player.frame == preempting[0]
+        await pilot.press("]", "[")
+        assert app.session.player.frame == preempting[0]
+        await pilot.press("[")
+        assert app.session.player.frame == preempting[0]
+
+
+async def test_in_a_static_batch_brackets_visit_the_rows_that_turn_into_padding(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("static"))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]")
+        frame = app.session.player.frame
+        assert frame > 0
+        assert frame in app.session.events.frame
+
+
+async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        frame, pool = app.session.player.frame, app.query_one(PoolView)
+        await pilot.press("tab", "down")
+        assert pool.cursor == 0
+        width = pool.tiling.columns
+        await pilot.press("down", "right", "right", "j", "l", "k", "h", "up", "left")
+        assert pool.cursor == 1
+        await pilot.press("down")
+        assert pool.cursor == width + 1
+        assert app.session.selected == pool.cursor
+        assert app.session.player.frame == frame
+        await pilot.press("escape", "right")
+        assert pool.cursor is None
+        assert app.session.player.frame == frame + 1
+
+
+async def test_enter_follows_and_escape_lets_go(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("tab", "down", "down", "enter")
+        cursor = app.query_one(PoolView).cursor
+        assert app.session.followed is not None
+        assert app.session.followed == app.session.replay.owner[cursor]
+        name = app.session.request_name(app.session.followed)
+        assert f"request {name}" in text_of(app.query_one(Inspector))
+        _, addresses = app.session.replay.block_table(app.session.followed)
+        assert str(addresses[-1]) in text_of(app.query_one(BlockTable))
+        await pilot.press("escape")
+        assert app.session.followed is None
+
+
+async def test_a_narrow_screen_says_what_is_selected(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "where the memory is now" in screen_text(app)
+        await pilot.press("tab", "down", "enter")
+        await pilot.pause()
+        assert "block 1: 16 token, held by" in screen_text(app)
+
+
+async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        pool = app.query_one(PoolView)
+        await pilot.click(PoolView, offset=(7, 3))  # the first line is the title
+        assert pool.cursor == 2 * pool.tiling.columns + 7
+        assert app.session.followed is None
+        number = pool.cursor + app.session.replay.first_unit
+        assert f"block {number}" in text_of(app.query_one(Inspector))
+        await pilot.click(PoolView, offset=(7, 3), times=2)
+        await pilot.pause()
+        assert app.session.followed == app.session.replay.owner[pool.cursor]
+
+
+async def test_the_wheel_scrolls_a_zoomed_pool(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("large"))
+    async with app.run_test(size=SIZE) as pilot:
+        pool = app.query_one(PoolView)
+        await pilot.press("z", "z")
+        begin = pool.num_lines_painted
+        await pilot._post_mouse_events([MouseScrollDown], widget=PoolView, offset=(5, 5))
+        assert pool.scroll_offset.y > 0
+        assert pool.num_lines_painted > begin
+
+
+async def test_z_goes_to_single_slots_and_back(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        pool = app.query_one(PoolView)
+        shown = [(pool.tiling.detail.name, str(pool.border_title))]
+        for key in ("z", "z", "Z", "Z", "Z"):
+            await pilot.press(key)
+            shown.append((pool.tiling.detail.name, str(pool.border_title)))
+        assert [detail for detail, _ in shown] == ["FILL", "SLOTS", "SLOTS", "FILL", "AREA", "AREA"]
+        assert "1 cell = 1 block" in shown[0][1]
+        assert "1 cell = 1 slot" in shown[1][1]
+
+
+async def test_slash_finds_a_request_by_its_id(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("slash", *"r266", "enter")
+        assert app.session.followed == paged.row_of("r266")
+
+
+async def test_slash_finds_a_block_by_its_number(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("slash", *"#1599", "enter")
+        assert app.query_one(PoolView).cursor == 1598
+
+
+async def test_a_search_in_vain_says_so_and_escape_closes_it(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("slash", *"nobody", "enter")
+        assert isinstance(app.screen, FindScreen)
+        assert "no such request" in screen_text(app)
+        assert app.screen.query_one(Input).value == "nobody"
+        await pilot.press("escape")
+        assert not isinstance(app.screen, FindScreen)
+        assert app.session.followed is None
+
+
+async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        width = app.query_one(Timeline).size.width - GUTTER - 1
+        await pilot.mouse_down(Timeline, offset=(GUTTER + width // 2, 5))
+        middle = app.session.player.clock_s
+        assert middle == pytest.approx(paged.duration_s / 2, rel=0.02)
+        await pilot.hover(Timeline, offset=(GUTTER + width // 4, 5))
+        assert app.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
+        await pilot.mouse_up(Timeline, offset=(GUTTER + width // 4, 5))
+        after = app.session.player.clock_s
+        await pilot.hover(Timeline, offset=(GUTTER + width // 2, 5))
+        assert app.session.player.clock_s == after
+        assert app.session.replay.frame == app.session.replay.frame_at(after)
+
+
+async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        await pilot.click(Queue, offset=(2, 2))  # the title, the heading, then the head of the queue
+        await pilot.pause()
+        assert app.session.followed == app.session.replay.waiting_requests()[0]
+
+
+async def test_a_click_on_an_event_jumps_to_it(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.click(EventList, offset=(3, 5))
+        await pilot.pause()
+        events = app.session.events
+        assert app.session.player.frame == events.frame[4]
+        assert app.session.followed == events.request[4]
+
+
+async def test_arrows_walk_along_a_focused_event_list(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(200, 60)) as pilot:
+        app.query_one(EventList).focus()
+        frames = app.session.events.frame
+        visited = []
+        for key in ("enter", "down", "j", "down", "up", "k"):
+            await pilot.press(key)
+            visited.append(app.session.player.frame)
+        assert visited == [frames[0], frames[1], frames[2], frames[3], frames[2], frames[1]]
+
+
+async def test_s_saves_a_picture_that_names_the_step(
+    make_app: Callable[..., KvsimApp], paged: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("right", "s")
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"{paged.name}-step1.svg"
+    assert file.read_text(encoding="utf-8").startswith("<svg")
+
+
+async def test_question_mark_explains_every_state_and_key(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(120, 50)) as pilot:
+        await pilot.press("?")
+        assert isinstance(app.screen, HelpScreen)
+        shown = screen_text(app)
+        for word in ("padding", "never to be written", "play or pause", "follow the request", "quit"):
+            assert word in shown
+        await pilot.press("escape")
+        assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_the_clock_runs_on_behind_the_help(paged: Recording) -> None:
+    now_s = 0.0
+    app = KvsimApp(Session(paged), clock=lambda: now_s)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("space", "?")
+        now_s += 10.0
+        for _ in range(5):
+            app.tick()
+        assert isinstance(app.screen, HelpScreen)
+        assert app.session.replay.frame == app.session.player.frame > 0
+
+
+async def test_the_palette_knows_the_player(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"Play or pause", "Next event", "Find", "Save a picture", "Theme", "Quit"} <= titles
+        await pilot.press("ctrl+p")
+        assert type(app.screen).__name__ == "CommandPalette"
+
+
+async def test_q_quits(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_code == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "visible"),
+    [
+        ((80, 24), {"pool", "waste", "timeline"}),
+        ((120, 30), {"pool", "waste", "timeline", "inspector", "queue"}),
+        ((120, 40), {"pool", "waste", "timeline", "inspector", "table", "queue"}),
+        ((200, 60), {"pool", "waste", "timeline", "inspector", "table", "queue", "events"}),
+        ((59, 24), set()),
+        ((80, 15), set()),
+    ],
+)
+async def test_wide_terminals_get_more_panels(
+    make_app: Callable[..., KvsimApp], paged: Recording, size: tuple[int, int], visible: set[str]
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=size):
+        panels = ("pool", "waste", "timeline", "inspector", "table", "queue", "events")
+        assert {name for name in panels if app.query_one(f"#{name}").size.area} == visible
+        assert ("Please enlarge" in screen_text(app)) == (not visible)
+
+
+async def test_a_terminal_can_be_resized_at_any_time(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=(200, 60)) as pilot:
+        for size in ((80, 24), (40, 10), (161, 50), (100, 16)):
+            await pilot.resize_terminal(*size)
+            await pilot.press("right")
+        assert "memory pool" in screen_text(app)
+
+
+async def test_a_step_repaints_only_the_lines_that_changed(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("large"), at_s=0.5)
+    async with app.run_test(size=(200, 60)) as pilot:
+        pool = app.query_one(PoolView)
+        before = pool.num_lines_painted
+        await pilot.press(*["right"] * 20)
+        # 500 requests write a token each per step, in the 2,000 lowest of 94,580 blocks.
+        assert pool.num_lines_painted - before <= 20 * 4
+
+
+def test_colour_glyphs_or_letters(paged: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(paged)
+    assert KvsimApp(session).symbols is COLOR
+    assert KvsimApp(session, ascii=True).symbols is ASCII
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert KvsimApp(session).symbols is GLYPHS
+    assert KvsimApp(session, ascii=True).symbols is ASCII
+
+
+@pytest.mark.parametrize("name", ["paged", "static"])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+async def test_plain_ascii_is_plain(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], name: str, size: tuple[int, int]
+) -> None:
+    app = make_app(shipped(name), at_s=5.0, ascii=True)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("tab", "down", "right", "enter")
+        assert screen_text(app).isascii()
+
+
+async def test_names_from_a_recording_are_not_markup(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
+    app = make_app(tiny)
+    async with app.run_test(size=(200, 60)) as pilot:
+        app.follow(2)
+        await pilot.pause()
+        assert "request [bold]third" in screen_text(app)
+        assert "refused" in text_of(app.query_one(Inspector))
+
+
+async def test_the_smallest_recording_there_can_be(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
+    empty = {
+        "requests": {
+            name: getattr(tiny.requests, name)[:0] for name, _ in Requests.columns() if name != "prompt_hashes"
+        },
+        "steps": {name: column[:1] for name, _ in Steps.columns() if (column := getattr(tiny.steps, name)) is not None},
+        "schedule": {
+            name: column[:0] for name, _ in Schedule.columns() if (column := getattr(tiny.schedule, name)) is not None
+        },
+    }
+    recording = replace(
+        tiny,
+        meta=replace(tiny.meta, pool=replace(tiny.meta.pool, num_units=1)),
+        requests=replace(tiny.requests, prompt_hashes=Ragged.empty(0, np.int64), **empty["requests"]),
+        steps=replace(tiny.steps, **empty["steps"]),
+        schedule=replace(tiny.schedule, **empty["schedule"]),
+        memory=Memory.empty(),
+    )
+    app = make_app(recording)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press(
+            "end", "[", "]", "slash", "escape", "tab", "down", "enter", "tab", "down", "enter", "space", "z"
+        )
+        assert "1 block" in screen_text(app)

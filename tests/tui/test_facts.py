@@ -1,0 +1,112 @@
+"""What the inspector says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.facts import headline, request_facts, request_lines, selection, unit_lines
+from tui.find import look_up
+from tui.session import Session
+from tui.words import ending, gib, percent, plural, seconds, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
+
+
+@pytest.mark.parametrize(
+    ("request_row", "time_s", "state"),
+    [
+        (0, 0, "running: generating"),
+        (0, 4, "finished"),
+        (1, 0, "waiting"),
+        (1, 2, "preempted, waiting again"),
+        (1, 4, "running: generating"),
+        (2, 0, "refused: it can never fit"),
+    ],
+)
+def test_the_state_of_a_request_in_words(tiny: Recording, request_row: int, time_s: float, state: str) -> None:
+    assert request_facts(Session(tiny, at_s=time_s), request_row).state == state
+
+
+def test_the_figures_of_a_request(tiny: Recording) -> None:
+    session = Session(tiny, at_s=1)
+    facts = request_facts(session, 0)
+    assert (facts.computed, facts.full, facts.num_units, facts.generated_tokens) == (7, 8, 2, 2)
+    lines = dict(request_lines(session, 0, facts))
+    assert lines["prompt"] == "6 tokens"
+    assert lines["output"] == "2 of 3"
+    assert lines["holds"] == "2 blocks"
+    assert lines["will finish"].startswith("3.0")
+
+
+def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
+    session = Session(tiny)
+    assert dict(unit_lines(session, 1)) == {"is": "2 token, 2 reserved", "held by": "first", "its slots": "4 to 7"}
+    assert dict(unit_lines(session, 7)) == {"is": "4 free", "held by": "nobody"}
+
+
+def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:
+    assert request_facts(Session(batch), 0).state == "running: generating"
+    assert request_facts(Session(batch, at_s=1), 0).state == "complete, but its row is held"
+    assert request_facts(Session(batch, at_s=1), 1).state == "running: generating"
+    assert request_facts(Session(batch), 0).pad == 2
+
+
+def test_one_line_for_screens_without_an_inspector(tiny: Recording) -> None:
+    session = Session(tiny)
+    assert selection(session) == ""
+    session.followed = 0
+    assert selection(session) == "first: 2 blocks, running: generating"
+    session.selected = 1
+    assert selection(session) == "block 2: 2 token, 2 reserved, held by first; first: 2 blocks, running: generating"
+
+
+def test_residencies_are_the_spans_in_which_a_request_holds_memory(tiny: Recording) -> None:
+    session = Session(tiny)
+    assert session.residencies(0) == [(0, 3)]
+    assert session.residencies(1) == [(1, 2), (4, 6)]
+    assert session.residencies(2) == []
+
+
+def test_the_headline_tells_a_real_run_from_a_simulation(tiny: Recording, shipped: Callable[[str], Recording]) -> None:
+    assert headline(Session(shipped("static")), short=False)[:2] == [
+        "real run of transformers 5.17.0",
+        "static batches",
+    ]
+    assert headline(Session(tiny), short=True)[0] == "simulation"
+    rough = replace(tiny, meta=replace(tiny.meta, notes="uncalibrated: step times from the roofline"))
+    assert headline(Session(rough), short=True)[0] == "simulation, uncalibrated"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("second", ("request", 1)),
+        ("sec", ("request", 1)),
+        ("2", ("request", 2)),
+        ("#8", ("unit", 7)),
+        ("#1", ("unit", 0)),
+        ("#0", None),
+        ("#9", None),
+        ("#x", None),
+        ("", None),
+        ("7", None),
+        ("nobody", None),
+    ],
+)
+def test_finding(tiny: Recording, text: str, found: tuple[str, int] | None) -> None:
+    assert look_up(Session(tiny), text) == found
+
+
+def test_numbers_in_words() -> None:
+    assert [plural(1, "block"), plural(1204, "slot")] == ["1 block", "1,204 slots"]
+    assert [gib(3 << 30), gib(40 * 2**30), gib(5 << 20)] == ["3.00 GiB", "40.0 GiB", "5.00 MiB"]
+    assert [percent(1, 3), percent(1, 10**6), percent(0, 5), percent(0, 0)] == ["33.3%", "<0.1%", "0.0%", "0.0%"]
+    assert [seconds(1.23456), seconds(2, 1), seconds(float("nan"))] == ["1.235 s", "2 s", "-"]
+    assert [shortened("abcdef", 4, "…"), shortened("abc", 4, "…"), shortened("abc", 0, "…")] == ["abc…", "abc", "…"]
+    assert [ending("abcdef", 4, "…"), ending("abc", 4, "…"), ending("abc", 1, "…")] == ["…def", "abc", "…"]

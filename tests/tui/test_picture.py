@@ -1,0 +1,97 @@
+"""The picture of the pool: nothing is lost between units and cells, and steps lead where a fresh look leads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.recording import Memory, MemoryKind, Recording, Replay
+from tui.picture import EMPTY, Cells, Lines, UnitStates
+from tui.tiling import fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    states=st.lists(st.integers(0, NUM_STATES - 1), min_size=1, max_size=400),
+    later=st.lists(st.integers(0, NUM_STATES - 1), min_size=400, max_size=400),
+    width=st.integers(5, 40),
+    height=st.integers(1, 12),
+)
+def test_cells_conserve_units_and_follow_changes(states: list[int], later: list[int], width: int, height: int) -> None:
+    before = np.array(states, np.uint8)
+    after = np.array(later[: len(states)], np.uint8)
+    tiling = fit(len(states), width, height)
+    cells = Cells(tiling, before)
+    assert np.array_equal(cells.counts.sum(axis=0), np.bincount(before, minlength=NUM_STATES))
+
+    cells.update(np.arange(len(states)), after)
+    fresh = Cells(tiling, after)
+    assert np.array_equal(cells.counts, fresh.counts)
+    assert np.array_equal(cells.codes, fresh.codes)
+
+
+def test_a_cell_shows_its_most_frequent_state() -> None:
+    states = np.array([SlotState.FREE, SlotState.PADDING, SlotState.PADDING, SlotState.TOKEN], np.uint8)
+    assert Cells(fit(4, 1, 1), states).codes.tolist() == [SlotState.PADDING]
+
+
+def test_a_cell_without_units_is_empty() -> None:
+    tiling = fit(5, 3, 2)
+    codes = Cells(tiling, np.zeros(5, np.uint8)).codes
+    assert np.count_nonzero(codes == EMPTY) == tiling.num_cells - len(np.unique(tiling.cell_of(np.arange(5))))
+
+
+@pytest.mark.parametrize("name", ["paged", "large", "static"])
+def test_states_kept_up_to_date_equal_states_computed_afresh(shipped: Callable[[str], Recording], name: str) -> None:
+    replay = Replay(shipped(name))
+    states = UnitStates(replay)
+    last = replay.num_frames - 1
+    for frame in (1, 2, 3, last // 2, last // 2 + 1, last // 2 - 7, last - 1, last, 0):
+        replay.seek(frame)
+        states.update()
+        fresh = UnitStates(replay)
+        assert np.array_equal(states.dominant, fresh.dominant)
+        assert np.array_equal(states.rest, fresh.rest)
+        assert np.array_equal(states.fill, fresh.fill)
+
+
+def test_a_partly_written_block_says_how_full_it_is(tiny: Recording) -> None:
+    replay = Replay(tiny)
+    states = UnitStates(replay)
+    # `first` has 6 tokens in blocks of 4, and will write 2 more.
+    assert states.fill[:3].tolist() == [8, 4, 0]
+    assert states.dominant[:3].tolist() == [SlotState.TOKEN, SlotState.TOKEN, SlotState.FREE]
+    assert states.rest[1] == SlotState.RESERVED
+
+
+def test_a_static_batch_has_lines_and_a_paged_pool_has_none(shipped: Callable[[str], Recording]) -> None:
+    static, paged = Replay(shipped("static")), Replay(shipped("paged"))
+    assert Lines(static).length_at(0) == static.num_units // len(static.recording.requests)
+    assert Lines(paged).length_at(0) is None
+
+
+@pytest.mark.parametrize(("reserved", "length"), [([100, 100], 100), ([100, 60], None)])
+def test_reservations_are_lines_if_they_are_equally_long(
+    tiny: Recording, reserved: list[int], length: int | None
+) -> None:
+    meta = replace(tiny.meta, policy={"name": "contiguous"}, pool=replace(tiny.meta.pool, unit_tokens=1, num_units=500))
+    taken = {
+        "seq": np.array([0, 10]),
+        "step": np.array([0, 1]),
+        "kind": np.full(2, MemoryKind.APPEND),
+        "request": np.array([0, 1]),
+        "position": np.zeros(2, np.int64),
+        "address": np.array([1, 101]),
+        "length": np.array(reserved),
+    }
+    replay = Replay(replace(tiny, meta=meta, memory=Memory(**taken)))
+    assert Lines(replay).length_at(0) == Lines(replay).length_at(99) == length

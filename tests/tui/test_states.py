@@ -1,0 +1,61 @@
+"""Seven states that everybody can tell apart."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from kvsim.memory.waste import SlotState
+from tui.states import ASCII, COLOR, GLYPHS, LOOKS, STACK, Symbols, dimmed, luma
+
+# Viénot, Brettel and Mollon (1999): how linear RGB looks to eyes without one kind of cone.
+DICHROMACY = {
+    "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+}
+
+
+def _linear(color: str) -> np.ndarray:
+    channels = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray) -> np.ndarray:
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(np.clip(to_xyz @ linear, 1e-6, None) / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_every_state_has_a_look_and_a_place_in_the_stack() -> None:
+    assert set(LOOKS) == set(STACK) == set(SlotState)
+
+
+def test_the_states_differ_in_greyscale() -> None:
+    grey = sorted(luma(look.color) for look in LOOKS.values())
+    assert min(high - low for low, high in pairwise(grey)) > 18
+
+
+@pytest.mark.parametrize("eyes", DICHROMACY)
+def test_the_states_differ_to_colour_blind_eyes(eyes: str) -> None:
+    seen = [_lab(np.array(DICHROMACY[eyes]) @ _linear(look.color)) for look in LOOKS.values()]
+    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 10
+
+
+@pytest.mark.parametrize("symbols", [COLOR, GLYPHS, ASCII])
+def test_the_states_have_glyphs_of_their_own(symbols: Symbols) -> None:
+    assert len(set(symbols.states)) == len(SlotState)
+
+
+def test_plain_symbols_are_plain() -> None:
+    texts = [getattr(ASCII, name) for name in ASCII.__slots__ if name != "color"]
+    assert all(text.isascii() for text in texts)
+
+
+def test_explanations_fit_the_legend() -> None:
+    assert max(len(look.meaning) for look in LOOKS.values()) <= 20
+
+
+def test_shade_is_darker() -> None:
+    assert luma(dimmed("#ffffff")) < luma("#ffffff") / 2

@@ -1,0 +1,128 @@
+"""What happened, in order: a list that follows the clock and jumps to any of its lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.segment import Segment
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from .events import EventKind
+from .words import ending, seconds, shortened
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from .session import Session
+    from .states import Symbols
+
+WORDS: Final = {
+    EventKind.FINISHED: "finished",
+    EventKind.PREEMPTED: "preempted",
+    EventKind.REFUSED: "refused",
+    EventKind.ABORTED: "aborted",
+    EventKind.IDLE: "is padding now",
+}
+MARKS: Final = {
+    EventKind.FINISHED: " ",
+    EventKind.PREEMPTED: "!",
+    EventKind.REFUSED: "x",
+    EventKind.ABORTED: "x",
+    EventKind.IDLE: "-",
+}
+
+
+_NAME_WIDTH = 10
+
+
+class EventList(ScrollView, can_focus=True, inherit_bindings=False):
+    """Every event of the recording; those still to come are in shade."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now", "events--notable"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Previous event", show=False, id="events.up"),
+        Binding("down,j", "move(1)", "Next event", show=False, id="events.down"),
+        Binding("enter", "jump", "Jump to event", id="events.jump"),
+        Binding("escape", "leave", "Leave events", show=False, id="events.leave"),
+    ]
+
+    class Jumped(Message):
+        """Somebody picked an event."""
+
+        def __init__(self, frame: int, request: int) -> None:
+            super().__init__()
+            self.frame = frame
+            self.request = request
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(id="events")
+        self._session = session
+        self._symbols = symbols
+        self._line = max(session.events.up_to(session.player.frame) - 1, 0)
+        self.border_title = f"events ({len(session.events):,})"
+
+    def on_resize(self) -> None:
+        """Keep the current event in view."""
+        self.virtual_size = Size(self.size.width, len(self._session.events))
+        self._show_line()
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        events, frame = self._session.events, self._session.player.frame
+        # Of several events in one frame, the one that was jumped to stays the current one.
+        if len(events) and int(events.frame[self._line]) != frame:
+            self._line = max(events.up_to(frame) - 1, 0)
+        self._show_line()
+
+    def action_move(self, lines: int) -> None:
+        """Jump to a neighbouring event."""
+        self._jump_to(min(max(self._line + lines, 0), len(self._session.events) - 1))
+
+    def action_jump(self) -> None:
+        """Jump to the current event and follow its request."""
+        self._jump_to(self._line)
+
+    def action_leave(self) -> None:
+        """Give the keyboard back to the player."""
+        self.screen.set_focus(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """Jump to the clicked event."""
+        at = event.get_content_offset(self)
+        if at is not None:
+            self._jump_to(at.y + self.scroll_offset.y)
+
+    def render_line(self, y: int) -> Strip:
+        """One event."""
+        session, row = self._session, y + self.scroll_offset.y
+        width = self.size.width
+        if not 0 <= row < len(session.events):
+            return Strip.blank(width, self.get_component_rich_style("events--past"))
+        kind = EventKind(int(session.events.kind[row]))
+        frame = int(session.events.frame[row])
+        time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
+        name = ending(session.request_name(int(session.events.request[row])), _NAME_WIDTH, self._symbols.cut)
+        text = shortened(f"{time} {MARKS[kind]} {name} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
+        if frame > session.player.frame:
+            look = "future"
+        elif row == self._line:
+            look = "now"
+        else:
+            look = "notable" if kind is not EventKind.FINISHED else "past"
+        return Strip([Segment(text, self.get_component_rich_style(f"events--{look}"))])
+
+    def _jump_to(self, line: int) -> None:
+        events = self._session.events
+        if not 0 <= line < len(events):
+            return
+        self._line = line
+        self.post_message(self.Jumped(int(events.frame[line]), int(events.request[line])))
+        self._show_line()
+
+    def _show_line(self) -> None:
+        self.scroll_to(y=max(self._line - self.size.height // 2, 0), animate=False, force=True)
+        self.refresh()

@@ -1,0 +1,164 @@
+"""What there is to say about a unit, a request, and a recording: lines of label and value, without any layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+from kvsim.recording.ledger import NOBODY
+from kvsim.recording.tables import RequestStatus
+
+from .states import LOOKS
+from .words import gib, plural, seconds
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """A request at the current frame."""
+
+    state: str
+    """`waiting`, `running`, ... in words that fit a line."""
+    holds: bool
+    """Whether it has memory now."""
+    prompt_tokens: int
+    generated_tokens: int
+    """Outputs whose KV is computed, or being computed, now."""
+    output_tokens: int
+    """Outputs over the whole recording."""
+    computed: int
+    """Slots of its table that are written."""
+    full: int
+    """Slots that it will have written at most."""
+    pad: int
+    num_units: int
+    slots: tuple[int, ...]
+    """Slots of its units by state, in the order of `SlotState`."""
+
+
+def request_facts(session: Session, request: int) -> RequestFacts:
+    """Everything about `request` that changes with time."""
+    replay, requests = session.replay, session.recording.requests
+    _, addresses = replay.block_table(request)
+    holds = len(addresses) > 0
+    computed = int(replay.computed(np.array([request]))[0]) if holds else 0
+    pad = int(replay.pad[request])
+    prompt, output = int(requests.prompt_tokens[request]), int(requests.output_tokens[request])
+    slots = replay.slots(addresses - replay.first_unit).sum(axis=0) if holds else np.zeros(len(SlotState), np.int64)
+    return RequestFacts(
+        state=_state(session, request, holds, computed),
+        holds=holds,
+        prompt_tokens=prompt,
+        # The step that computes the last prompt token puts out the first new one.
+        generated_tokens=min(max(computed - pad - prompt + 1, 0), output),
+        output_tokens=output,
+        computed=computed,
+        full=int(replay.full[request]),
+        pad=pad,
+        num_units=len(addresses),
+        slots=tuple(slots.tolist()),
+    )
+
+
+def _state(session: Session, request: int, holds: bool, computed: int) -> str:
+    replay, requests = session.replay, session.recording.requests
+    seq = replay.frame_seq[replay.frame]
+    if holds:
+        if computed > replay.full[request]:
+            return "complete, but its row is held"
+        begun = computed - replay.pad[request] >= requests.prompt_tokens[request]
+        return "running: generating" if begun else "running: reading its prompt"
+    if requests.status[request] == RequestStatus.REFUSED:
+        return "refused: it can never fit"
+    if requests.arrival_seq[request] > seq:
+        return "has not arrived yet"
+    if request in replay.waiting_requests():
+        return "preempted, waiting again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"
+    return "finished" if requests.status[request] == RequestStatus.FINISHED else "gone"
+
+
+def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
+    """A unit of the pool, as labels and values."""
+    replay = session.replay
+    owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
+    slots = replay.slots(np.array([unit]))[0]
+    if replay.unit_tokens > 1:
+        states = [f"{slots[state]:,} {LOOKS[state].name}" for state in SlotState if slots[state]]
+        lines = [("is", ", ".join(states))]
+    else:
+        look = LOOKS[SlotState(int(slots.argmax()))]
+        lines = [("is", look.name), ("meaning", look.meaning)]
+    if owner == NOBODY:
+        return [*lines, ("held by", "nobody")]
+    begin = int(replay.position[unit]) * replay.unit_tokens
+    place = f"{begin:,}" if replay.unit_tokens == 1 else f"{begin:,} to {begin + replay.unit_tokens - 1:,}"
+    holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
+    return [*lines, ("held by", holders), ("its slots", place)]
+
+
+def request_lines(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
+    """A request, as labels and values."""
+    requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
+    limit = int(requests.max_tokens[request])
+    lines = [
+        ("state", facts.state),
+        ("prompt", plural(facts.prompt_tokens, "token")),
+        *([("padding", f"{facts.pad:,} in front of it")] if facts.pad else []),
+        (
+            "output",
+            f"{facts.generated_tokens:,} of {facts.output_tokens:,}"
+            + (f", at most {limit:,}" if limit > facts.output_tokens else ""),
+        ),
+        ("written", f"{facts.computed:,} of {facts.full:,} slots"),
+        ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
+        ("preempted", plural(int(requests.preemptions[request]), "time") + " in all"),
+    ]
+    for label, times_s in (
+        ("arrived", requests.arrival_s),
+        ("first token", requests.first_token_s),
+        ("finished" if requests.finished_s[request] <= session.player.clock_s else "will finish", requests.finished_s),
+    ):
+        lines.append((label, seconds(float(times_s[request]), resolution_s)))
+    return lines
+
+
+def selection(session: Session) -> str:
+    """The selected unit and the followed request in one line, for screens without an inspector; empty for neither."""
+    parts = []
+    if session.selected is not None:
+        values = dict(unit_lines(session, session.selected))
+        number = session.selected + session.replay.first_unit
+        parts.append(f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}")
+    if session.followed is not None:
+        facts = request_facts(session, session.followed)
+        held = plural(facts.num_units, session.unit_name) if facts.holds else "no memory"
+        parts.append(f"{session.request_name(session.followed)}: {held}, {facts.state}")
+    return "; ".join(parts)
+
+
+def headline(session: Session, *, short: bool) -> list[str]:
+    """What a person is looking at, in parts from the most to the least important."""
+    meta, replay = session.recording.meta, session.replay
+    engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
+    policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
+    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    size = gib(replay.num_units * meta.pool.bytes_per_unit)
+    units = plural(replay.num_units, session.unit_name)
+    if short:
+        return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} = {units}"]
+    if replay.unit_tokens > 1:
+        units += f" of {replay.unit_tokens} slots"
+    return [_origin(session, engine), policy, f"{model} on {gpu}", f"{size} for KV = {units}"]
+
+
+def _origin(session: Session, engine: str) -> str:
+    meta = session.recording.meta
+    if meta.source != "simulation":
+        return f"real run of {engine}"
+    # Whoever simulates says so in a note where the step times are not fitted to a recording.
+    return "simulation, uncalibrated" if "uncalibrated" in f"{meta.notes} {meta.engine} {meta.extra}" else "simulation"

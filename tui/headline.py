@@ -1,0 +1,37 @@
+"""The first line: what a person is looking at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual.strip import Strip
+from textual.widget import Widget
+
+from .facts import headline
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .states import Symbols
+
+
+class Headline(Widget):
+    """Where the recording comes from, and the pool; in short words where long ones do not fit."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--name", "headline--text"}
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(id="headline")
+        self._separator = f" {symbols.dot} "
+        self._long, self._short = headline(session, short=False), headline(session, short=True)
+
+    def render_line(self, y: int) -> Strip:
+        """The one line."""
+        del y
+        name, rest = self.get_component_rich_style("headline--name"), self.get_component_rich_style("headline--text")
+        room = self.size.width - len(" kvsim ") - 1
+        parts = self._long if len(self._separator.join(self._long)) <= room else self._short
+        while len(parts) > 1 and len(self._separator.join(parts)) > room:
+            parts = parts[:-1]
+        text = " " + self._separator.join(parts)
+        return Strip([Segment(" kvsim ", name), Segment(text, rest)]).adjust_cell_length(self.size.width, rest)

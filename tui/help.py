@@ -1,0 +1,74 @@
+"""What everything on the screen means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from .brush import swatch
+from .states import LOOKS, STACK
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from .session import Session
+from .states import Symbols
+
+KEYS: Final = (
+    ("space", "play or pause"),
+    ("left right", "one engine step back or on; with shift ten"),
+    ("[ ]", "the previous or next notable event: preemption, refusal; finishes where there is none"),
+    ("+ -", "faster or slower"),
+    ("home end", "the beginning, the end"),
+    ("z Z", "more or less detail in the pool, from whole pool to single slots"),
+    ("tab", "move to the pool or the events; there arrows or hjkl move, escape leaves"),
+    ("enter", "in the pool: follow the request that holds this place"),
+    ("/", "find a request by its id, or a place in the pool as #number"),
+    ("s", "save a picture of the screen (SVG)"),
+    ("ctrl+p", "all commands by name"),
+    ("q", "quit"),
+    ("mouse", "click selects, double click follows, the wheel scrolls, dragging the timeline scrubs"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """One page: the idea, the states, the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "dismiss(None)", "Close")]
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__()
+        self._session = session
+        self._symbols = symbols
+
+    def compose(self) -> ComposeResult:
+        """The page."""
+        with VerticalScroll(id="help"):
+            yield Static(self._page())
+
+    def on_mount(self) -> None:
+        """Scroll with the arrow keys at once."""
+        self.query_one("#help").focus()
+
+    def _page(self) -> Group:
+        unit = self._session.unit_name
+        idea = Text(
+            "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
+            f"The picture shows the whole pool; a cell stands for one {unit} or several, as its title says. "
+            "Colour tells what a slot is doing, and a followed request stays lit while the rest is in shade."
+        )
+        states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+        for state in STACK:
+            mark = swatch(state, self._symbols)
+            states.add_row(Text(mark.text * 2, mark.style or ""), Text(LOOKS[state].name, "bold"), LOOKS[state].meaning)
+        for key, meaning in KEYS:
+            keys.add_row(Text(key, "bold"), meaning)
+        title = Text("kvsim plays a recording of the memory of an LLM server's KV cache.", "bold")
+        return Group(title, "", idea, "", states, "", keys)

@@ -1,0 +1,239 @@
+"""The text panels beside the pool: the inspector, the block table, and the queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from .brush import stack_cells
+from .facts import RequestFacts, request_facts, request_lines, unit_lines
+from .stack import stacked
+from .states import STACK
+from .words import ending, shortened
+
+if TYPE_CHECKING:
+    from textual import events
+    from textual.geometry import Size
+
+    from kvsim.recording.tables import IntArray
+
+    from .session import Session
+    from .states import Symbols
+
+_LABEL_WIDTH = 12
+
+
+class Panel(Widget):
+    """A box of lines about the session's current frame."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"panel--text", "panel--label", "panel--strong", "panel--weak"}
+
+    class Picked(Message):
+        """Somebody clicked a request."""
+
+        def __init__(self, request: int) -> None:
+            super().__init__()
+            self.request = request
+
+    def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self.session = session
+        self.symbols = symbols
+        self._lines: list[Strip] = []
+
+    def on_resize(self) -> None:
+        """Write the lines for this size."""
+        self.show_frame()
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        if not self.size.area:
+            return
+        rest = self.get_component_rich_style("panel--text")
+        lines = [line.adjust_cell_length(self.size.width, rest) for line in self.write()]
+        if lines != self._lines:
+            grown = len(lines) != len(self._lines)
+            self._lines = lines
+            self.refresh(layout=grown and self.styles.is_auto_height)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As many lines as there are, where the style sheet leaves it open."""
+        del container, viewport, width
+        return max(len(self._lines), 1)
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the box."""
+        return self._lines[y] if y < len(self._lines) else self.blank()
+
+    def write(self) -> list[Strip]:
+        """The lines of the current frame, at most as many as there is room for."""
+        raise NotImplementedError
+
+    def text(self, text: str, kind: str = "text") -> Segment:
+        """Text in the style of a component class: `text`, `label`, `strong`, `weak`."""
+        return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
+
+    def blank(self) -> Strip:
+        """An empty line."""
+        return Strip([self.text(" " * self.size.width)], self.size.width)
+
+    def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
+        """Labels and values in two columns."""
+        width = max(self.size.width - _LABEL_WIDTH, 1)
+        cut = self.symbols.cut
+        return [
+            Strip([self.text(label.ljust(_LABEL_WIDTH), "label"), self.text(shortened(value, width, cut))])
+            for label, value in lines
+        ]
+
+
+class Inspector(Panel):
+    """The selected unit, and the followed request."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="inspector")
+        self.border_title = "inspector"
+
+    def write(self) -> list[Strip]:
+        """The unit first, then the request."""
+        session = self.session
+        lines = []
+        if session.selected is None:
+            lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
+        else:
+            number = session.selected + session.replay.first_unit
+            lines += [Strip([self.text(f"{session.unit_name} {number:,}", "strong")])]
+            lines += self.labelled(unit_lines(session, session.selected))
+        lines.append(self.blank())
+        if session.followed is None:
+            return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
+        facts = request_facts(session, session.followed)
+        lines.append(Strip([self.text(f"request {session.request_name(session.followed)}", "strong")]))
+        lines += self.labelled(request_lines(session, session.followed, facts))
+        if facts.holds:
+            lines += [self.blank(), self._bar(facts)]
+        return lines
+
+    def _bar(self, facts: RequestFacts) -> Strip:
+        first, second, eighths = stacked(np.array(facts.slots)[None, list(STACK)], self.size.width)
+        cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
+        return Strip(stack_cells(cells, self.symbols.right, self.symbols))
+
+
+class BlockTable(Panel):
+    """Where the followed request's tokens are: logical units to physical ones."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="table")
+        unit = session.unit_name
+        self.border_title = f"{unit} table: logical {symbols.arrow} physical"
+
+    def write(self) -> list[Strip]:
+        """Runs of neighbouring units, newest last; the newest are kept where there are too many."""
+        session = self.session
+        if session.followed is None:
+            return [Strip([self.text("follow a request to see its table", "weak")])]
+        positions, addresses = session.replay.block_table(session.followed)
+        if not len(positions):
+            return [Strip([self.text("it holds no memory now", "weak")])]
+        order = np.argsort(positions)
+        entries = [self._entry(*run) for run in _runs(positions[order], addresses[order])]
+        width = max(map(len, entries)) + 2
+        per_line = max(self.size.width // width, 1)
+        room = max(self.size.height, 1) * per_line
+        hidden = len(entries) - room
+        if hidden > 0:
+            entries = [self.symbols.cut + f" {hidden + 1:,} more", *entries[hidden + 1 :]]
+        return [
+            Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))])
+            for at in range(0, len(entries), per_line)
+        ]
+
+    def _entry(self, position: int, address: int, length: int) -> str:
+        arrow, dash = self.symbols.arrow, self.symbols.dash
+        if length == 1:
+            return f"{position}{arrow}{address}"
+        return f"{position}{dash}{position + length - 1} {arrow} {address}{dash}{address + length - 1}"
+
+
+def _runs(positions: IntArray, addresses: IntArray) -> list[tuple[int, int, int]]:
+    """Runs of neighbours that stay neighbours, as (position, address, length); blocks of short runs stand alone."""
+    breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(addresses) != 1)) + 1
+    begins = np.concatenate(([0], breaks))
+    lengths = np.diff(np.append(begins, len(positions)))
+    return list(zip(positions[begins].tolist(), addresses[begins].tolist(), lengths.tolist(), strict=True))
+
+
+class Queue(Panel):
+    """Who runs, with progress, and who waits. A click follows a request."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="queue")
+        self.border_title = "queue"
+        self._requests: list[int | None] = []
+
+    def on_click(self, event: events.Click) -> None:
+        """Follow the request on the clicked line."""
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.y < len(self._requests):
+            request = self._requests[offset.y]
+            if request is not None:
+                self.post_message(self.Picked(request))
+
+    def write(self) -> list[Strip]:
+        """The head of the waiting queue, and the running requests in the order of their admission."""
+        session, height = self.session, self.size.height
+        waiting, running = session.replay.waiting_requests(), session.replay.live_requests()
+        shown_waiting = waiting[: max(min(len(waiting), height // 3), height - len(running) - 4)]
+        shown_running = running[-max(height - len(shown_waiting) - 3, 1) :][::-1]
+        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
+        self._requests = [None]
+        for request in shown_waiting.tolist():
+            strips.append(self._waiting_line(request))
+            self._requests.append(request)
+        strips += [self.blank()]
+        strips += [self._heading("running", len(running), len(shown_running), "newest first")]
+        self._requests += [None, None]
+        computed = session.replay.computed(shown_running)
+        for request, tokens in zip(shown_running.tolist(), computed.tolist(), strict=True):
+            strips.append(self._running_line(request, tokens))
+            self._requests.append(request)
+        return strips
+
+    def _heading(self, name: str, number: int, shown: int, order: str) -> Strip:
+        more = f"  {order}, {shown:,} shown" if number > shown else f"  {order}" if number > 1 else ""
+        return Strip([self.text(f"{number:,} {name}", "strong"), self.text(more, "weak")])
+
+    def _called(self, request: int, width: int) -> Segment:
+        mark = ">" if request == self.session.followed else " "
+        name = ending(self.session.request_name(request), width - 2, self.symbols.cut)
+        return self.text(f"{mark}{name}".ljust(width), "strong" if mark == ">" else "text")
+
+    def _waiting_line(self, request: int) -> Strip:
+        requests = self.session.recording.requests
+        again = requests.first_scheduled_s[request] < self.session.replay.time_s
+        tokens = f"{int(requests.prompt_tokens[request]):,} prompt"
+        return Strip(
+            [self._called(request, 10), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
+        )
+
+    def _running_line(self, request: int, computed: int) -> Strip:
+        full = int(self.session.replay.full[request])
+        room = max(self.size.width - 21, 4)
+        share = min(computed / full if full else 1.0, 1.0)
+        bar = self._progress(share, room)
+        figures = f" {min(computed, full)}/{full}".rjust(11)
+        return Strip([self._called(request, 10), bar, self.text(figures, "weak")])
+
+    def _progress(self, share: float, room: int) -> Segment:
+        eighths = round(share * room * 8)
+        glyphs = self.symbols.up if not self.symbols.right else self.symbols.right
+        whole, part = divmod(eighths, 8)
+        bar = glyphs[8] * whole + (glyphs[part] if part and self.symbols.right else "")
+        return Segment(bar.ljust(room), self.get_component_rich_style("panel--label") + Style(bold=False))

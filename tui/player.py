@@ -1,0 +1,117 @@
+"""The transport: which frame is shown, and how recorded time follows the wall clock.
+
+The player knows times and frame numbers only. It knows nothing of terminals, and nothing of what a frame shows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvsim.recording.tables import FloatArray, IntArray
+
+DEFAULT_PLAY_S = 45.0
+"""Wall seconds that a whole recording takes at the speed that the player begins with."""
+_MANTISSAS = (1.0, 2.0, 5.0)
+_SPEED_RANGE = 12
+"""How many times the speed may be raised or lowered from where it began: four powers of ten either way."""
+
+
+def speed_at(index: int) -> float:
+    """The speed with number `index` on the scale 1, 2, 5, 10, ...; number 0 is 1."""
+    return _MANTISSAS[index % 3] * 10.0 ** (index // 3)
+
+
+def speed_index(speed: float) -> int:
+    """The number of the fastest speed on the scale that is not above `speed`, which must be positive."""
+    first = 3 * math.floor(math.log10(speed))
+    # A speed that is a hair below a step because of rounding still means that step.
+    return max(index for index in range(first - 1, first + 4) if speed_at(index) <= speed * 1.000001)
+
+
+class Player:
+    """Plays the frames of one recording.
+
+    `times_s` says when each frame begins (ascending, at least one frame); `notable` names the frames that `jump`
+    stops at, in ascending order. At first, the whole recording plays in about `DEFAULT_PLAY_S` seconds.
+    """
+
+    def __init__(self, times_s: FloatArray, notable: IntArray) -> None:
+        self._times_s = times_s
+        self._notable = np.unique(notable)
+        self.duration_s = float(times_s[-1])
+        self.playing = False
+        self.frame = 0
+        self.clock_s = float(times_s[0])
+        """Recorded time that the picture stands for; inside the current frame while playing."""
+        self._default_index = speed_index(max(self.duration_s, 1e-6) / DEFAULT_PLAY_S)
+        self._index = self._default_index
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds per wall second."""
+        return speed_at(self._index)
+
+    @property
+    def last_frame(self) -> int:
+        """The frame after the last step."""
+        return len(self._times_s) - 1
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there is nothing left to play."""
+        return self.frame == self.last_frame
+
+    def toggle(self) -> None:
+        """Play or pause; at the end, play again from the beginning."""
+        if not self.playing and self.at_end:
+            self.go_to_frame(0)
+        self.playing = not self.playing
+
+    def tick(self, wall_s: float) -> bool:
+        """Let `wall_s` seconds pass; return whether another frame is current now."""
+        if not self.playing:
+            return False
+        before = self.frame
+        self.clock_s = min(self.clock_s + wall_s * self.speed, self.duration_s)
+        self.frame = self._frame_at(self.clock_s)
+        self.playing = not self.at_end
+        return self.frame != before
+
+    def go_to_frame(self, frame: int) -> None:
+        """Show `frame`, clamped to the recording."""
+        self.frame = min(max(frame, 0), self.last_frame)
+        self.clock_s = float(self._times_s[self.frame])
+
+    def go_to_time(self, time_s: float) -> None:
+        """Show the frame that is current at `time_s` seconds, clamped to the recording."""
+        self.clock_s = min(max(time_s, float(self._times_s[0])), self.duration_s)
+        self.frame = self._frame_at(self.clock_s)
+
+    def step(self, frames: int) -> None:
+        """Pause, and move by a number of frames."""
+        self.playing = False
+        self.go_to_frame(self.frame + frames)
+
+    def jump(self, direction: int) -> bool:
+        """Pause at the next (`direction` 1) or previous (-1) notable frame; return whether there is one."""
+        if direction > 0:
+            at = int(np.searchsorted(self._notable, self.frame, side="right"))
+        else:
+            at = int(np.searchsorted(self._notable, self.frame, side="left")) - 1
+        if not 0 <= at < len(self._notable):
+            return False
+        self.playing = False
+        self.go_to_frame(int(self._notable[at]))
+        return True
+
+    def change_speed(self, direction: int) -> None:
+        """Play faster (`direction` 1) or slower (-1), along 1, 2, 5, 10, ..."""
+        slowest, fastest = self._default_index - _SPEED_RANGE, self._default_index + _SPEED_RANGE
+        self._index = min(max(self._index + direction, slowest), fastest)
+
+    def _frame_at(self, time_s: float) -> int:
+        return max(0, int(np.searchsorted(self._times_s, time_s, side="right")) - 1)

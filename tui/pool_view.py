@@ -1,0 +1,256 @@
+"""The pool: every unit of memory, coloured by what it is doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from rich.segment import Segment
+from textual.binding import Binding, BindingType
+from textual.cache import LRUCache
+from textual.filter import ANSIToTruecolor
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kvsim.recording.ledger import NOBODY
+
+from .brush import Brush
+from .canvas import BLANK, Canvas
+from .picture import Lines
+from .tiling import Detail, Tiling, best_level, fit, levels
+from .words import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual import events
+    from textual.filter import LineFilter
+
+    from kvsim.recording.replay import Replay
+
+    from .states import Symbols
+
+
+class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
+    """A scrollable picture of the pool with a cursor. Repaints only the lines that came out differently."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move(-1, 0)", "Move left", show=False, id="pool.left"),
+        Binding("right,l", "move(1, 0)", "Move right", show=False, id="pool.right"),
+        Binding("up,k", "move(0, -1)", "Move up", show=False, id="pool.up"),
+        Binding("down,j", "move(0, 1)", "Move down", show=False, id="pool.down"),
+        Binding("enter", "follow", "Follow", id="pool.follow"),
+        Binding("escape", "leave", "Leave pool", show=False, id="pool.leave"),
+    ]
+
+    class Selected(Message):
+        """The cursor stands on another unit; None where there is no cursor any more."""
+
+        def __init__(self, unit: int | None) -> None:
+            super().__init__()
+            self.unit = unit
+
+    class Follow(Message):
+        """Somebody asks to follow a request, or None."""
+
+        def __init__(self, request: int | None) -> None:
+            super().__init__()
+            self.request = request
+
+    def __init__(self, replay: Replay, symbols: Symbols) -> None:
+        super().__init__(id="pool")
+        self._replay = replay
+        self._symbols = symbols
+        self._lines = Lines(replay)
+        self._stride = self._stride_now()
+        self._canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=symbols.color)
+        self._levels: list[Tiling] = []
+        self._level = 0
+        self._zoomed = False
+        self._keys = np.empty((0, 0), np.int32)
+        self._brush = Brush(symbols)
+        self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
+        self.num_lines_painted = 0
+        """Lines asked to be painted again so far: what the frame budget is counted in."""
+
+    @property
+    def cursor(self) -> int | None:
+        """The selected unit, from 0 in address order."""
+        return self._canvas.cursor
+
+    @property
+    def tiling(self) -> Tiling:
+        """What the cells are at the current level of detail."""
+        return self._canvas.tiling
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """All filters but one that these colours do not need, and that would cost a third of a frame."""
+        return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
+
+    def show_frame(self) -> None:
+        """Follow the replay to its current frame."""
+        self._canvas.update()
+        stride = self._stride_now()
+        if stride != self._stride:
+            self._stride = stride
+            self._measure()
+        else:
+            self._repaint()
+
+    def follow(self, request: int | None) -> None:
+        """Put everything into shade except what `request` holds; None lights everything."""
+        self._canvas.followed = request
+        self._repaint()
+
+    def zoom(self, direction: int) -> bool:
+        """Show more (1) or less (-1) detail around the cursor; return whether there is such a level."""
+        level = self._level + direction
+        if not 0 <= level < len(self._levels):
+            return False
+        self._level, self._zoomed = level, True
+        self._show_level()
+        return True
+
+    def select(self, unit: int) -> None:
+        """Put the cursor on `unit`, and scroll to it."""
+        self._canvas.cursor = unit
+        self._scroll_to_cursor()
+        self._repaint()
+        self.post_message(self.Selected(unit))
+
+    def action_move(self, right: int, down: int) -> None:
+        """Move the cursor by cells."""
+        if self.cursor is None:
+            self.select(self._unit_at(0, 0) or 0)
+        else:
+            self.select(self._canvas.moved(self.cursor, right, down))
+
+    def action_follow(self) -> None:
+        """Follow the request that holds the selected unit, or else another one of the cell's."""
+        if self.cursor is None:
+            return
+        cell = self.tiling.units_of(int(self.tiling.cell_of(np.array([self.cursor]))[0]))
+        owners = self._replay.owner[np.append(self.cursor, cell)]
+        held = owners[owners != NOBODY]
+        self.post_message(self.Follow(int(held[0]) if len(held) else None))
+
+    def action_leave(self) -> None:
+        """Follow nobody, select nothing, and give the arrow keys back to the player."""
+        self._canvas.cursor = None
+        self._repaint()
+        self.post_message(self.Selected(None))
+        self.post_message(self.Follow(None))
+        self.screen.set_focus(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the unit under the mouse; a double click follows its request."""
+        at = event.get_content_offset(self)
+        unit = None if at is None else self._unit_at(at.x, at.y)
+        if unit is None:
+            return
+        self.select(unit)
+        if event.chain > 1:
+            self.action_follow()
+
+    def on_resize(self) -> None:
+        """Make the picture as large as the widget."""
+        self._measure()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Paint the lines that came into view."""
+        super().watch_scroll_y(old_value, new_value)
+        if round(old_value) != round(new_value):
+            self._repaint()
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the picture."""
+        width = self.size.width
+        if not 0 <= y < len(self._keys):
+            return Strip.blank(width, self._brush[BLANK][1])
+        left = self.scroll_offset.x
+        row = self._keys[y, left : left + width]
+        name = row.tobytes()
+        strip = self._strips.get(name)
+        if strip is None:
+            strip = self._strips[name] = self._strip(row).adjust_cell_length(width, self._brush[BLANK][1])
+        return strip
+
+    def _strip(self, row: npt.NDArray[np.int32]) -> Strip:
+        ends = np.append(np.flatnonzero(row[1:] != row[:-1]) + 1, len(row)).tolist()
+        segments, begin = [], 0
+        for end in ends:
+            character, style = self._brush[int(row[begin])]
+            segments.append(Segment(character * (end - begin), style))
+            begin = end
+        return Strip(segments, len(row))
+
+    def _unit_at(self, x: int, y: int) -> int | None:
+        return self._canvas.unit_at(x + self.scroll_offset.x, y + self.scroll_offset.y)
+
+    def _stride_now(self) -> int | None:
+        return self._lines.length_at(int(self._replay.frame_seq[self._replay.frame]))
+
+    def _measure(self) -> None:
+        """Find the levels of detail for this size; keep the one chosen, or take the finest that shows everything."""
+        width, height = self.size
+        if not width or not height:
+            return
+        replay = self._replay
+        self._levels = levels(
+            replay.num_units,
+            replay.unit_tokens,
+            width,
+            height,
+            stride=self._stride,
+            half_blocks=self._symbols.color,
+        )
+        if not self._zoomed:
+            self._level = best_level(self._levels, height)
+        self._level = min(self._level, len(self._levels) - 1)
+        self._show_level()
+
+    def _show_level(self) -> None:
+        self._canvas.tiling = self._levels[self._level]
+        self.border_title = self._title()
+        self._strips.clear()
+        self._keys = np.empty((0, 0), np.int32)
+        self.virtual_size = Size(self.tiling.width, self._canvas.height)
+        self._scroll_to_cursor()
+        self._repaint()
+
+    def _title(self) -> str:
+        tiling, tokens = self.tiling, self._replay.unit_tokens
+        unit = "block" if tokens > 1 else "slot"
+        match tiling.detail:
+            case Detail.SLOTS:
+                cell = f"1 cell = 1 slot, {tokens} to a block"
+            case Detail.FILL:
+                cell = "1 cell = 1 block, filled from below"
+            case Detail.AREA if self._stride is not None and tiling.down > 1:
+                cell = f"1 cell = {plural(tiling.across, unit)} of {plural(tiling.down, 'sequence')}"
+            case Detail.AREA:
+                cell = f"1 cell = {plural(tiling.across, unit)}" + (
+                    " of a sequence" if self._stride is not None else ""
+                )
+        return f"memory pool, {plural(tiling.num_units, unit)}: {cell}"
+
+    def _scroll_to_cursor(self) -> None:
+        if self.cursor is not None:
+            x, y = self._canvas.place_of(self.cursor)
+            self.scroll_to_region(Region(x, y, self.tiling.wide, 1), animate=False, force=True)
+
+    def _repaint(self) -> None:
+        """Draw what is in view, and ask for the lines that came out differently."""
+        width, height = self.size
+        if not self._levels or not width or not height:
+            return
+        keys = self._canvas.draw(self.scroll_offset.y, height)
+        same_shape = keys.shape == self._keys.shape
+        changed = np.flatnonzero((keys != self._keys).any(axis=1)) if same_shape else np.arange(height)
+        self._keys = keys
+        self.num_lines_painted += len(changed)
+        if len(changed):
+            self.refresh(*(Region(0, y, width, 1) for y in changed.tolist()))

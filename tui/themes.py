@@ -1,0 +1,40 @@
+"""The look of everything around the pictures."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from textual.theme import Theme
+
+from .states import VOID_COLOR
+
+THEMES: Final = (
+    Theme(
+        name="kvsim-dark",
+        primary="#8ad0f7",
+        secondary="#5f8fb4",
+        accent="#f9ec5c",
+        warning="#e2601a",
+        error="#e2601a",
+        success="#17966c",
+        foreground="#d7dde5",
+        background=VOID_COLOR,
+        surface="#181c22",
+        panel="#1f252d",
+        dark=True,
+    ),
+    Theme(
+        name="kvsim-contrast",
+        primary="#ffffff",
+        secondary="#cfd8e3",
+        accent="#f9ec5c",
+        warning="#ff8a4c",
+        error="#ff8a4c",
+        success="#3fd6a2",
+        foreground="#ffffff",
+        background="#000000",
+        surface="#000000",
+        panel="#101010",
+        dark=True,
+    ),
+)

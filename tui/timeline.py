@@ -1,0 +1,235 @@
+"""The whole run on one axis: memory by state, the batch, the queue, and a scrubber. The mouse scrubs anywhere on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from kvsim.memory.waste import SlotState
+
+from .brush import stack_cells
+from .stack import EIGHTHS, columns, stacked
+from .states import CURSOR_COLOR, STACK
+from .words import percent, seconds
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from rich.color import Color
+    from textual import events
+
+    from .session import Session
+    from .states import Symbols
+
+GUTTER = 15
+"""Characters to the left of the axis, for labels and current values."""
+_FULL_MARK = 4
+"""Events in one column that fill its mark, where no column has more."""
+_FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
+
+
+class Timeline(Widget):
+    """Charts over time above a scrubber, all with the same axis, and a cursor through all of them."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "timeline--text",
+        "timeline--label",
+        "timeline--value",
+        "timeline--bar",
+        "timeline--tick",
+        "timeline--track",
+        "timeline--held",
+    }
+
+    class Scrubbed(Message):
+        """The mouse asks for another moment."""
+
+        def __init__(self, time_s: float) -> None:
+            super().__init__()
+            self.time_s = time_s
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(id="timeline")
+        self._session = session
+        self._symbols = symbols
+        self._num_running, self._num_waiting = session.counts("running"), session.counts("waiting")
+        self._charts: list[Strip] = []
+        self._drawn_size = Size(0, 0)
+        self._followed = session.followed
+        self._scrubbing = False
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame, and the request that it follows."""
+        if self._followed != self._session.followed:
+            self._drawn_size = Size(0, 0)
+        self.refresh()
+
+    def show_transport(self) -> None:
+        """Say in the title whether the clock runs, and how fast."""
+        player, dot = self._session.player, self._symbols.dot
+        state = "playing" if player.playing else "paused"
+        title = f"{state} {dot} {player.speed:g} s per second {dot} step {player.frame:,} of {player.last_frame:,}"
+        if self.border_title != title:
+            self.border_title = title
+
+    def notify_style_update(self) -> None:
+        """Draw the charts in the colours of another theme."""
+        super().notify_style_update()
+        self._drawn_size = Size(0, 0)
+
+    def render_line(self, y: int) -> Strip:
+        """A line of a chart behind the cursor, with its label and value of this moment."""
+        if self._drawn_size != self.size:
+            self._drawn_size, self._followed = self.size, self._session.followed
+            self._charts = self._draw_charts(self._axis_width, self.size.height)
+        if not 0 <= y < len(self._charts) or not self._axis_width:
+            return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
+        column = self._cursor_column()
+        chart = self._charts[y]
+        before, after = chart.crop(0, column), chart.crop(column + 1)
+        last = y == len(self._charts) - 1
+        line = self._symbols.knob if last else "│" if self._symbols.color else "|"
+        cursor = Segment(
+            line, Style(color=CURSOR_COLOR, bgcolor=None if last else self._color_at(y, column), bold=True)
+        )
+        return Strip([*self._label(y), *before, cursor, *after]).adjust_cell_length(
+            self.size.width, self.get_component_rich_style("timeline--text")
+        )
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Go to the moment under the mouse, and follow it until the button is released."""
+        self._scrubbing = True
+        self.capture_mouse()
+        self._scrub(event)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Scrub while the button is down."""
+        if self._scrubbing:
+            self._scrub(event)
+
+    def on_mouse_up(self) -> None:
+        """Stop scrubbing."""
+        self._scrubbing = False
+        self.release_mouse()
+
+    def _scrub(self, event: events.MouseEvent) -> None:
+        offset = event.get_content_offset_capture(self)
+        share = (offset.x - GUTTER + 0.5) / max(self._axis_width, 1)
+        self.post_message(self.Scrubbed(min(max(share, 0.0), 1.0) * self._session.player.duration_s))
+
+    def _color_at(self, y: int, column: int) -> Color | None:
+        """The colour that most of a character has."""
+        (segment,) = self._charts[y].crop(column, column + 1)
+        if segment.style is None:
+            return None
+        mostly_ink = self._symbols.color and self._symbols.up.find(segment.text) > EIGHTHS // 2
+        return segment.style.color if mostly_ink else segment.style.bgcolor
+
+    @property
+    def _axis_width(self) -> int:
+        return max(self.size.width - GUTTER - 1, 0)
+
+    def _cursor_column(self) -> int:
+        return int(self._column_of(np.array([self._session.player.clock_s]), self._axis_width)[0])
+
+    def _label(self, y: int) -> list[Segment]:
+        session, height = self._session, len(self._charts)
+        frame = session.player.frame
+        if y == height - 1:
+            label, value = "time", seconds(session.player.clock_s, session.player.duration_s / 1000)
+        elif y == height - 2 and height > 3:
+            label, value = "waiting", f"{self._num_waiting[frame]:,}"
+        elif y == height - 2 - (height > 3):
+            label, value = "running", f"{self._num_running[frame]:,}"
+        elif y == 0:
+            free = int(session.breakdown[list(_FREE)].sum())
+            label, value = "in use", percent(session.capacity - free, session.capacity)
+        else:
+            label = value = ""
+        value = value.rjust(GUTTER - len(label) - 1)
+        return [
+            Segment(label, self.get_component_rich_style("timeline--label")),
+            Segment(value + " ", self.get_component_rich_style("timeline--value")),
+        ]
+
+    def _draw_charts(self, width: int, height: int) -> list[Strip]:
+        if not width or not height:
+            return []
+        session = self._session
+        first, last = self._frames_of_columns(width)
+        total = np.concatenate((np.zeros((1, len(STACK)), np.int64), np.cumsum(session.slots[:, list(STACK)], axis=0)))
+        slots = (total[last + 1] - total[first]) / (last + 1 - first)[:, None]
+        num_charts = 2 if height > 3 else 1
+        strips = self._memory(slots, max(height - num_charts - 1, 0))
+        strips.append(self._bars(np.maximum.reduceat(self._num_running, first), self._num_running.max()))
+        if num_charts > 1:
+            strips.append(self._bars(np.maximum.reduceat(self._num_waiting, first), self._num_waiting.max()))
+        strips.append(self._track(width))
+        return strips[-height:]
+
+    def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The first and the last frame that each column of the axis stands for."""
+        times_s = self._session.times_s
+        edges_s = np.linspace(0.0, self._session.player.duration_s, width + 1)
+        first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
+        last = np.maximum(np.searchsorted(times_s, edges_s[1:], side="left") - 1, first)
+        return first, last
+
+    def _memory(self, slots: npt.NDArray[np.float64], height: int) -> list[Strip]:
+        if not height:
+            return []
+        if height == 1 and not self._symbols.color:  # a single glyph cannot say how much
+            free = slots[:, [STACK.index(state) for state in _FREE]].sum(axis=1)
+            return [self._bars(self._session.capacity - free, self._session.capacity)]
+        layers = np.stack(stacked(slots, height), axis=-1)
+        rows = range(height - 1, -1, -1)
+        return [Strip(stack_cells(layers[:, row].tolist(), self._symbols.up, self._symbols)).simplify() for row in rows]
+
+    def _bars(self, values: npt.NDArray[Any], most: int) -> Strip:
+        style = self.get_component_rich_style("timeline--bar")
+        text = "".join(self._symbols.up[eighths] for eighths in columns(values, most, 1)[0])
+        return Strip([Segment(text, style)])
+
+    def _track(self, width: int) -> Strip:
+        """The scrubber: the notable events of each column; or the life of the followed request and its own events."""
+        _session, symbols = self._session, self._symbols
+        events = self._events_of_columns(width)
+        marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
+        held = self._residency(width)
+        tick, track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("tick", "track", "held"))
+        return Strip(
+            [
+                Segment(symbols.up[mark], tick)
+                if mark
+                else Segment(symbols.held, hold)
+                if here
+                else Segment(symbols.track, track)
+                for mark, here in zip(marks.tolist(), held.tolist(), strict=True)
+            ]
+        ).simplify()
+
+    def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
+        session, events = self._session, self._session.events.notable
+        mine = slice(None) if session.followed is None else events.request == session.followed
+        return np.bincount(self._column_of(session.times_s[events.frame[mine]], width), minlength=width)
+
+    def _residency(self, width: int) -> npt.NDArray[np.bool_]:
+        """Columns in which the followed request holds memory."""
+        held = np.zeros(width, np.bool_)
+        session = self._session
+        if session.followed is None:
+            return held
+        for begin, end in session.residencies(session.followed):
+            first, last = self._column_of(session.times_s[[begin, end]], width)
+            held[first : last + 1] = True
+        return held
+
+    def _column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
+        duration_s = max(self._session.player.duration_s, 1e-300)
+        return np.minimum((times_s / duration_s * width).astype(np.int64), width - 1)

@@ -1,0 +1,42 @@
+"""Numbers in words: how figures are written on the screen."""
+
+from __future__ import annotations
+
+import math
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 block`, `1,204 blocks`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def gib(num_bytes: int) -> str:
+    """A number of bytes in the largest of MiB and GiB that it fills, with three digits."""
+    value, unit = (num_bytes / 2**30, "GiB") if num_bytes >= 2**30 else (num_bytes / 2**20, "MiB")
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share with one decimal, in six characters at most; `<0.1%` for what would round to nothing."""
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.05:
+        return "<0.1%"
+    return f"{share:.1f}%"
+
+
+def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
+    """A time with as many decimals as `resolution_s` needs; a dash where it is not known."""
+    if math.isnan(time_s):
+        return "-"
+    decimals = min(max(0, -math.floor(math.log10(resolution_s))), 6)
+    return f"{time_s:,.{decimals}f} s"
+
+
+def ending(text: str, width: int, cut: str) -> str:
+    """`text` in at most `width` characters, beginning with `cut` where some is missing: ids differ in their ends."""
+    return text if len(text) <= width else cut + text[len(text) - max(width - len(cut), 0) :]
+
+
+def shortened(text: str, width: int, cut: str) -> str:
+    """`text` in at most `width` characters, ending in `cut` where something is missing."""
+    return text if len(text) <= width else text[: max(width - len(cut), 0)] + cut
