@@ -21,6 +21,7 @@ _COMMANDS = {
     "plot": "Draw a figure from recordings.",
     "info": "Describe a recording.",
     "size": "Explain how many blocks a GPU and a model leave room for.",
+    "capture": "Record a real run of vLLM or Hugging Face.",
     "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
 }
 """Each command and its one-line help, which is shown without importing it."""
@@ -65,4 +66,9 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever read our output has had enough; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        # A full disk, a folder that is gone: nothing that a traceback would explain better.
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"kvsim: {where}{error.strerror or error}.", file=sys.stderr)  # noqa: T201
         sys.exit(1)

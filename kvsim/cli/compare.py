@@ -14,7 +14,12 @@ from kvsim.policies import POLICY_NAMES
 
 @click.command("compare")
 @scenario_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recordings into this folder, one for each policy.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the recordings into this folder, one for each policy.",
+)
 @json_option
 def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
     """Put the same requests through all three policies.
@@ -38,4 +43,6 @@ def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json({summary.policy: summary.as_dict() for summary in summaries})
     else:
-        print_summaries(f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory", recordings, summaries)
+        print_summaries(
+            f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory", recordings, summaries
+        )

@@ -27,7 +27,9 @@ def command(*, recording_name: str | None, as_json: bool) -> None:
     meta, summary = recording.meta, summarize(recording)
     if as_json:
         document = summary.as_dict() | {"source": meta.source, "gpu": meta.gpu, "engine": dict(meta.engine)}
-        print_json(document | {"model": dict(meta.model), "policy": dict(meta.policy), "requests": len(recording.requests)})
+        print_json(
+            document | {"model": dict(meta.model), "policy": dict(meta.policy), "requests": len(recording.requests)}
+        )
         return
     pool = meta.pool
     units = "none: the cache grows with the batch"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError
+
+_OF_ONE_RECORDING = ("waste-over-time", "memory-map")
 
 
 @click.command("plot")
@@ -24,5 +26,7 @@ def command(*, kind: str, recordings: tuple[str, ...], output: Path | None, purp
 
     if kind not in FIGURES:
         raise UnknownNameError("kind of figure", kind, FIGURES)
-    figure = FIGURES[kind]([read(find(name)) for name in recordings], purpose=purpose)
+    if kind in _OF_ONE_RECORDING and len(recordings) > 1:
+        raise UsageError(f"a figure of {kind} shows one recording, and {len(recordings)} were given.")
+    figure = FIGURES[kind](*(read(find(name)) for name in recordings), purpose=purpose)
     click.echo(save(figure, output or Path(f"{kind}.png")))

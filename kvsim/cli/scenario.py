@@ -13,34 +13,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvsim.cli.workload import given, workload_and_source, workload_options
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.policies import Policy
-    from kvsim.recording import Recording
+    from kvsim.recording import Meta, Recording
     from kvsim.simulation import Machine
-    from kvsim.workload import Lengths, SharedPrefixes, Workload
+    from kvsim.workload import Workload
 
-DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
-"""A recording of a real server under memory pressure, whose requests are served again where no others are named."""
-_DEFAULT_NUM_REQUESTS = 400
-_DEFAULT_TOKENS = "200:0.8"
 GIB = 1 << 30
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--workload", metavar="RECORDING", help=f"Serve the requests of this recording again.  [{DEFAULT_WORKLOAD}]"),
-    click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
-    click.option("--arrivals", type=click.Choice(["poisson", "gamma", "constant", "at-once"]), help="Generate requests that arrive so."),
-    click.option("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
-    click.option("--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."),
-    click.option("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
-    click.option("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
-    click.option("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
     click.option("--model", help="A listed model.  [the recording's, or Llama-3-8B]"),
     click.option("--gpu", help="A listed GPU.  [the recording's, or H200]"),
     click.option("--kv-gib", type=float, metavar="GIB", help="Memory for the KV cache.  [the recording's, or what the GPU leaves]"),
@@ -74,7 +62,7 @@ def scenario_options(command: Command) -> Command:
     """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
     for option in reversed(_OPTIONS):
         command = option(command)
-    return command
+    return workload_options(command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +85,9 @@ class Scenario:
         if name == Static.name:
             return Static(
                 scheduler=StaticSettings(
-                    batch_size=flags["batch_size"], preallocated=flags["cache"] == "static", max_model_len=self.max_model_len
+                    batch_size=flags["batch_size"],
+                    preallocated=flags["cache"] == "static",
+                    max_model_len=self.max_model_len,
                 )
             )
         scheduler = self._scheduler()
@@ -147,8 +137,8 @@ class Scenario:
         flags = self.flags
         defaults = EngineDefaults.of(flags["defaults"], self.gpu.memory_bytes, is_a100=self.gpu.name.startswith("A100"))
         return ContinuousSettings(
-            max_num_seqs=_given(flags["max_num_seqs"], defaults.max_num_seqs),
-            max_num_batched_tokens=_given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
+            max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
+            max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
             max_model_len=self.max_model_len,
             async_scheduling=not flags["no_async_scheduling"],
             order=Order(flags["order"]),
@@ -166,11 +156,7 @@ def build_scenario(**flags: Any) -> Scenario:
     from kvsim.hardware import find_gpu
     from kvsim.models import Model, find_model
 
-    generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
-    if generated and flags["workload"] is not None:
-        raise UsageError("--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and --shared-prefix.")
-    source = None if generated else _read_recording(flags["workload"] or DEFAULT_WORKLOAD)
-    workload = _generated(flags) if source is None else _recorded(source, flags)
+    workload, source = workload_and_source(flags)
     if source is None:
         gpu, model = find_gpu(flags["gpu"] or "H200"), find_model(flags["model"] or "Meta-Llama-3-8B")
     else:
@@ -178,79 +164,17 @@ def build_scenario(**flags: Any) -> Scenario:
         model = find_model(flags["model"]) if flags["model"] else Model.from_shape(source.meta.model)
     same_machine = source is not None and flags["model"] is None and flags["gpu"] is None
     kv_bytes = _kv_bytes(flags, gpu, model, source if same_machine else None)
-    recorded_len = source.meta.engine.get("max_model_len") if same_machine and source is not None else None
-    max_model_len = _given(flags["max_model_len"], recorded_len or model.max_position_embeddings)
-    return Scenario(workload=workload, gpu=gpu, model=model, kv_bytes=kv_bytes, max_model_len=max_model_len, flags=flags)
-
-
-def _given(value: int | None, otherwise: int) -> int:
-    """`value` unless it was left out: zero was not left out, it is wrong, and the settings say so."""
-    return otherwise if value is None else value
-
-
-def _read_recording(name: str) -> Recording:
-    from kvsim.recording import find, read
-
-    return read(find(name))
-
-
-def _recorded(source: Recording, flags: dict[str, Any]) -> Workload:
-    from kvsim.importers import workload_of
-
-    workload = workload_of(source)
-    if flags["num_requests"] is not None:
-        workload = workload.head(flags["num_requests"])
-    if flags["rate"] is not None:
-        from kvsim.workload import Poisson
-
-        Poisson(rate_per_s=flags["rate"])  # checks the rate
-        recorded = workload.summary().rate_per_s
-        if recorded is None:
-            raise UsageError("--rate rescales arrivals, and the requests of this recording arrive all at once.")
-        workload = workload.scaled_rate(flags["rate"] / recorded)
-    return workload
-
-
-def _generated(flags: dict[str, Any]) -> Workload:
-    from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson, generate
-
-    rate = 30.0 if flags["rate"] is None else flags["rate"]
-    arrivals = {
-        "poisson": lambda: Poisson(rate_per_s=rate),
-        "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
-        "constant": lambda: Constant(rate_per_s=rate),
-        "at-once": AllAtOnce,
-    }[flags["arrivals"] or "poisson"]()
-    return generate(
-        _given(flags["num_requests"], _DEFAULT_NUM_REQUESTS),
-        arrivals=arrivals,
-        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or _DEFAULT_TOKENS),
-        output=_lengths("--output-tokens", flags["output_tokens"] or _DEFAULT_TOKENS),
-        prefixes=_prefixes(flags["shared_prefix"]),
-        seed=flags["seed"],
+    recorded_len = _recorded_len(source.meta) if source is not None and same_machine else None
+    max_model_len = given(flags["max_model_len"], recorded_len or model.max_position_embeddings)
+    return Scenario(
+        workload=workload, gpu=gpu, model=model, kv_bytes=kv_bytes, max_model_len=max_model_len, flags=flags
     )
 
 
-def _lengths(flag: str, text: str) -> Lengths:
-    from kvsim.workload import Fixed, LogNormal
-
-    mean, _, sigma = text.partition(":")
-    try:
-        return LogNormal(mean_tokens=float(mean), sigma=float(sigma)) if sigma else Fixed(tokens=int(mean))
-    except ValueError:
-        raise UsageError(f"{flag} should be a number of tokens such as 200, or a mean and a sigma such as 200:0.8, not {text!r}.") from None
-
-
-def _prefixes(text: str | None) -> SharedPrefixes | None:
-    from kvsim.workload import SharedPrefixes
-
-    if text is None:
-        return None
-    groups, _, tokens = text.partition("x")
-    try:
-        return SharedPrefixes(num_groups=int(groups), tokens=int(tokens))
-    except ValueError:
-        raise UsageError(f"--shared-prefix should be a number of groups and of tokens such as 4x512, not {text!r}.") from None
+def _recorded_len(meta: Meta) -> int | None:
+    """The longest sequence that a recorded run allowed: a real engine says so itself, a simulation with its policy."""
+    length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
+    return length if isinstance(length, int) else None
 
 
 def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording | None) -> int:
@@ -261,6 +185,8 @@ def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording |
     if len(told) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
         raise UsageError(f"{names} say the same thing; give one of them.")
+    if flags["block_size"] < 1:
+        raise UsageError(f"--block-size should be at least 1, not {flags['block_size']}.")
     block_bytes = flags["block_size"] * model.kv_bytes_per_token
     if flags["kv_gib"] is not None:
         if not 0 < flags["kv_gib"] < 1e6:
@@ -275,5 +201,5 @@ def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording |
         # The pool's units and those before the first: vLLM's null block is memory too.
         return (pool.num_units + pool.first_unit) * pool.bytes_per_unit
     return plan_budget(
-        gpu, model, gpu_memory_utilization=_given(flags["gpu_memory_utilization"], 0.92), block_size=flags["block_size"]
+        gpu, model, gpu_memory_utilization=given(flags["gpu_memory_utilization"], 0.92), block_size=flags["block_size"]
     ).kv_bytes

@@ -12,7 +12,9 @@ from kvsim.cli.show import json_option, print_json, print_table, size
 @click.command("size")
 @click.option("--model", required=True, help="A listed model, such as Meta-Llama-3-8B.")
 @click.option("--gpu", required=True, help="A listed GPU, such as H200.")
-@click.option("--gpu-memory-utilization", type=float, default=0.92, show_default=True, help="Share of the GPU that may be used.")
+@click.option(
+    "--gpu-memory-utilization", type=float, default=0.92, show_default=True, help="Share of the GPU that may be used."
+)
 @click.option("--block-size", type=int, default=16, show_default=True, help="Tokens per block.")
 @click.option("--kv-gib", type=float, help="Memory for the KV cache, instead of what the GPU leaves.")
 @click.option("--max-num-batched-tokens", type=int, default=16384, show_default=True)

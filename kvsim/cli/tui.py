@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 
 @click.command("tui")
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
-@click.option("--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording.")
+@click.option(
+    "--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording."
+)
 @scenario_options
 @click.option("--at", "at_s", type=float, metavar="SECONDS", help="Begin at this time of the recording.")
-@click.option("--screenshot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a picture and leave; needs no terminal.")
+@click.option(
+    "--screenshot",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Write a picture and leave; needs no terminal.",
+)
 @click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Of the screenshot.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
 def command(
@@ -64,7 +71,7 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any]) -> R
         scenario = build_scenario(**flags)
         with progress(f"simulating {policy}") as report:
             return scenario.simulate(policy, progress=report)
-    from kvsim.cli.scenario import DEFAULT_WORKLOAD
+    from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 
     return read(find(name or DEFAULT_WORKLOAD))

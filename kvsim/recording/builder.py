@@ -96,7 +96,9 @@ class RecordingBuilder:
         row = self._open_row[request]
         if row >= 0:
             times = rows["repeat"][row]
-            follows = rows["step"][row] + times == step and rows["computed_before"][row] + tokens * times == computed_before
+            follows = (
+                rows["step"][row] + times == step and rows["computed_before"][row] + tokens * times == computed_before
+            )
             if follows and rows["tokens"][row] == tokens:
                 rows["repeat"][row] = times + repeat
                 return
@@ -188,9 +190,18 @@ class RecordingBuilder:
                 **_columns(self._requests, Requests),
             ),
             steps=Steps(**steps),
-            schedule=Schedule(**_columns(self._schedule, Schedule)),
+            schedule=Schedule(**self._schedule_of_closed_steps()),
             memory=Memory(**_columns(self._memory, Memory)),
         )
+
+    def _schedule_of_closed_steps(self) -> dict[str, Any]:
+        """The schedule without the step being recorded: a log may end in the middle of one."""
+        columns = _columns(self._schedule, Schedule)
+        if not len(columns["step"]):
+            return columns
+        columns["repeat"] = np.minimum(columns["repeat"], self._num_steps - columns["step"])
+        closed = columns["repeat"] > 0
+        return {name: values[closed] for name, values in columns.items()}
 
     def _memory_runs(self, kind: MemoryKind, request: int, position: int, blocks: Iterable[int]) -> None:
         begin, length = -1, 0

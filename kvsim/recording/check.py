@@ -21,10 +21,12 @@ def check(recording: Recording, folder: Path) -> None:
     _check_steps(recording, folder / "steps.parquet")
     _check_schedule(recording, folder / "schedule.parquet")
     _check_memory(recording, folder / "memory.parquet")
+    if len(recording.memory):  # an engine whose cache has no addresses reports none
+        _check_block_tables(recording, folder)
     _check_initial_free(recording, folder / "meta.json")
 
 
-def _require(holds: np.ndarray, file: Path, rule: str) -> None:  # type: ignore[type-arg]
+def _require(holds: np.ndarray, file: Path, rule: str) -> None:
     if not holds.all():
         raise RecordingError(f"{file}, row {int(np.argmin(holds))}: {rule}.")
 
@@ -35,6 +37,8 @@ def _check_requests(recording: Recording, file: Path) -> None:
     _require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     _require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
     _require(np.isfinite(requests.arrival_s), file, "arrival_s should be a finite time")
+    for name in ("first_scheduled_s", "first_token_s", "finished_s"):
+        _require(~np.isinf(getattr(requests, name)), file, f"{name} should be a finite time, or empty")
 
 
 def _check_steps(recording: Recording, file: Path) -> None:
@@ -42,7 +46,9 @@ def _check_steps(recording: Recording, file: Path) -> None:
     _require(steps.step == np.arange(len(steps)), file, "step should count the rows from 0")
     _require(np.diff(steps.schedule_seq, prepend=-1) > 0, file, "schedule_seq should increase")
     _require(steps.output_seq > steps.schedule_seq, file, "output_seq should come after schedule_seq")
-    _require(np.isfinite(steps.start_s) & (steps.end_s >= steps.start_s), file, "end_s should not precede start_s")
+    timed = np.isfinite(steps.start_s) & np.isfinite(steps.end_s) & (steps.end_s >= steps.start_s)
+    _require(timed, file, "start_s and end_s should be finite times in this order")
+    _require(np.diff(steps.start_s, prepend=-np.inf) >= 0, file, "start_s should not decrease")
     if pool.num_units is not None:
         fits = (steps.free_units >= -1) & (steps.free_units <= pool.num_units)
         _require(fits, file, f"free_units should lie between 0 and the pool's {pool.num_units}")
@@ -54,6 +60,7 @@ def _check_schedule(recording: Recording, file: Path) -> None:
     _require(_within(schedule.step, len(recording.steps)), file, "step is not a row of steps.parquet")
     last = schedule.step.astype(np.int64) + schedule.repeats - 1
     _require((schedule.repeats > 0) & (last < len(recording.steps)), file, "repeat runs past the last step")
+    _require(schedule.computed_before >= 0, file, "computed_before should not be negative")
     _require(schedule.tokens > 0, file, "tokens should be positive")
     _require(np.diff(schedule.step, prepend=0) >= 0, file, "step should not decrease")
 
@@ -66,10 +73,41 @@ def _check_memory(recording: Recording, file: Path) -> None:
     placed = memory.kind != MemoryKind.RELEASE
     _require(placed | (memory.address == -1), file, "a release should have address -1: it frees the whole table")
     _require(~placed | (memory.length > 0), file, "length should be positive")
+    _require(~placed | (memory.position >= 0), file, "position should not be negative")
+    if memory.requested is not None:
+        asked = (memory.requested > 0) & (memory.requested <= memory.length)
+        _require(~placed | asked, file, "requested should be positive and not more than length")
     if pool.num_units is not None:
         end = pool.first_unit + pool.num_units
         inside = (memory.address >= pool.first_unit) & (memory.address + memory.length <= end)
         _require(~placed | inside, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+
+
+def _check_block_tables(recording: Recording, folder: Path) -> None:
+    """Each request's table grows at its end, is given back only if there is one, and holds whatever is computed."""
+    memory, schedule, steps = recording.memory, recording.schedule, recording.steps
+    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT)
+    rows = rows[np.argsort(memory.request[rows], kind="stable")]
+    request, released = memory.request[rows].astype(np.int64), memory.kind[rows] == MemoryKind.RELEASE
+    position = memory.position[rows]
+    end = np.where(released, 0, position + memory.length[rows])
+    usable = end if memory.requested is None else np.where(released, 0, position + memory.requested[rows])
+    first = np.diff(request, prepend=-1) != 0
+    held_before = np.where(first, 0, np.concatenate(([0], end))[:-1])
+
+    holds = np.ones(len(memory), np.bool_)
+    holds[rows] = released | (position == held_before)
+    _require(holds, folder / "memory.parquet", "position should be where the request's table ends")
+    holds[rows] = ~released | (held_before > 0)
+    _require(holds, folder / "memory.parquet", "the request gives back a table that it does not have")
+
+    last_step = schedule.step + schedule.repeats - 1
+    span = max(int(memory.seq[-1]), int(steps.schedule_seq.max(initial=0))) + 1
+    key = schedule.request.astype(np.int64) * span + steps.schedule_seq[last_step]
+    at = np.searchsorted(request * span + memory.seq[rows], key, side="right") - 1
+    held = np.where((at >= 0) & (request[at] == schedule.request), usable[at], 0) * recording.meta.pool.unit_tokens
+    computed = schedule.computed_before + schedule.tokens.astype(np.int64) * schedule.repeats
+    _require(computed <= held, folder / "schedule.parquet", "more is computed than the request holds memory for")
 
 
 def _check_initial_free(recording: Recording, file: Path) -> None:
@@ -81,5 +119,5 @@ def _check_initial_free(recording: Recording, file: Path) -> None:
         raise RecordingError(f"{file}: initial_free should list each unit of the pool at most once.")
 
 
-def _within(values: IntArray, size: int) -> np.ndarray:  # type: ignore[type-arg]
+def _within(values: IntArray, size: int) -> np.ndarray:
     return (values >= 0) & (values < size)

@@ -28,7 +28,20 @@ if TYPE_CHECKING:
 AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory)
 
 _META_KEYS = frozenset(
-    ("format", "version", "source", "engine", "gpu", "model", "policy", "pool", "initial_free", "command", "created", "notes")
+    (
+        "format",
+        "version",
+        "source",
+        "engine",
+        "gpu",
+        "model",
+        "policy",
+        "pool",
+        "initial_free",
+        "command",
+        "created",
+        "notes",
+    )
 )
 
 
@@ -66,21 +79,31 @@ def write(recording: Recording, path: str | os.PathLike[str]) -> Path:
         RecordingError: `path` exists and is not a recording, or cannot be written.
     """
     target = Path(path)
-    if target.exists() and not (target / "meta.json").is_file():
-        raise RecordingError(f"{target} exists and is not a recording; choose another name, nothing was overwritten.")
     try:
+        if target.exists() and not (target / "meta.json").is_file():
+            raise RecordingError(
+                f"{target} exists and is not a recording; choose another name, nothing was overwritten."
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RecordingError(f"cannot write {target}: a part of its path is a file, not a folder.") from error
     except OSError as error:
         raise RecordingError(f"cannot write {target}: {error.strerror}.") from error
+    new, old = scratch / "new", scratch / "old"
     try:
-        scratch.chmod(0o755)  # mkdtemp makes it private; a recording is for sharing
-        (scratch / "meta.json").write_text(_meta_json(recording.meta), encoding="utf-8")
+        new.mkdir()
+        (new / "meta.json").write_text(_meta_json(recording.meta), encoding="utf-8")
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
-            _write_table(table, scratch / f"{table.name}.parquet")
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
+            _write_table(table, new / f"{table.name}.parquet")
+        try:
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
+        except BaseException:
+            if old.exists() and not target.exists():
+                old.rename(target)
+            raise
     except OSError as error:
         raise RecordingError(f"cannot write {target}: {error.strerror}.") from error
     finally:
@@ -103,12 +126,18 @@ def _read_log(folder: Path) -> Recording:
 
 def _read_meta(file: Path) -> Meta:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
-        raise RecordingError(f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RecordingError(
+            f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordingError(f"{file} cannot be read as JSON: {error}.") from error
     return meta_from_document(document, file)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
@@ -166,7 +195,7 @@ def _pool(value: Mapping[str, Any], file: Path) -> Pool:
 def _initial_free(value: object, file: Path) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(unit, int) for unit in value):
+    if not isinstance(value, list) or not all(isinstance(unit, int) and 0 <= unit < 1 << 63 for unit in value):
         raise RecordingError(f"{file}: initial_free should be a list of unit ids.")
     return np.asarray(value, np.int64)
 
@@ -210,6 +239,9 @@ def _read_table(folder: Path, table: type[AnyTable]) -> AnyTable:
             missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
             if missing:
                 raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
+            twice = [name for name in specs if present.count(name) > 1]
+            if twice:
+                raise RecordingError(f"{file} has the column {twice[0]} more than once.")
             data = parquet.read(columns=[name for name in specs if name in present])
     except FileNotFoundError:
         raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
@@ -222,18 +254,18 @@ def _read_table(folder: Path, table: type[AnyTable]) -> AnyTable:
 def _from_arrow(data: pa.ChunkedArray, spec: Column, file: Path, name: str) -> Any:
     import pyarrow as pa  # noqa: PLC0415
 
-    if data.null_count:
+    if data.null_count and spec.dtype != "float64":
         row = data.is_null().to_pylist().index(True)
-        if spec.dtype == "float64":
-            return data.fill_null(float("nan")).to_numpy()
         raise RecordingError(f"{file}, row {row}: {name} is empty.")
     try:
         if spec.dtype.startswith("list"):
             lists = data.combine_chunks()
             if isinstance(lists, pa.ChunkedArray):  # an empty table has no chunk to combine
                 return Ragged.empty(0, np.int64)
-            offsets = np.asarray(lists.offsets, np.int64)
-            return Ragged(lists.values.to_numpy(zero_copy_only=False), offsets, np.int64)
+            values = lists.values.cast(pa.int64())
+            if values.null_count:
+                raise RecordingError(f"{file}: a list of {name} has an empty element.")
+            return Ragged(values.to_numpy(), np.asarray(lists.offsets, np.int64), np.int64)
         if spec.names is not None:
             codes = {member.name.lower(): member.value for member in spec.names}
             encoded = data.combine_chunks().dictionary_encode()
@@ -246,6 +278,8 @@ def _from_arrow(data: pa.ChunkedArray, spec: Column, file: Path, name: str) -> A
             return table[indices]
         if spec.dtype == "str":
             return np.asarray(data.to_pylist(), dtype=np.str_)
+        if spec.dtype == "float64":
+            data = data.cast(pa.float64()).fill_null(float("nan"))
         return data.cast(pa.type_for_alias(spec.dtype)).to_numpy().astype(spec.dtype, copy=False)
     except (pa.ArrowException, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
@@ -262,7 +296,9 @@ def _write_table(table: Table, file: Path) -> None:
         if value is None:
             continue
         if isinstance(value, Ragged):
-            arrays[name] = pa.ListArray.from_arrays(pa.array(value.offsets, pa.int32()), pa.array(value.values, pa.int64()))
+            arrays[name] = pa.ListArray.from_arrays(
+                pa.array(value.offsets, pa.int32()), pa.array(value.values, pa.int64())
+            )
         elif spec.names is not None:
             words = [member.name.lower() for member in spec.names]
             arrays[name] = pa.DictionaryArray.from_arrays(pa.array(value, pa.int8()), words).cast(pa.string())

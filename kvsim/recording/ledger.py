@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.errors import RecordingError
 from kvsim.recording.model import Recording
 from kvsim.recording.progress import Progress
 from kvsim.recording.tables import IntArray, MemoryKind
@@ -66,7 +67,11 @@ class Ledger:
 
 
 def unfold(recording: Recording, progress: Progress) -> Ledger:
-    """Unfold the memory events of `recording`."""
+    """Unfold the memory events of `recording`.
+
+    Raises:
+        RecordingError: a unit is handed out or evicted while somebody holds it.
+    """
     unit_by_unit = _is_paged(recording)
     tables, birth_row, death_row = _tables(recording, unit_by_unit=unit_by_unit)
     memory = recording.memory
@@ -84,7 +89,9 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     order = np.lexsort((rank, row))
 
     born, evicted = len(birth_row), len(evict)
-    delta = np.concatenate((np.ones(born, np.int32), np.full(len(dead), -1, np.int32), np.zeros(evicted, np.int32)))[order]
+    delta = np.concatenate((np.ones(born, np.int32), np.full(len(dead), -1, np.int32), np.zeros(evicted, np.int32)))[
+        order
+    ]
     owner = np.concatenate((tables.request, tables.request[dead], np.full(evicted, NOBODY)))[order].astype(np.int32)
     position = np.concatenate((tables.position, tables.position[dead], np.zeros(evicted, np.int64)))[order]
     address = np.concatenate((tables.address, tables.address[dead], evict_address))[order]
@@ -92,7 +99,9 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     row = row[order]
 
     shared = bool((memory.kind == MemoryKind.SHARE).any())
-    refs = _running_refs(address, delta) if shared else np.maximum(delta, 0)
+    refs = _running_refs(address, delta) if unit_by_unit else np.maximum(delta, 0)
+    if unit_by_unit:
+        _check_free(recording, row, address, refs)
     cached = np.zeros(len(row), np.bool_)
     released = np.flatnonzero((delta < 0) & (refs == 0))
     keep = _cached_units(recording, progress, row[released], owner[released], unit_tokens)
@@ -105,7 +114,7 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
         address=address,
         length=length,
         owner=owner,
-        position=position,
+        position=position.astype(np.int64),
         refs=refs,
         cached=cached,
         allocated=(delta > 0) & (refs == 1),
@@ -118,6 +127,17 @@ def units_of_runs(length: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     """For every unit of runs that are `length` long: the index of its run, and its offset in that."""
     run = np.repeat(np.arange(len(length)), length)
     return run, np.arange(len(run)) - np.repeat(np.cumsum(length) - length, length)
+
+
+def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: npt.NDArray[np.int32]) -> None:
+    """Raise where a unit is handed out or evicted while somebody holds it."""
+    kind = recording.memory.kind[row]
+    wrong = ((kind == MemoryKind.APPEND) & (refs > 1)) | ((kind == MemoryKind.EVICT) & (refs > 0))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise RecordingError(
+            f"memory.parquet of {recording.name}, row {int(row[first])}: unit {int(address[first])} should be free."
+        )
 
 
 def _is_paged(recording: Recording) -> bool:
@@ -137,7 +157,11 @@ def _tables(recording: Recording, *, unit_by_unit: bool) -> tuple[Tables, IntArr
     release_at = np.flatnonzero(release)
     following = np.searchsorted(release_at, np.arange(len(rows)))
     in_range = following < len(release_at)
-    candidate = release_at[np.minimum(following, max(len(release_at) - 1, 0))] if len(release_at) else np.zeros(len(rows), np.int64)
+    candidate = (
+        release_at[np.minimum(following, max(len(release_at) - 1, 0))]
+        if len(release_at)
+        else np.zeros(len(rows), np.int64)
+    )
     in_range &= request[candidate] == request
     death = np.where(in_range, rows[candidate], num_rows)
 

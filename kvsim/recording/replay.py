@@ -103,7 +103,8 @@ class Replay:
         """Requests that hold memory now, in the order in which they were admitted."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
         alive = (tables.birth_seq[self._first_runs] <= seq) & (tables.death_seq[self._first_runs] > seq)
-        return tables.request[self._first_runs[alive]].astype(np.int64)
+        live: npt.NDArray[np.int64] = tables.request[self._first_runs[alive]].astype(np.int64)
+        return live
 
     def waiting_requests(self) -> npt.NDArray[np.int64]:
         """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of arrival."""
@@ -169,27 +170,30 @@ class Replay:
         high = np.minimum(begin + tables.length[rows], -(-new[request] // self.unit_tokens))
         inside = (tables.birth_seq[rows] <= seq) & (tables.death_seq[rows] > seq) & (high > low)
         run, offset = units_of_runs((high - low)[inside])
-        return ((tables.address[rows] + low - begin)[inside][run] + offset - self.first_unit).astype(np.int64)
+        address: npt.NDArray[np.int64] = (tables.address[rows] + low - begin)[inside]
+        return address[run] + offset - self.first_unit
 
     def _padding_per_request(self) -> npt.NDArray[np.int64]:
         """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its prompt."""
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
-        return np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
+        pad: npt.NDArray[np.int64] = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
+        return pad
 
     def _full_per_request(self) -> npt.NDArray[np.int64]:
         """Where each request's last live token stands. The last token that a request generates is never written."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final
-        return self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
+        full: npt.NDArray[np.int64] = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
+        return full
 
     def _index_keyframes(self) -> None:
         ledger, tables = self.ledger, self.ledger.tables
         num_requests = len(self.recording.requests)
         # One run per residency, in order of admission: looking at every run of a long recording takes milliseconds.
         first_runs = np.flatnonzero(tables.position == 0)
-        self._first_runs = first_runs[np.argsort(tables.birth_row[first_runs])]
+        self._first_runs: npt.NDArray[np.int64] = first_runs[np.argsort(tables.birth_row[first_runs])]
         self._first_birth = np.full(num_requests, np.iinfo(np.int64).max)
         np.minimum.at(self._first_birth, tables.request, tables.birth_seq)
         # A request that never held memory is still waiting at the end.

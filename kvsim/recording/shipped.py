@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from kvsim.errors import UnknownNameError
@@ -22,11 +23,11 @@ def find(name: str) -> Path:
         UnknownNameError: it is neither.
     """
     path = Path(name)
-    if path.exists():
-        return path
+    with suppress(OSError):  # a name too long for a file is only an unknown name
+        if path.exists():
+            return path
     # "traces/NAME" names a shipped recording from any directory, as it does in a checkout.
     shipped_name = path.name if path.parent in (Path(), Path("traces")) else name
-    for place in _PLACES:
-        if (place / shipped_name / "meta.json").is_file():
-            return place / shipped_name
-    raise UnknownNameError("recording", name, shipped_names())
+    if shipped_name not in shipped_names():
+        raise UnknownNameError("recording", name, shipped_names())
+    return next(place / shipped_name for place in _PLACES if (place / shipped_name / "meta.json").is_file())

@@ -53,7 +53,9 @@ class ContiguousManager:
             case Reserve.POW2:
                 wanted = prompt + (1 << (sequence.output_tokens - 1).bit_length())
             case Reserve.ORACLE:
-                wanted = prompt + sequence.output_tokens - 1  # the last token's KV is never written
+                # The last token's KV is never written, unless the stop is noticed one scheduled token late.
+                surprise = sequence.output_tokens < sequence.max_tokens
+                wanted = prompt + sequence.output_tokens - 1 + surprise
         return min(wanted, self._max_model_len)
 
     def fits(self, sequence: Sequence) -> bool:

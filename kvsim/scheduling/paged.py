@@ -87,8 +87,8 @@ class PagedManager:
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for `num_tokens` more tokens of a running sequence."""
         total = sequence.computed + num_tokens
-        needed = self._missing(total, len(sequence.blocks))
-        if needed > 0:
+        if total > len(sequence.blocks) * self.block_size:  # most tokens find room in the last block
+            needed = self._missing(total, len(sequence.blocks))
             if needed > self.pool.num_free:
                 return False
             self._extend(sequence, needed)

@@ -28,7 +28,7 @@ class StaticScheduler:
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether `sequence` could be served as a batch of its own."""
-        return sequence.prompt_tokens + sequence.max_tokens <= self.capacity_slots
+        return sequence.prompt_tokens + sequence.max_tokens - 1 <= self.capacity_slots
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has arrived."""
@@ -38,14 +38,15 @@ class StaticScheduler:
         """The next batch, or None if nobody waits or the head does not fit.
 
         It is cut short where its rectangle might not fit. Nobody knows the outputs beforehand, so room is made for the longest
-        that any of its requests may ask for.
+        that any of its requests may ask for, less the last token, whose KV is never written.
         """
         chosen: list[Sequence] = []
         prompt_width = max_new_tokens = 0
         for sequence in self.waiting:
             wider = max(prompt_width, sequence.prompt_tokens)
             longer = max(max_new_tokens, sequence.max_tokens)
-            if len(chosen) == self.settings.batch_size or (len(chosen) + 1) * (wider + longer) > self.capacity_slots:
+            slots = (len(chosen) + 1) * (wider + longer - 1)
+            if len(chosen) == self.settings.batch_size or slots > self.capacity_slots:
                 break
             chosen.append(sequence)
             prompt_width, max_new_tokens = wider, longer

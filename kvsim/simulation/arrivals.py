@@ -35,8 +35,11 @@ class Arrivals:
         recorder: RecordingBuilder,
         *,
         refuse_misfits: bool,
+        concurrency: int | None,
+        stamp_at_entry: bool,
         progress: ProgressCallback | None,
     ) -> None:
+        """Queue up the workload; see `simulate` for the settings."""
         self._workload = workload
         self._recorder = recorder
         self._refuse_misfits = refuse_misfits
@@ -44,7 +47,9 @@ class Arrivals:
         self._max_model_len = policy.max_model_len
         self._unit_tokens = policy.unit_tokens
         self._keys = PrefixKeys(policy.unit_tokens)
-        self._times: list[float] = workload.arrival_s.tolist()
+        self._stamp_at_entry = stamp_at_entry or concurrency is not None
+        self._limit = len(workload) if concurrency is None else concurrency
+        self._times: list[float] = [0.0] * len(workload) if concurrency is not None else workload.arrival_s.tolist()
         self._next = 0
         self._num_ended = 0
         self._refused: frozenset[int] = frozenset()
@@ -74,9 +79,11 @@ class Arrivals:
     def until(self, time_s: float) -> Iterator[Sequence]:
         """Hand over everything that has arrived by `time_s`."""
         times = self._times
-        while self._next < len(times) and times[self._next] <= time_s:
+        while self._next < len(times) and times[self._next] <= time_s and self._next - self._num_ended < self._limit:
             row = self._next
             self._next += 1
+            if self._stamp_at_entry:
+                times[row] = time_s
             refused = row in self._refused
             self._record(row, refused=refused)
             if refused:
@@ -125,12 +132,13 @@ class Arrivals:
     def _sequence(self, row: int, *, with_keys: bool = False) -> Sequence:
         workload = self._workload
         prompt = int(workload.prompt_tokens[row])
+        # An answer that would run past the longest sequence is cut there, and so is the limit on it.
+        longest = max(self._max_model_len - prompt, 1)
         return Sequence(
             row,
             prompt,
-            # An answer that would run past the longest sequence is cut there.
-            min(int(workload.output_tokens[row]), max(self._max_model_len - prompt, 1)),
-            int(workload.max_tokens[row]),
+            min(int(workload.output_tokens[row]), longest),
+            min(int(workload.max_tokens[row]), longest),
             priority=int(workload.priority[row]),
             arrival=self._times[row],
             prompt_keys=self._prompt_keys(row, prompt) if with_keys else (),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import NamedTuple
 
 import simpy
 
@@ -15,8 +16,9 @@ from kvsim.scheduling.continuous import Batch, ContinuousScheduler
 from kvsim.scheduling.engine import Awaiting, Call, Scheduled, Scheduling, Updated, engine_moments
 from kvsim.scheduling.manager import MemoryManager
 from kvsim.scheduling.paged import PagedManager
+from kvsim.scheduling.sequence import Status
 from kvsim.simulation.arrivals import Arrivals
-from kvsim.steptime import StepShape, StepTimeModel
+from kvsim.steptime import NO_TIME, StepShape, StepTimeModel
 
 
 def continuous_engine(
@@ -28,7 +30,7 @@ def continuous_engine(
     recorder: RecordingBuilder,
     *,
     check: bool,
-) -> Iterator[simpy.Event]:
+) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process; it ends when every request has.
 
     Two clocks run: the host schedules and launches, the GPU computes. A step's kernels start as soon as the GPU is free, also while
@@ -39,7 +41,7 @@ def continuous_engine(
     scheduler = ContinuousScheduler(policy.scheduler, memory)
     arrivals.check(memory)
     host_s = gpu_free_s = 0.0
-    step_of: dict[Batch, tuple[int, float]] = {}  # steps in flight: their number, and when the GPU is done with them
+    in_flight: dict[Batch, _InFlight] = {}
     for moment in engine_moments(scheduler):
         match moment:
             case Call(idle=idle):
@@ -47,7 +49,8 @@ def continuous_engine(
                     if arrivals.next_s is None:
                         return
                     host_s = max(host_s, arrivals.next_s)
-                    yield environment.timeout(host_s - environment.now)
+                    # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
+                    yield environment.timeout(max(host_s - environment.now, 0.0))
                 for sequence in arrivals.until(host_s):
                     scheduler.add(sequence)
             case Scheduling():
@@ -56,25 +59,38 @@ def continuous_engine(
                 _check_progress(scheduler, batch)
                 if batch.tokens or batch.preempted:
                     number, shape = _record_step(recorder, scheduler, batch, host_s)
-                    launch_s, gpu_s = step_time.step_time(shape) if batch.tokens else (0.0, 0.0)
-                    gpu_free_s = max(max(host_s, gpu_free_s) + gpu_s, host_s + launch_s)
-                    host_s += launch_s
-                    step_of[batch] = number, gpu_free_s
+                    cost = step_time.step_time(shape) if batch.tokens else NO_TIME
+                    gpu_free_s = max(max(host_s + cost.prepare_s, gpu_free_s) + cost.gpu_s, host_s + cost.launch_s)
+                    host_s += cost.launch_s
+                    in_flight[batch] = _InFlight(number, gpu_free_s, cost.turnaround_s)
                 if check:
                     head = scheduler.waiting.peek() if scheduler.waiting else None
                     memory.breakdown(scheduler.running, head).check(memory.capacity_slots)
             case Awaiting(batch=batch):
-                if batch in step_of:
-                    host_s = max(host_s, step_of[batch][1])
-                    yield environment.timeout(host_s - environment.now)
+                if batch in in_flight:
+                    host_s = max(host_s, in_flight[batch].done_s)
+                    yield environment.timeout(max(host_s - environment.now, 0.0))
                 recorder.next_seq()
-            case Updated(batch=batch, ended=ended):
                 for sequence in batch.emitting:
-                    recorder.emitted(sequence.row, host_s)
+                    # A step scheduled ahead may hold a sequence that has ended since; its token is thrown away.
+                    if sequence.status is not Status.FINISHED:
+                        recorder.emitted(sequence.row, host_s)
+            case Updated(batch=batch, ended=ended):
                 for sequence in ended:
                     arrivals.ended(sequence, host_s)
-                if batch in step_of:
-                    recorder.output(step_of.pop(batch)[0], host_s)
+                if batch in in_flight:
+                    step = in_flight.pop(batch)
+                    recorder.output(step.number, host_s)
+                    host_s += step.turnaround_s
+
+
+class _InFlight(NamedTuple):
+    """A step that has been launched."""
+
+    number: int
+    done_s: float
+    """When the GPU is done with it."""
+    turnaround_s: float
 
 
 def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) -> MemoryManager:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import simpy
 
-from kvsim.errors import BudgetError
+from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import Gpu
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static, describe
@@ -20,6 +20,9 @@ from kvsim.simulation.continuous import continuous_engine
 from kvsim.simulation.static import static_engine
 from kvsim.steptime import StepTimeModel
 from kvsim.workload import Workload
+
+MAX_UNITS = 1 << 27
+"""Units that a pool may have: more than any server's memory makes, and as many as can be kept track of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class Machine:
         """The pool that `policy` makes of the memory.
 
         Raises:
-            BudgetError: not even one unit fits.
+            BudgetError: not even one unit fits, or more than `MAX_UNITS`.
         """
         bytes_per_unit = policy.unit_tokens * self.model.kv_bytes_per_token
         num_units = self.kv_bytes // bytes_per_unit
@@ -48,6 +51,11 @@ class Machine:
                 f"{self.kv_bytes} bytes of KV memory hold no usable unit of {policy.unit_tokens} tokens of {self.model.name}, "
                 f"which takes {bytes_per_unit} bytes; give it more memory."
             )
+        if num_units > MAX_UNITS:
+            raise BudgetError(
+                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {policy.unit_tokens} tokens of {self.model.name}, "
+                f"and a pool may have {MAX_UNITS:,}; give it less memory or larger units."
+            )
         return Pool(unit_tokens=policy.unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=bytes_per_unit)
 
 
@@ -57,6 +65,8 @@ def simulate(
     machine: Machine,
     *,
     refuse_misfits: bool = False,
+    concurrency: int | None = None,
+    stamp_at_entry: bool = False,
     check: bool = False,
     progress: ProgressCallback | None = None,
     command: str = "",
@@ -68,11 +78,15 @@ def simulate(
         policy: how they are scheduled and how memory is shared out.
         machine: the GPU, the model, the memory and the clock.
         refuse_misfits: refuse requests that could never be served, and count them, instead of raising.
+        concurrency: send so many requests at a time, whatever their arrival times (closed loop); None for open loop.
+        stamp_at_entry: record as a request's arrival the moment at which the engine took it, as a program does that drives
+            an engine in its own process, instead of the moment at which it was sent. Always so in a closed loop.
         check: verify at every step that the slots of the pool add up.
         progress: called now and then with the number of requests that have ended, and of all.
         command: goes into the recording's provenance.
 
     Raises:
+        UsageError: `concurrency` is below 1.
         WorkloadError: a request is longer than the longest sequence that is allowed.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
@@ -80,7 +94,17 @@ def simulate(
     """
     pool = machine.pool(policy)
     recorder = RecordingBuilder()
-    arrivals = Arrivals(workload, policy, recorder, refuse_misfits=refuse_misfits, progress=progress)
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
+    arrivals = Arrivals(
+        workload,
+        policy,
+        recorder,
+        refuse_misfits=refuse_misfits,
+        concurrency=concurrency,
+        stamp_at_entry=stamp_at_entry,
+        progress=progress,
+    )
     environment = simpy.Environment()
     if isinstance(policy, Static):
         engine = static_engine(environment, policy, pool, machine.step_time, arrivals, recorder, check=check)

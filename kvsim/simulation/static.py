@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Generator
 
 import numpy as np
 import simpy
@@ -25,7 +26,7 @@ def static_engine(
     recorder: RecordingBuilder,
     *,
     check: bool,
-) -> Iterator[simpy.Event]:
+) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process: take a batch, run it to its end, look at the queue again."""
     assert pool.num_units is not None
     scheduler = StaticScheduler(policy.scheduler, pool.num_units)
@@ -37,10 +38,8 @@ def static_engine(
         if batch is None:
             if arrivals.next_s is None:
                 return
-            # Aim at the arrival itself: adding a difference to the clock may round to just before it.
-            yield environment.timeout(max(arrivals.next_s - environment.now, 0))
-            for sequence in arrivals.until(max(environment.now, arrivals.next_s or 0.0)):
-                scheduler.add(sequence)
+            # Adding the difference to the clock may round to just before the arrival.
+            yield environment.timeout(max(arrivals.next_s - environment.now, math.ulp(arrivals.next_s)))
             continue
         yield from _run_batch(environment, batch, pool, step_time, arrivals, recorder, scheduler, check=check)
 
@@ -55,7 +54,7 @@ def _run_batch(
     scheduler: StaticScheduler,
     *,
     check: bool,
-) -> Iterator[simpy.Event]:
+) -> Generator[simpy.Event, None, None]:
     rectangle, sequences = batch.rectangle, batch.sequences
     rows, width = len(sequences), rectangle.prompt_width
     assert pool.num_units is not None
@@ -86,8 +85,8 @@ def _run_batch(
             _breakdown(rectangle, step, pool.num_units).check(pool.num_units)
         pairs = rows * width * (width + 1) // 2 if step == 0 else 0
         shape = StepShape(rows, rows * tokens, rows * tokens if step == 0 else 0, rows * (width + step), pairs)
-        # generate() looks at every step's output before it launches the next: whichever clock is slower sets the pace.
-        yield environment.timeout(max(step_time.step_time(shape)))
+        # generate() looks at every step's output before it launches the next.
+        yield environment.timeout(step_time.step_time(shape).alone_s)
         recorder.next_seq()
         for sequence in sequences:
             if step < sequence.output_tokens:

@@ -1,0 +1,61 @@
+"""`kvsim verify`: the paged policy against what a real engine did, block for block."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvsim.cli.show import json_option, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from kvsim.conformance import Verdict
+
+
+@click.command("verify")
+@click.argument("subject", metavar="RECORDING|WORKLOAD.json")
+@click.option(
+    "--oracle",
+    "steps_file",
+    type=click.Path(path_type=Path),
+    metavar="STEPS.jsonl[.gz]",
+    help="What vLLM's own scheduler said of WORKLOAD.json, driven with a fake model.",
+)
+@json_option
+def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:
+    """Check that kvsim and a recorded vLLM make the same decisions.
+
+    RECORDING is a folder or the name of a recording that comes with kvsim. It is replayed in lockstep: requests, tokens
+    and their order, block ids, preemptions, queues and free blocks are compared at every step. The exit code is 1 if
+    anything differs.
+    """
+    verdict = _verify_recording(subject) if steps_file is None else _verify_oracle(Path(subject), steps_file)
+    if as_json:
+        print_json(verdict.as_dict())
+    else:
+        click.echo(f"{subject}: {verdict}")
+        if verdict.difference is not None:
+            rows = [
+                (("> " if line.differs else "  ") + line.label, line.recorded, line.simulated)
+                for line in verdict.difference.lines
+            ]
+            print_table(f"at {verdict.difference.moment}", ["", "recorded", "kvsim"], rows)
+    if not verdict.equal:
+        sys.exit(1)
+
+
+def _verify_recording(name: str) -> Verdict:
+    from kvsim.conformance import verify_recording
+    from kvsim.recording import find, read
+
+    recording = read(find(name))
+    with progress("comparing") as report:
+        return verify_recording(recording, report)
+
+
+def _verify_oracle(workload_file: Path, steps_file: Path) -> Verdict:
+    from kvsim.conformance import read_records, read_workload, verify_oracle
+
+    return verify_oracle(read_workload(workload_file), read_records(steps_file))

@@ -1,0 +1,312 @@
+"""What cannot be done is said in one sentence on standard error, with the right exit code and nothing half-written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.policies import Paged
+from kvsim.recording import write
+from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.simulation import Machine, simulate
+from kvsim.workload import Workload
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+Kvsim = Callable[..., "subprocess.CompletedProcess[str]"]
+Complain = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_machine: Callable[[int], Machine]) -> Path:
+    """A folder with a small recording `rec`, damaged ones beside it, and a file."""
+    workload = Workload(arrival_s=[0.0, 0.1], prompt_tokens=[20, 30], output_tokens=[5, 4], ids=["a", "b"])
+    recording = simulate(workload, Paged(scheduler=ContinuousSettings(max_model_len=64)), make_machine(320))
+    for name in ("rec", "cut", "newer"):
+        write(recording, tmp_path / name)
+    steps = tmp_path / "cut" / "steps.parquet"
+    steps.write_bytes(steps.read_bytes()[:200])
+    meta = tmp_path / "newer" / "meta.json"
+    meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
+    (tmp_path / "file").write_text("thesis")
+    return tmp_path
+
+
+@pytest.fixture
+def complain(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complain:
+    """Run the entry point inside `folder`, expect it to fail, and return its sentence."""
+
+    def run(*arguments: str, code: int) -> str:
+        before = sorted(folder.rglob("*"))
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["kvsim", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        output, complaint = capsys.readouterr()
+        assert exit_.value.code == code, complaint
+        assert output == ""
+        assert complaint.startswith("kvsim: ")
+        assert complaint.count("\n") == 1
+        assert complaint.endswith((".\n", "?\n"))
+        assert sorted(folder.rglob("*")) == before, "nothing is left behind"
+        return complaint.removeprefix("kvsim: ").rstrip("\n")
+
+    return run
+
+
+COMMANDS_THAT_READ = (
+    ("info",),
+    ("run", "--workload"),
+    ("compare", "--workload"),
+    ("tui", "--screenshot", "x.svg"),
+    ("plot", "waste-bars"),
+)
+MACHINE = ("--model", "Meta-Llama-3-8B", "--gpu", "H200")
+
+
+@pytest.mark.parametrize("command", COMMANDS_THAT_READ, ids=lambda command: command[0])
+class TestRecordings:
+    def test_a_missing_one(self, complain: Complain, command: tuple[str, ...]) -> None:
+        sentence = complain(*command, "vllm-h200-llama3-sharegpt", code=2)
+        assert sentence.startswith(
+            "there is no recording 'vllm-h200-llama3-sharegpt'; did you mean vllm-h200-llama-3-8b"
+        )
+        assert "'some/where'" in complain(*command, "some/where", code=2)
+
+    def test_a_truncated_one(self, complain: Complain, command: tuple[str, ...]) -> None:
+        assert complain(*command, "cut", code=1).startswith("cut/steps.parquet is damaged or truncated: ")
+
+    def test_one_of_another_version(self, complain: Complain, command: tuple[str, ...]) -> None:
+        sentence = "newer/meta.json has version 2, and this kvsim reads version 1; a newer kvsim may read it."
+        assert complain(*command, "newer", code=1) == sentence
+
+    def test_a_file(self, complain: Complain, command: tuple[str, ...]) -> None:
+        assert complain(*command, "file", code=1).startswith("file is a file, not a folder; a recording is a folder")
+
+    def test_a_folder_that_is_none(self, complain: Complain, command: tuple[str, ...]) -> None:
+        assert complain(*command, ".", code=1).startswith("meta.json is missing; a recording is a folder")
+
+    def test_a_name_too_long_for_a_file(self, complain: Complain, command: tuple[str, ...]) -> None:
+        assert complain(*command, "x" * 300, code=2).startswith("there is no recording 'xxx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("run", "--model", "lama-3-8b"), 2, "there is no model 'lama-3-8b'; did you mean meta-llama/"),
+        (("run", "--gpu", "H20"), 2, "there is no GPU 'H20'; did you mean H200"),
+        (
+            ("size", "--model", "mistral-7", "--gpu", "H200"),
+            2,
+            "there is no model 'mistral-7'; did you mean mistralai/",
+        ),
+        (("size", "--model", "Meta-Llama-3-8B", "--gpu", "A10"), 2, "there is no GPU 'A10'; did you mean A10"),
+        (("run", "--num-blocks", "1"), 1, "2097152 bytes of KV memory hold no usable unit of 16 tokens of llama-3-8b"),
+        (
+            ("run", "--kv-gib", "0.02"),
+            1,
+            "request 'r0' (row 0) with 8 prompt tokens, 267 of output and a limit of 267 does ",
+        ),
+        (("run", "--policy", "static", "--kv-gib", "0.02"), 1, "request 'r0' (row 0) with 8 prompt tokens"),
+        (("run", "--policy", "contiguous", "--num-blocks", "100"), 1, "request 'r0' (row 0) with 8 prompt tokens"),
+        (("run", "--kv-gib", "999999"), 1, "1073740750258176 bytes of KV memory are 511,999,487 units"),
+        (("run", "--num-blocks", "99999999999"), 1, "209715199997902848 bytes of KV memory are 99,999,999,998 units"),
+        (("run", "--num-blocks", "0"), 2, "--num-blocks should be at least 1, not 0."),
+        (("run", "--num-blocks", "-3"), 2, "--num-blocks should be at least 1, not -3."),
+        (("run", "--kv-gib", "0"), 2, "--kv-gib should be a positive size, not 0.0."),
+        (("run", "--kv-gib", "-1"), 2, "--kv-gib should be a positive size, not -1.0."),
+        (("run", "--kv-gib", "nan"), 2, "--kv-gib should be a positive size, not nan."),
+        (("run", "--kv-gib", "inf"), 2, "--kv-gib should be a positive size, not inf."),
+        (
+            ("run", "--gpu-memory-utilization", "nan"),
+            2,
+            "gpu_memory_utilization is nan; it must be above 0 and at most 1.",
+        ),
+        (
+            ("run", "--gpu-memory-utilization", "1.5"),
+            2,
+            "gpu_memory_utilization is 1.5; it must be above 0 and at most 1.",
+        ),
+        (
+            ("run", "--kv-gib", "1", "--num-blocks", "5"),
+            2,
+            "--kv-gib and --num-blocks say the same thing; give one of them.",
+        ),
+        (("run", "--block-size", "0"), 2, "--block-size should be at least 1, not 0."),
+        (
+            ("run", "--policy", "static", "--num-blocks", "9", "--block-size", "-16"),
+            2,
+            "--block-size should be at least 1",
+        ),
+        (("run", "--watermark", "nan"), 2, "watermark should be at least 0 and below 1, not nan."),
+        (("run", "--max-num-seqs", "0"), 2, "max_num_seqs should be at least 1, not 0."),
+        (("run", "--max-num-batched-tokens", "0"), 2, "max_num_batched_tokens should be at least 1, not 0."),
+        (("run", "--max-model-len", "0"), 2, "max_model_len should be at least 1, not 0."),
+        (("run", "--max-model-len", "-4"), 2, "max_model_len should be at least 1, not -4."),
+        (("run", "--policy", "static", "--batch-size", "0"), 2, "batch_size should be at least 1, not 0."),
+        (("run", "--num-requests", "0"), 2, "the first 0 requests were asked for; ask for at least 1."),
+        (
+            ("run", "--arrivals", "poisson", "--num-requests", "-1"),
+            2,
+            "-1 requests were asked for; ask for at least 1.",
+        ),
+        (
+            ("run", "--rate", "nan"),
+            2,
+            "the arrival rate is nan requests per second; it must be a finite number above 0.",
+        ),
+        (("run", "--rate", "0"), 2, "the arrival rate is 0.0 requests per second; it must be a finite number above 0."),
+        (("run", "--rate", "-2", "--arrivals", "constant"), 2, "the arrival rate is -2.0 requests per second"),
+        (("run", "--rate", "inf", "--arrivals", "gamma"), 2, "the arrival rate is inf requests per second"),
+        (("run", "--arrivals", "gamma", "--burstiness", "nan"), 2, "cv of the gaps is nan"),
+        (("run", "--prompt-tokens", "0"), 2, "tokens is 0; it must be a whole number of tokens from 1"),
+        (("run", "--prompt-tokens", "nan:0.5"), 2, "mean_tokens is nan; it must be a finite number above 0."),
+        (("run", "--output-tokens", "200:nan"), 2, "sigma is nan"),
+        (("run", "--output-tokens", "many"), 2, "--output-tokens should be a number of tokens such as 200, or a mean"),
+        (
+            ("run", "--shared-prefix", "4"),
+            2,
+            "--shared-prefix should be a number of groups and of tokens such as 4x512",
+        ),
+        (("run", "--seed", "-1", "--arrivals", "poisson"), 2, "the seed is -1; it must be 0 or more."),
+        (
+            ("run", "--max-model-len", "10"),
+            1,
+            "request 'r1' (row 1) has a prompt of 22 tokens, and with a maximum length of 10",
+        ),
+        (
+            ("run", "--prompt-tokens", "9000", "--output-tokens", "5"),
+            1,
+            "request 'r0' (row 0) has a prompt of 9000 tokens",
+        ),
+        (
+            ("run", "--no-chunked-prefill", "--max-num-batched-tokens", "8"),
+            1,
+            "the request in row 1 with 22 tokens can never",
+        ),
+        (
+            ("run", "--workload", "rec", "--arrivals", "poisson"),
+            2,
+            "--workload serves recorded requests, so it excludes",
+        ),
+        (
+            ("run", "--workload", "hf-h200-granite-4.0-350m-gsm8k-batch500", "--rate", "2"),
+            2,
+            "--rate rescales arrivals",
+        ),
+        (("size", *MACHINE, "--kv-gib", "nan"), 2, "--kv-gib should be a positive size, not nan."),
+        (("size", *MACHINE, "--kv-gib", "-1"), 2, "--kv-gib should be a positive size, not -1.0."),
+        (("size", *MACHINE, "--block-size", "0"), 2, "block_size is 0; it must be a whole number of at least 1."),
+        (("size", *MACHINE, "--tokens", "0"), 2, "tokens is 0; it must be a whole number of at least 1."),
+        (("size", *MACHINE, "--tensor-parallel-size", "0"), 2, "tensor_parallel_size is 0"),
+        (("size", *MACHINE, "--gpu-memory-utilization", "nan"), 2, "gpu_memory_utilization is nan"),
+        (("size", "--model", "Meta-Llama-3-8B", "--gpu", "T4"), 1, "the weights of meta-llama/Meta-Llama-3-8B take"),
+        (
+            ("tui", "rec", "--policy", "paged", "--screenshot", "x.svg"),
+            2,
+            "give a recording to replay or --policy to simulate",
+        ),
+        (
+            ("tui", "rec", "--screenshot", "x.svg", "--size", "0x20"),
+            2,
+            "--size should be columns and rows such as 120x40",
+        ),
+        (
+            ("tui", "rec", "--screenshot", "x.svg", "--size", "big"),
+            2,
+            "--size should be columns and rows such as 120x40",
+        ),
+        (
+            ("tui", "rec", "--screenshot", "x.svg", "--at", "nan"),
+            2,
+            "--at should be a time of 0 seconds or more, not nan.",
+        ),
+        (
+            ("tui", "rec", "--screenshot", "x.svg", "--at", "-1"),
+            2,
+            "--at should be a time of 0 seconds or more, not -1.0.",
+        ),
+        (("plot", "pie", "rec"), 2, "there is no kind of figure 'pie'; did you mean"),
+        (("plot", "memory-map", "rec", "rec"), 2, "a figure of memory-map shows one recording, and 2 were given."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_sentence_says_what_would_be_right(
+    complain: Complain, arguments: tuple[str, ...], code: int, sentence: str
+) -> None:
+    assert sentence in complain(*arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("file", "file exists and is not a recording; choose another name, nothing was overwritten."),
+        (".", ". exists and is not a recording; choose another name, nothing was overwritten."),
+        ("file/rec", "cannot write file/rec: a part of its path is a file, not a folder."),
+        ("x" * 300, f"cannot write {'x' * 300}: File name too long."),
+        ("/proc/kvsim/rec", "cannot write /proc/kvsim/rec: "),
+    ],
+    ids=["a file", "a folder", "under a file", "too long", "unwritable"],
+)
+def test_an_output_that_cannot_be_written(complain: Complain, output: str, sentence: str) -> None:
+    assert complain("run", "--workload", "rec", "-o", output, code=1).startswith(sentence)
+
+
+def test_compare_into_a_file(complain: Complain, folder: Path) -> None:
+    assert "a part of its path is a file" in complain(
+        "compare", "--workload", "rec", "--max-model-len", "64", "-o", "file", code=1
+    )
+    assert (folder / "file").read_text() == "thesis"
+
+
+@pytest.mark.parametrize("picture", ["file/x.svg", "nowhere/x.svg"])
+def test_a_picture_that_cannot_be_written(complain: Complain, picture: str) -> None:
+    complain("tui", "rec", "--screenshot", picture, code=1)
+
+
+def test_a_figure_that_cannot_be_written(complain: Complain) -> None:
+    complain("plot", "waste-bars", "rec", "-o", "file/x.png", code=2)
+    complain("plot", "waste-bars", "rec", "-o", "x.docx", code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--frobnicate",), ("frobnicate",), ("run", "extra"), ("size",), ("run", "--policy", "magic"), ()]
+)
+def test_misuse_of_the_command_line_itself_exits_with_2(kvsim: Kvsim, arguments: tuple[str, ...]) -> None:
+    result = kvsim(*arguments)
+    assert result.returncode == 2
+    assert "Usage: kvsim" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_sentence_and_no_traceback_from_the_real_process(kvsim: Kvsim, folder: Path) -> None:
+    failed = kvsim("info", "cut", folder=folder)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("kvsim: cut/steps.parquet is damaged or truncated: ")
+    assert failed.stderr.count("\n") == 1
+    misused = kvsim("run", "--rate", "nan", folder=folder)
+    assert (misused.returncode, misused.stdout) == (2, "")
+
+
+def test_an_interrupt_leaves_nothing_and_says_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvsim.recording import files
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "_write_table", interrupted)
+    monkeypatch.setattr(sys, "argv", ["kvsim", "run", "--workload", str(folder / "rec"), "-o", str(folder / "new")])
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 130
+    assert "".join(capsys.readouterr()).strip() == ""
+    assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,116 @@
+"""What several rooms' tests need: small machines and workloads, and the command line as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.recording import Meta, Pool, Recording, find, read
+from kvsim.simulation import Machine
+from kvsim.steptime import Roofline
+from kvsim.workload import Workload
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
+
+RunProcess = Callable[..., "subprocess.CompletedProcess[str]"]
+MakeMachine = Callable[[int], Machine]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def run_python() -> RunProcess:
+    """Run the interpreter on some arguments, in a folder, as a fresh process that finds this checkout."""
+
+    def run(*arguments: str | Path, folder: Path = REPOSITORY, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path, "NO_COLOR": "1"} | environment,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def kvsim(run_python: RunProcess) -> RunProcess:
+    """The real entry point."""
+
+    def run(*arguments: str | Path, **settings: object) -> subprocess.CompletedProcess[str]:
+        return run_python("-m", "kvsim", *arguments, **settings)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_machine() -> MakeMachine:
+    """A machine whose KV memory holds exactly so many tokens."""
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    step_time = Roofline.for_gpu(gpu, model)
+
+    def make(num_tokens: int) -> Machine:
+        return Machine(gpu=gpu, model=model, kv_bytes=num_tokens * model.kv_bytes_per_token, step_time=step_time)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pressure() -> Recording:
+    """The shipped recording of a vLLM under memory pressure."""
+    return read(find(PRESSURE))
+
+
+@pytest.fixture(scope="session")
+def make_meta() -> Callable[..., Meta]:
+    """Provenance of a recording made by hand, for a pool of so many units."""
+
+    def make(
+        num_units: int | None,
+        *,
+        unit_tokens: int = 1,
+        first_unit: int = 0,
+        policy: str = "paged",
+        prefix_caching: bool = False,
+    ) -> Meta:
+        return Meta(
+            source="simulation",
+            engine={"name": "test"},
+            gpu="none",
+            model={"name": "tiny"},
+            policy={"name": policy, "enable_prefix_caching": prefix_caching},
+            pool=Pool(unit_tokens=unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=unit_tokens),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_workload() -> Callable[..., Workload]:
+    """Requests given as (arrival in seconds, prompt tokens, output tokens)."""
+
+    def make(*requests: tuple[float, int, int], **columns: Any) -> Workload:
+        arrival_s, prompt, output = zip(*requests, strict=True)
+        return Workload(
+            arrival_s=np.array(arrival_s, float), prompt_tokens=list(prompt), output_tokens=list(output), **columns
+        )
+
+    return make

@@ -1,0 +1,84 @@
+"""The arrows between rooms, proved twice: by reading every import, and by what a fresh process has loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+HEAVY = ("simpy", "textual", "torch", "transformers", "vllm", "matplotlib", "pyarrow", "rich")
+
+
+def loaded_by(run_python: RunPython, code: str) -> set[str]:
+    """The top-level modules that a fresh process has loaded after running `code`."""
+    result = run_python("-c", f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.__stderr__)")
+    assert result.returncode == 0, result.stderr
+    return {name.partition(".")[0] for name in result.stderr.splitlines()}
+
+
+def test_importing_kvsim_loads_nothing_heavy(run_python: RunPython) -> None:
+    loaded = loaded_by(run_python, "import kvsim")
+    assert "kvsim" in loaded
+    assert not loaded & {*HEAVY, "numpy", "click"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []], ids=str)
+def test_looking_at_the_commands_loads_nothing_heavy(run_python: RunPython, arguments: list[str]) -> None:
+    code = (
+        f"sys.argv = ['kvsim', *{arguments!r}]\n"
+        "from kvsim.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass"
+    )
+    result = run_python("-c", f"import sys\n{code}\nprint('LOADED', *sys.modules, sep='\\n')")
+    loaded = {name.partition(".")[0] for name in result.stdout.partition("LOADED")[2].split()}
+    assert "click" in loaded
+    assert not loaded & {*HEAVY, "numpy"}
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tui", "plot", "info", "size", "verify", "capture"])
+def test_the_help_of_a_command_loads_nothing_heavy(run_python: RunPython, command: str) -> None:
+    code = f"import kvsim.cli.{command} as it\nit.command.main(['--help'], standalone_mode=False)"
+    loaded = loaded_by(run_python, code)
+    assert not loaded & {*HEAVY, "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("from kvsim import read, simulate, find_gpu, summarize, generate", {"textual", "matplotlib", "torch"}),
+        ("import kvsim.recording, kvsim.metrics", {"simpy", "textual", "matplotlib", "pyarrow"}),
+        ("import kvsim.scheduling.continuous, kvsim.scheduling.paged, kvsim.scheduling.static", {"simpy", "pyarrow"}),
+        ("import kvsim.simulation", {"textual", "matplotlib", "pyarrow", "rich", "click"}),
+        ("import kvsim.memory.blocks, kvsim.memory.contiguous, kvsim.memory.padded", {"simpy", "pyarrow", "click"}),
+    ],
+)
+def test_a_room_loads_only_what_it_stands_on(run_python: RunPython, code: str, absent: set[str]) -> None:
+    assert not loaded_by(run_python, code) & absent
+
+
+@pytest.mark.parametrize("room", ["recording", "metrics", "scheduling", "memory", "workload", "steptime"])
+def test_a_room_knows_nothing_of_the_rooms_above(run_python: RunPython, room: str) -> None:
+    result = run_python("-c", f"import sys, kvsim.{room}\nprint('\\n'.join(sys.modules))")
+    assert result.returncode == 0, result.stderr
+    above = ("kvsim.cli", "kvsim.plots", "kvsim.simulation", "tui")
+    assert not [name for name in result.stdout.split() if name.startswith(above)]
+
+
+def test_the_contracts_hold(repository: Path, tmp_path: Path) -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    if not lint_imports.exists():
+        pytest.skip("import-linter is not installed")
+    result = subprocess.run(
+        [lint_imports, "--no-cache"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(tmp_path)},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
