@@ -36,10 +36,28 @@ SEQUENCE_LAYER_S = 0.3e-6
 
 MAX_CAPTURED_TOKENS = 512
 """Largest step that vLLM captures as a graph by default."""
+REQUEST_S = 0.1e-3
+"""Host time to take in one request: check it, hash its blocks, put it into the queue."""
+REQUEST_TOKEN_S = 0.14e-6
+"""What one more token of its prompt adds to that."""
 HOST_STEP_S = 0.5e-3
 """Host time of a step whatever it holds: schedule, prepare inputs, sample."""
 HOST_SEQUENCE_S = 10e-6
 """Host time that one more sequence adds to a step."""
+HOST_TOKEN_S = 1e-6
+"""Host time that one more prompt token adds: its id, position and slot are written and copied."""
+TURNAROUND_STEP_S = 80e-6
+"""Host time between an output and the next decision: handing over the output, looking for new requests."""
+TURNAROUND_SEQUENCE_S = 2.4e-6
+"""What one more sequence adds to that."""
+EXPOSED_SHARE = 0.2
+"""Streaming and arithmetic overlap well, but not perfectly, where they take equally long."""
+LONE_SHARE = 0.5
+"""Decode attention of one sequence reads at two thirds of the rate of many."""
+FEW = 16
+"""Sequences with which half of that is made good: so many times eight heads occupy the 132 processors of a Hopper GPU."""
+PIECEWISE_S = 0.3e-3
+"""GPU time lost between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3
 """Host time to launch a layer whose attention stands between captured pieces."""
 EAGER_LAYER_S = 0.35e-3
@@ -78,10 +96,23 @@ class StepShape(NamedTuple):
 class StepTime(NamedTuple):
     """How long a step occupies each of the two clocks, in seconds."""
 
+    prepare_s: float
+    """Host: from the decision to schedule until the first kernel is launched."""
     launch_s: float
     """Host: from the decision to schedule until everything is launched."""
     gpu_s: float
     """GPU: from the first kernel to the last, were none of them waiting for the host."""
+    turnaround_s: float
+    """Host: from an output that has been processed until the next step can be scheduled."""
+
+    @property
+    def alone_s(self) -> float:
+        """The step in an engine that awaits every output before it goes on."""
+        return _larger(self.prepare_s + self.gpu_s, self.launch_s) + self.turnaround_s
+
+
+NO_TIME = StepTime(0.0, 0.0, 0.0, 0.0)
+"""The step that schedules nothing."""
 
 
 class StepTimeModel(Protocol):
@@ -98,6 +129,9 @@ class StepTimeModel(Protocol):
     def step_time(self, shape: StepShape) -> StepTime:
         """How long a step of that shape takes."""
 
+    def entry_s(self, prompt_tokens: int) -> float:
+        """How long the host takes to let one request in, seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
@@ -105,10 +139,20 @@ class Roofline:
 
     label: str
     calibrated: bool = False
+    request_s: float
+    """Host, per request that comes in."""
+    request_token_s: float
+    """Host, per token of its prompt."""
     host_step_s: float
-    """Host, per step."""
+    """Host, per step, before the first kernel."""
     host_sequence_s: float
-    """Host, per sequence."""
+    """Host, per sequence, before the first kernel."""
+    host_token_s: float
+    """Host, per prompt token, before the first kernel."""
+    turnaround_step_s: float
+    """Host, per step, after its output."""
+    turnaround_sequence_s: float
+    """Host, per sequence, after its output."""
     piecewise_launch_s: float
     """Host, per captured step that holds prompt tokens."""
     eager_launch_s: float
@@ -125,10 +169,16 @@ class Roofline:
     """GPU: arithmetic of one token in the layers; overlaps with streaming the weights."""
     logits_s: float
     """GPU: arithmetic of one sequence's output projection; overlaps likewise."""
+    exposed_share: float
+    """Of the shorter of streaming and arithmetic, what the longer fails to hide where both are equal; at most 0.5."""
     sequence_s: float
     """GPU, per sequence, beside the bytes it reads."""
     context_token_s: float
-    """GPU: reading one token's keys and values in all layers."""
+    """GPU: reading one token's keys and values in all layers, with many sequences to read for."""
+    lone_share: float
+    """How much longer that takes for a single sequence, whose heads cannot occupy the whole GPU."""
+    piecewise_s: float
+    """GPU, per captured step that holds prompt tokens: its attention stands between captured pieces."""
     attention_pair_s: float
     """GPU: arithmetic of one query against one key in all layers."""
 
@@ -138,8 +188,14 @@ class Roofline:
         bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
         return cls(
             label=f"uncalibrated roofline of {gpu.name} with {model.name}",
+            request_s=REQUEST_S,
+            request_token_s=REQUEST_TOKEN_S,
             host_step_s=HOST_STEP_S,
             host_sequence_s=HOST_SEQUENCE_S,
+            host_token_s=HOST_TOKEN_S,
+            turnaround_step_s=TURNAROUND_STEP_S,
+            turnaround_sequence_s=TURNAROUND_SEQUENCE_S,
+            exposed_share=EXPOSED_SHARE,
             piecewise_launch_s=model.num_layers * PIECEWISE_LAYER_S,
             eager_launch_s=model.num_layers * EAGER_LAYER_S,
             max_captured_tokens=0 if enforce_eager else MAX_CAPTURED_TOKENS,
@@ -150,6 +206,8 @@ class Roofline:
             logits_s=model.flops_per_logits / (gpu.dense_flops * ARITHMETIC_EFFICIENCY),
             sequence_s=model.num_kv_layers * SEQUENCE_LAYER_S,
             context_token_s=model.kv_bytes_per_token / bandwidth,
+            lone_share=LONE_SHARE,
+            piecewise_s=PIECEWISE_S,
             attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
         )
 
@@ -167,7 +225,13 @@ class Roofline:
         hugging_face = replace(
             vllm,
             label=f"{vllm.label}, Hugging Face {cache} cache",
+            request_s=0.0,
+            request_token_s=0.0,
             host_sequence_s=0.0,
+            host_token_s=0.0,
+            turnaround_step_s=0.0,
+            turnaround_sequence_s=0.0,
+            lone_share=0.0,
             eager_launch_s=0.0,
             token_s=vllm.token_s * slowdown,
             logits_s=vllm.logits_s * slowdown,
@@ -184,6 +248,10 @@ class Roofline:
             context_token_s=passes * model.kv_bytes_per_token / (gpu.bandwidth_bytes_per_s * HF_COPY_EFFICIENCY),
         )
 
+    def entry_s(self, prompt_tokens: int) -> float:
+        """How long the host takes to let one request in, seconds."""
+        return self.request_s + self.request_token_s * prompt_tokens
+
     def step_time(self, shape: StepShape) -> StepTime:
         """How long a step of that shape takes.
 
@@ -194,9 +262,9 @@ class Roofline:
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * _captured_size(num_tokens) + eager * num_tokens
+        prepare_s = self.host_step_s + self.host_sequence_s * num_seqs + self.host_token_s * num_prefill_tokens
         launch_s = (
-            self.host_step_s
-            + self.host_sequence_s * num_seqs
+            prepare_s
             + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
             + self.eager_launch_s * eager
         )
@@ -204,12 +272,14 @@ class Roofline:
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         gpu_s = (
             self.step_s
-            + _larger(streaming_s, arithmetic_s)
+            + _overlapped(streaming_s, arithmetic_s, self.exposed_share)
             + self.sequence_s * num_seqs
-            + self.context_token_s * context_tokens
+            + self.context_token_s * context_tokens * (1 + self.lone_share * FEW / (num_seqs + FEW))
+            + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + self.attention_pair_s * attention_pairs
         )
-        return StepTime(launch_s, gpu_s)
+        turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
+        return StepTime(prepare_s, launch_s, gpu_s, turnaround_s)
 
 
 def _streamed_bytes(model: Model, num_parameters: int) -> float:
@@ -220,6 +290,16 @@ def _captured_size(num_tokens: int) -> int:
     """The captured size that a step is padded to: 1, 2, 4, then steps of 8, and of 16 above 256."""
     grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
     return -(-num_tokens // grain) * grain
+
+
+def _overlapped(a: float, b: float, exposed_share: float) -> float:
+    """Two things done at once: the longer, and of the shorter what it cannot hide, most where both are equal.
+
+    Never falls in either argument while `exposed_share` is at most 0.5.
+    """
+    longer, shorter = _larger(a, b), _smaller(a, b)
+    ratio = shorter / longer
+    return longer + exposed_share * shorter * ratio * ratio
 
 
 def _larger(a: float, b: float) -> float:

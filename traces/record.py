@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.workload import AllAtOnce, Arrivals, Poisson, Workload
+from kvsim.workload import AllAtOnce, Arrivals, Gamma, Poisson, Workload
 
 PRESSURE_BLOCKS = 1600
 """3.1 GiB for a Llama-3-8B: a pool that 40 ShareGPT requests per second overrun."""
@@ -126,6 +126,27 @@ def vllm_runs(group: str, data: Path) -> tuple[str, dict[str, object], list[Run]
             {**llama, **pressure, "async_scheduling": False},
             [("vllm-h200-llama-3-8b-sync", sharegpt(data, 300, poisson(30), 51), None)],
         ),
+        "heldout-pressure": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 1200, "watermark": 0.05},
+            [
+                ("vllm-h200-llama-3-8b-heldout-bursty", sharegpt(data, 300, Gamma(rate_per_s=25, cv=2), 91), None),
+                (
+                    "vllm-h200-llama-3-8b-heldout-prefixes",
+                    sharegpt(data, 300, poisson(25), 92, prefixes=4, prefix_tokens=256),
+                    None,
+                ),
+            ],
+        ),
+        "heldout-large": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192},
+            [
+                ("vllm-h200-llama-3-8b-heldout-35", sharegpt(data, 400, poisson(35), 93), None),
+                ("vllm-h200-llama-3-8b-heldout-long", long_prompts(80, poisson(4), 94), None),
+                ("vllm-h200-llama-3-8b-heldout-closed-64", sharegpt(data, 250, AllAtOnce(), 95), 64),
+            ],
+        ),
         "llama2": (
             "Llama-2-7b-hf",
             {"max_model_len": 4096, "gpu_memory_utilization": 0.5},
@@ -218,7 +239,7 @@ def report(name: str, duration_s: float, output_tokens: int, preemptions: int) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="+", help="granite large pressure eager block32 sync llama2 hf")
+    parser.add_argument("groups", nargs="+", help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf")
     parser.add_argument("--lengths", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()

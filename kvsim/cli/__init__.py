@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
@@ -19,9 +20,16 @@ _COMMANDS = {
     "compare": "Put the same requests through all three policies.",
     "tui": "Watch the memory pool of a recording or a fresh simulation.",
     "plot": "Draw a figure from recordings.",
+    "animate": "Film the memory pool: a GIF, an MP4 or a page with a play button.",
+    "report": "Write a page with everything about some recordings.",
     "info": "Describe a recording.",
     "size": "Explain how many blocks a GPU and a model leave room for.",
+    "calibrate": "Fit step times to recordings of a real engine.",
+    "validate": "Simulate a recording's own requests and print the errors.",
+    "reproduce": "Put figures from papers, posts and logs beside ours.",
     "capture": "Record a real run of vLLM or Hugging Face.",
+    "import": "Turn a published trace into a workload to simulate.",
+    "export": "Write a recording for Perfetto, a spreadsheet, or another simulator.",
     "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
 }
 """Each command and its one-line help, which is shown without importing it."""
@@ -34,7 +42,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"kvsim.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = import_module(f"kvsim.cli.{module}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

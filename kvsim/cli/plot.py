@@ -1,32 +1,90 @@
-"""`kvsim plot`: a figure from recordings."""
+"""`kvsim plot`: figures from recordings."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import RecordingError, UnknownNameError, UsageError
 
-_OF_ONE_RECORDING = ("waste-over-time", "memory-map")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.recording import Recording
+
+_KINDS = (
+    "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
+    "waste-over-time, memory-map, roofline (one); "
+    "throughput-memory, throughput-block-size, hits-capacity (a recording or a table's row per point); "
+    "agreement (a measured run and its simulation)"
+)
 
 
-@click.command("plot")
-@click.argument("kind")
-@click.argument("recordings", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF.  [KIND.png]")
+@click.command("plot", epilog=f"KIND is one of: {_KINDS}.")
+@click.argument("what", metavar="KIND RECORDING...", nargs=-1, required=True)
+@click.option("--all", "everything", is_flag=True, help="Write every figure that suits the recordings into the folder -o; no KIND.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]")
+@click.option("--as", "file_type", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="With --all.")
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
-def command(*, kind: str, recordings: tuple[str, ...], output: Path | None, purpose: str) -> None:
-    """Draw a figure of one KIND from RECORDINGS: folders, or names of recordings that come with kvsim.
+def command(*, what: tuple[str, ...], everything: bool, output: Path | None, file_type: str, purpose: str) -> None:
+    """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
 
-    KIND is one of waste-bars, waste-over-time, occupancy and memory-map.
+    The text that describes the figure to those who cannot see it is written beside it.
     """
-    from kvsim.plots import FIGURES, save
-    from kvsim.recording import find, read
+    if everything:
+        folder = output or Path("figures")
+        recordings = _read(what)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_all(recordings, folder, file_type, purpose)
+        return
+    from kvsim.plots import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, save
 
+    kind, *names = what
     if kind not in FIGURES:
         raise UnknownNameError("kind of figure", kind, FIGURES)
-    if kind in _OF_ONE_RECORDING and len(recordings) > 1:
-        raise UsageError(f"a figure of {kind} shows one recording, and {len(recordings)} were given.")
-    figure = FIGURES[kind](*(read(find(name)) for name in recordings), purpose=purpose)
-    click.echo(save(figure, output or Path(f"{kind}.png")))
+    if not names:
+        raise UsageError(f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim.")
+    if kind in OF_ONE and len(names) > 1:
+        raise UsageError(f"a figure of {kind} shows one recording, and {len(names)} were given.")
+    if kind in OF_A_PAIR and len(names) != 2:
+        raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {len(names)} were given.")
+    runs = _points(names) if kind in OF_A_SWEEP else _read(names)
+    click.echo(save(FIGURES[kind](*runs, purpose=purpose), output or Path(f"{kind}.png")))
+
+
+def _read(names: Sequence[str]) -> list[Recording]:
+    from kvsim.recording import find, read
+
+    return [read(find(name)) for name in names]
+
+
+def _points(names: Sequence[str]) -> list[Any]:
+    from kvsim.plots import Point, points_of_table
+    from kvsim.recording import find, read
+
+    paths = [find(name) for name in names]
+    points: list[Point] = []
+    for path in paths:
+        points += points_of_table(path) if path.suffix in (".csv", ".parquet") else [Point.of(read(path))]
+    return points
+
+
+def _write_all(recordings: list[Recording], folder: Path, file_type: str, purpose: str) -> None:
+    """Write every figure that suits the recordings; one that they have no data for is named and left out."""
+    from kvsim.cli.show import progress
+    from kvsim.plots import plans, save
+
+    written = 0
+    with progress("figures") as report:
+        todo = plans(recordings)
+        for number, plan in enumerate(todo):
+            report(number, len(todo))
+            try:
+                click.echo(save(plan.draw(purpose=purpose), folder / f"{plan.file_stem}.{file_type}"))
+                written += 1
+            except (RecordingError, UsageError) as error:
+                click.echo(f"left out {plan.file_stem}: {error}", err=True)
+    if not written:
+        raise RecordingError("no figure could be drawn; the lines above say why.")

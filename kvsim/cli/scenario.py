@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvsim.policies import Policy
     from kvsim.recording import Meta, Recording
     from kvsim.simulation import Machine
+    from kvsim.steptime import StepTimeModel
     from kvsim.workload import Workload
 
 GIB = 1 << 30
@@ -31,6 +32,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _OPTIONS = (
     click.option("--model", help="A listed model.  [the recording's, or Llama-3-8B]"),
     click.option("--gpu", help="A listed GPU.  [the recording's, or H200]"),
+    click.option("--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"),
     click.option("--kv-gib", type=float, metavar="GIB", help="Memory for the KV cache.  [the recording's, or what the GPU leaves]"),
     click.option("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
     click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."),
@@ -106,15 +108,26 @@ class Scenario:
 
     def machine(self, policy: Policy) -> Machine:
         """The machine that `policy` runs on: static batches run on Hugging Face's engine, the others on vLLM's."""
-        from kvsim.policies import Static
         from kvsim.simulation import Machine
+
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
+
+    def _step_time(self, policy: Policy) -> StepTimeModel:
+        """The profile that was asked for, or the shipped one that matches; a roofline, uncalibrated, where there is none."""
+        from kvsim.policies import Static
+        from kvsim.profiles import find, match
         from kvsim.steptime import Roofline
 
+        cache = self.flags["cache"]
+        engine = f"hf-{cache}" if isinstance(policy, Static) else "vllm"
+        if self.flags["profile"] and self.flags["profile"] != "none":
+            return find(self.flags["profile"])
+        profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
+        if profile is not None:
+            return profile
         if isinstance(policy, Static):
-            step_time = Roofline.for_hugging_face(self.gpu, self.model, cache=self.flags["cache"])
-        else:
-            step_time = Roofline.for_gpu(self.gpu, self.model)
-        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=step_time)
+            return Roofline.for_hugging_face(self.gpu, self.model, cache=cache)
+        return Roofline.for_gpu(self.gpu, self.model)
 
     def simulate(self, policy_name: str, *, progress: Callable[[int, int], None] | None = None) -> Recording:
         """Run it under one policy."""

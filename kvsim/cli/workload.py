@@ -1,4 +1,4 @@
-"""The flags that say which requests are served: recorded ones again, or generated ones."""
+"""The flags that say which requests are served: those of a recording or a file, or generated ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
-    from kvsim.workload import Lengths, SharedPrefixes, Workload
+    from kvsim.workload import Arrivals, Lengths, SharedPrefixes, Workload
 
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
 """A recording of a real server under memory pressure, whose requests are served again where no others are named."""
@@ -19,12 +19,15 @@ _DEFAULT_NUM_REQUESTS = 400
 _DEFAULT_TOKENS = "200:0.8"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.option("--workload", metavar="RECORDING", help=f"Serve the requests of this recording again.  [{DEFAULT_WORKLOAD}]"),
-    click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
+ARRIVAL_OPTIONS = (
     click.option("--arrivals", type=click.Choice(["poisson", "gamma", "constant", "at-once"]), help="Generate requests that arrive so."),
     click.option("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
     click.option("--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."),
+)  # fmt: skip
+_OPTIONS = (
+    click.option("--workload", metavar="FILE", help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]"),
+    click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
+    *ARRIVAL_OPTIONS,
     click.option("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
     click.option("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
     click.option("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
@@ -52,13 +55,16 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
     """
     generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
     if not generated:
+        from kvsim.importers import read_workload, workload_of
         from kvsim.recording import find, read
 
-        source = read(find(flags["workload"] or DEFAULT_WORKLOAD))
-        return _recorded(source, flags), source
+        path = find(flags["workload"] or DEFAULT_WORKLOAD)
+        source = None if path.is_file() else read(path)
+        return _part(read_workload(path) if source is None else workload_of(source), flags), source
     if flags["workload"] is not None:
         raise UsageError(
-            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and --shared-prefix."
+            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and --shared-prefix; "
+            "kvsim import can give them new arrivals."
         )
     return _generated(flags), None
 
@@ -68,36 +74,46 @@ def given(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _recorded(source: Recording, flags: dict[str, Any]) -> Workload:
-    from kvsim.importers import workload_of
+def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
+    """The arrival process of --arrivals, --rate and --burstiness."""
+    from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
-    workload = workload_of(source)
+    rate = 30.0 if flags["rate"] is None else flags["rate"]
+    arrivals: Arrivals = {
+        "poisson": lambda: Poisson(rate_per_s=rate),
+        "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
+        "constant": lambda: Constant(rate_per_s=rate),
+        "at-once": AllAtOnce,
+    }[flags["arrivals"] or "poisson"]()
+    return arrivals
+
+
+def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
+    """The first requests of `workload`, or all, at the rate that the flags ask for."""
+    from kvsim.importers import first
+
     if flags["num_requests"] is not None:
-        workload = workload.head(flags["num_requests"])
+        workload = first(workload, flags["num_requests"])
     if flags["rate"] is not None:
         from kvsim.workload import Poisson
 
         Poisson(rate_per_s=flags["rate"])  # checks the rate
         recorded = workload.summary().rate_per_s
         if recorded is None:
-            raise UsageError("--rate rescales arrivals, and the requests of this recording arrive all at once.")
+            raise UsageError(
+                "--rate rescales arrivals, and the requests of this recording arrive all at once; "
+                "kvsim import FILE --arrivals poisson --rate PER_S gives them new ones."
+            )
         workload = workload.scaled_rate(flags["rate"] / recorded)
     return workload
 
 
 def _generated(flags: dict[str, Any]) -> Workload:
-    from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson, generate
+    from kvsim.workload import generate
 
-    rate = 30.0 if flags["rate"] is None else flags["rate"]
-    arrivals = {
-        "poisson": lambda: Poisson(rate_per_s=rate),
-        "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
-        "constant": lambda: Constant(rate_per_s=rate),
-        "at-once": AllAtOnce,
-    }[flags["arrivals"] or "poisson"]()
     return generate(
         given(flags["num_requests"], _DEFAULT_NUM_REQUESTS),
-        arrivals=arrivals,
+        arrivals=arrivals_of_flags(flags),
         prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or _DEFAULT_TOKENS),
         output=_lengths("--output-tokens", flags["output_tokens"] or _DEFAULT_TOKENS),
         prefixes=_prefixes(flags["shared_prefix"]),

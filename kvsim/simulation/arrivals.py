@@ -84,29 +84,30 @@ class Arrivals:
             self._next += 1
             if self._stamp_at_entry:
                 times[row] = time_s
+            sequence = self._sequence(row, with_keys=True)
             refused = row in self._refused
-            self._record(row, refused=refused)
+            self._record(sequence, refused=refused)
             if refused:
                 self._count_ended()
             else:
-                yield self._sequence(row, with_keys=True)
+                yield sequence
 
     def ended(self, sequence: Sequence, time_s: float) -> None:
         """`sequence` has left the engine with all its outputs."""
         self._recorder.ended(sequence.row, RequestStatus.FINISHED, time_s)
         self._count_ended()
 
-    def _record(self, row: int, *, refused: bool) -> None:
-        workload = self._workload
-        # The format has one hash per unit of the pool; hashes of another unit are only good for making keys.
-        hashes = workload.prompt_hashes[row].tolist() if workload.hash_unit_tokens == self._unit_tokens else ()
+    def _record(self, sequence: Sequence, *, refused: bool) -> None:
+        workload, row = self._workload, sequence.row
+        # Where anything of a prompt is shared, the recording says all of its keys: it can be served again, and verified.
+        num_blocks = sequence.prompt_tokens // self._unit_tokens if sequence.prompt_keys else 0
         self._recorder.arrived(
             workload.ids[row],
             self._times[row],
-            int(workload.prompt_tokens[row]),
+            sequence.prompt_tokens,
             int(workload.max_tokens[row]),
-            priority=int(workload.priority[row]),
-            prompt_hashes=hashes,
+            priority=sequence.priority,
+            prompt_hashes=[sequence.key_of(block) for block in range(num_blocks)],
             refused=refused,
         )
 

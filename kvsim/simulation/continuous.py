@@ -53,6 +53,7 @@ def continuous_engine(
                     yield environment.timeout(max(host_s - environment.now, 0.0))
                 for sequence in arrivals.until(host_s):
                     scheduler.add(sequence)
+                    host_s += step_time.entry_s(sequence.prompt_tokens)
             case Scheduling():
                 recorder.next_seq()
             case Scheduled(batch=batch):

@@ -1,0 +1,97 @@
+"""`kvsim import`: requests in somebody else's format, as a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvsim.cli.show import json_option, print_json, print_table
+from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags
+from kvsim.errors import UsageError
+
+_FORMAT_NAMES = ("azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench")
+"""Written out, so that help is shown without loading the readers; a test compares them."""
+
+
+def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(ARRIVAL_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command("import")
+@click.argument("file")
+@click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
+@click.option("--num-requests", type=int, help="Only the first so many.")
+@click.option("--min-tokens", type=int, default=1, show_default=True, help="Shortest prompt and shortest answer to keep.")
+@click.option("--max-prompt-tokens", type=int, help="Longest prompt to keep.")
+@click.option("--max-total-tokens", type=int, help="Longest prompt and answer together to keep.")
+@click.option("--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]")
+@_arrival_options
+@click.option("--seed", type=int, default=0, show_default=True, help="Of new arrivals.")
+@json_option
+def command(
+    *,
+    file: str,
+    form: str | None,
+    output: Path | None,
+    num_requests: int | None,
+    min_tokens: int,
+    max_prompt_tokens: int | None,
+    max_total_tokens: int | None,
+    chars_per_token: float | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Turn the requests in FILE (CSV, JSON, gzip or not, or a recording) into a workload, and describe it.
+
+    Every command that simulates reads FILE itself with --workload FILE; importing once is faster, and keeps a choice of
+    requests and arrivals. The description says what was left out.
+    """
+    from kvsim.importers import Limits, arriving, first, read_workload, within, write_workload
+
+    workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)
+    limits = Limits(
+        min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens
+    )
+    workload = within(workload, limits)
+    if num_requests is not None:
+        workload = first(workload, num_requests)
+    if flags["arrivals"] is not None:
+        workload = arriving(workload, arrivals_of_flags(flags), flags["seed"])
+    elif flags["rate"] is not None:
+        raise UsageError("--rate is the rate of new arrivals; say which with --arrivals.")
+    if output is not None:
+        write_workload(workload, output)
+    summary = workload.summary()
+    if as_json:
+        print_json({"name": workload.name, "description": workload.description} | asdict(summary))
+        return
+    rate = "all at once" if summary.rate_per_s is None else f"{summary.rate_per_s:.4g} per second"
+    hashed = len(workload.prompt_hashes.values) * workload.hash_unit_tokens / workload.prompt_tokens.sum(dtype=float)
+    rows = [
+        ("requests", f"{summary.num_requests:,}"),
+        ("arrivals", f"{rate}, over {summary.duration_s:,.1f} s"),
+        *([] if summary.gap_cv is None else [("variation of the gaps", f"{summary.gap_cv:.3g} (Poisson: 1)")]),
+        ("prompt, mean", f"{summary.mean_prompt_tokens:,.1f} tokens"),
+        ("answer, mean", f"{summary.mean_output_tokens:,.1f} tokens"),
+        ("longest request", f"{summary.longest_request_tokens:,} tokens"),
+        ("prefixes known of", f"{100 * hashed:.1f}% of prompt tokens"),
+        *([] if output is None else [("written to", str(output))]),
+    ]
+    print_table(workload.description, ["", ""], rows)
+
+
+def _guessed(file: str, form: str | None, chars_per_token: float) -> Any:
+    from kvsim.importers import Source, detect
+    from kvsim.importers.sharegpt import read
+
+    source = Source.open(file)
+    if (form or detect(source)) != "sharegpt":
+        raise UsageError("--chars-per-token is for ShareGPT conversations; other formats count tokens.")
+    return read(source, chars_per_token=chars_per_token)

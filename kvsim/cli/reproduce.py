@@ -1,0 +1,72 @@
+"""`kvsim reproduce`: published figures beside ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvsim.cli.show import json_option, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.published import Outcome
+
+
+@click.command("reproduce")
+@click.argument("rows", nargs=-1, metavar="[ROW]...")
+@click.option("--list", "list_only", is_flag=True, help="Say which rows there are, and run none.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw ours beside the published ones: PNG, SVG or PDF.")
+@json_option
+def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_json: bool) -> None:
+    """Run what papers, posts and logs report, and compare the figures.
+
+    ROW is one or more of those that --list names; without any, all are run, which takes a few minutes. The exit code is 1
+    if any figure is outside its band.
+    """
+    from kvsim.published import ROWS, find_row, reproduce
+
+    chosen = [find_row(name) for name in dict.fromkeys(rows)] or list(ROWS)
+    if list_only:
+        print_table("", ["row", "what", "source"], [(row.name, row.title, row.source) for row in chosen])
+        return
+    outcomes = []
+    for row in chosen:
+        with progress(row.name) as report:
+            outcomes.append(reproduce(row, report))
+    if plot is not None:
+        from kvsim.plots import save
+        from kvsim.plots.published import beside_published
+
+        save(beside_published(outcomes), plot)
+    if as_json:
+        print_json({"rows": [outcome.as_dict() for outcome in outcomes]})
+    else:
+        _print_outcomes(outcomes)
+    if not all(outcome.passed for outcome in outcomes):
+        sys.exit(1)
+
+
+def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        row = outcome.row
+        lines = [
+            (
+                figure.label,
+                f"{figure.published:,.6g}",
+                f"{ours:,.6g}",
+                figure.unit,
+                "pass" if figure.holds(ours) else f"FAIL: {figure.low:,.6g} to {figure.high:,.6g}",
+            )
+            for figure, ours in zip(row.figures, outcome.ours, strict=True)
+        ]
+        notes = f"Source: {row.source}.\nBand: {row.band}.\n{row.note}".rstrip()
+        print_table(
+            f"{row.name}: {row.title}", ["", "published", "ours", "", ""], lines, figures=(1, 2), note=f"{notes}\n"
+        )
+    failed = [outcome.row.name for outcome in outcomes if not outcome.passed]
+    verdict = f"outside their bands: {', '.join(failed)}" if failed else "all figures are inside their bands"
+    click.echo(f"{len(outcomes)} rows, {sum(len(outcome.ours) for outcome in outcomes)} figures; {verdict}.")

@@ -1,0 +1,65 @@
+"""`kvsim validate`: simulate a recording's own requests and set the result beside what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvsim.cli.show import json_option, print_json, print_table, progress, seconds
+
+if TYPE_CHECKING:
+    from kvsim.validation import Row
+
+
+@click.command("validate")
+@click.argument("profile_name", metavar="PROFILE")
+@click.argument("recordings", nargs=-1, required=True)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw occupancy and batch, measured and simulated (one recording).")
+@json_option
+def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
+    """Simulate the requests of RECORDINGS with PROFILE and print the errors.
+
+    PROFILE is a file, the name of a profile that comes with kvsim, or `auto` for the shipped profile of each recording.
+    """
+    from kvsim.errors import UsageError
+    from kvsim.profiles import find as find_profile
+    from kvsim.recording import find, read
+    from kvsim.validation import matching_profile, validate
+
+    if plot is not None and len(recordings) > 1:
+        raise UsageError("--plot draws one recording; give one.")
+    documents = []
+    for name in recordings:
+        recording = read(find(name))
+        profile = matching_profile(recording) if profile_name == "auto" else find_profile(profile_name)
+        with progress(recording.name) as report:
+            result = validate(profile, recording, progress=report)
+        documents.append(result.as_dict() | {"profile": profile.label})
+        if plot is not None:
+            from kvsim.plots import FIGURES, save
+
+            save(FIGURES["occupancy"](result.measured, result.simulated, names=("measured", "simulated")), plot)
+        if as_json:
+            continue
+        fitted = "held out: the profile was fitted without it" if result.held_out else "in sample: the profile was fitted to it"
+        rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
+        beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)
+        print_table(f"{recording.name} ({fitted})", ["", "measured", "simulated", "error"], rows, figures=(1, 2, 3), note=profile.label + beyond)
+    if as_json:
+        print_json({"validations": documents})
+
+
+def _value(value: float, row: Row) -> str:
+    if value != value:
+        return "–"
+    if row.unit == "s":
+        return seconds(value)
+    return f"{value:,.0f}" if not row.unit or row.unit == "tok/s" else f"{value:.2f}"
+
+
+def _error(row: Row) -> str:
+    if row.error != row.error:
+        return "–"
+    return f"{row.error:+.1f} %" if row.relative else f"{row.error:+.2f} {row.unit}"

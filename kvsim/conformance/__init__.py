@@ -1,0 +1,22 @@
+"""Conformance: run the paged policy in lockstep with a real engine and find the first difference.
+
+What the real engine did is either a recording of vLLM on a GPU (`verify_recording`), or the records of an oracle,
+vLLM's own scheduler driven with a fake model (`verify_oracle`).
+"""
+
+from kvsim.conformance.lockstep import verify_recording
+from kvsim.conformance.oracle import verify_oracle
+from kvsim.conformance.oracle_files import OracleWorkload, parse_workload, read_records, read_workload
+from kvsim.conformance.verdict import Difference, Line, Verdict
+
+__all__ = [
+    "Difference",
+    "Line",
+    "OracleWorkload",
+    "Verdict",
+    "parse_workload",
+    "read_records",
+    "read_workload",
+    "verify_oracle",
+    "verify_recording",
+]

@@ -1,0 +1,115 @@
+"""Whether a recording can be compared block for block, and the settings that its engine had."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.memory.blocks import NULL_BLOCK
+from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
+from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
+
+Settings = TypeVar("Settings", ContinuousSettings, PagedSettings)
+
+_VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
+"""Settings that vLLM calls otherwise."""
+_DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
+
+def check_comparable(recording: Recording) -> None:
+    """Check that `recording` is of a paged engine, with block ids and all that decides who shares them.
+
+    Raises:
+        RecordingError: it is not, or lacks something.
+    """
+    meta = recording.meta
+    if meta.source == "hf" or meta.policy_name != "paged":
+        raise RecordingError(
+            f"recording {recording.name!r} is of a {meta.policy_name} cache from {meta.source}; only a paged one, from "
+            "vLLM or from kvsim run --policy paged, can be compared block for block."
+        )
+    if meta.pool.num_units is None or meta.pool.first_unit != NULL_BLOCK + 1:
+        raise RecordingError(
+            f"recording {recording.name!r} has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's "
+            "does, so there are no block ids to compare."
+        )
+    if not len(recording.steps):
+        raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to compare.")
+    if not len(recording.memory):
+        raise RecordingError(
+            f"recording {recording.name!r} has no memory.parquet, so there are no block ids to compare."
+        )
+    _check_hashes(recording)
+
+
+def check_prompts(recording: Recording, max_model_len: int) -> None:
+    """Check that an engine with `max_model_len` would have taken every prompt.
+
+    Raises:
+        RecordingError: naming the row of the first that it would not.
+    """
+    requests = recording.requests
+    too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
+    if too_long.any():
+        row = int(np.argmax(too_long))
+        raise RecordingError(
+            f"recording {recording.name!r}, request row {row}: a prompt of {requests.prompt_tokens[row]} tokens "
+            f"would have been refused with max_model_len {max_model_len}."
+        )
+
+
+def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
+    """The settings that `recording` says its engine had; those that are `known` already are not looked for.
+
+    Raises:
+        RecordingError: one is missing that has no common default, or cannot be right.
+    """
+    told, values = _told(recording.meta), dict(known)
+    file = f"meta.json of recording {recording.name!r}"
+    for field in fields(kind):
+        name = field.name if field.name in told else _VLLM_NAMES.get(field.name, field.name)
+        if field.name in values:
+            continue
+        if name in told:
+            values[field.name] = told[name]
+        elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
+            raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
+        if field.name in values and type(values[field.name]) not in _types(field.default):
+            example = field.default.value if isinstance(field.default, Enum) else field.default
+            raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")
+    try:
+        if "order" in values:
+            values["order"] = Order(values["order"])
+        return kind(**values)
+    except (UsageError, ValueError) as error:
+        raise RecordingError(f"{file}: {str(error).rstrip('.')}.") from error
+
+
+def _check_hashes(recording: Recording) -> None:
+    """What a request hits when it is first admitted depends on its prompt, so the hashes of that must be known."""
+    memory, requests = recording.memory, recording.requests
+    owned = np.flatnonzero(memory.kind != MemoryKind.EVICT)
+    request, first = np.unique(memory.request[owned], return_index=True)
+    blind = (memory.kind[owned][first] == MemoryKind.SHARE) & (requests.prompt_hashes.lengths[request] == 0)
+    if blind.any():
+        name = str(requests.id[request[int(np.argmax(blind))]])
+        raise RecordingError(
+            f"recording {recording.name!r} has no prompt_hashes of request {name!r}, which shares a prefix; without "
+            "them nobody can tell which prefixes are equal."
+        )
+
+
+def _told(meta: Meta) -> dict[str, Any]:
+    """What `meta.json` says of the engine's settings; null means the default."""
+    return {name: value for name, value in (*meta.engine.items(), *meta.policy.items()) if value is not None}
+
+
+def _types(default: object) -> tuple[type, ...]:
+    """Types that JSON may have for a setting with this default."""
+    if isinstance(default, Enum):
+        return (str,)
+    return (int, float) if isinstance(default, float) else (type(default),)

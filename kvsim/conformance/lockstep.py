@@ -1,0 +1,232 @@
+"""The paged policy in lockstep with a recording of a real engine.
+
+The recording says in which order requests arrived, steps were scheduled and outputs were processed; everything else is
+decided here and compared. Calls that scheduled nothing left no step behind. They decide nothing either, but the loop of
+the engine rests on them: it looks at an output before its pipeline is full only where there was nothing more to
+schedule, and that is checked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.conformance.changes import Change, Changes
+from kvsim.conformance.recorded import Event, Recorded
+from kvsim.conformance.verdict import Difference, Verdict, difference
+from kvsim.conformance.words import StepFacts, changes_in_words, step_in_words
+from kvsim.errors import RecordingError
+from kvsim.memory.blocks import BlockPool
+from kvsim.recording import MemoryKind, Recording, RequestStatus
+from kvsim.scheduling.continuous import Batch, ContinuousScheduler
+from kvsim.scheduling.keys import PrefixKeys
+from kvsim.scheduling.paged import PagedManager
+from kvsim.scheduling.sequence import Sequence, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REPORTS = 200
+"""How often progress is reported over a recording."""
+
+
+def verify_recording(recording: Recording, progress: Callable[[int, int], None] | None = None) -> Verdict:
+    """Replay `recording` and compare every decision.
+
+    Compared are, at every step: which requests, in which order, how many tokens after how many; the blocks that each
+    got or shared, in order; releases, preemptions and (where written down) evictions; how many run, wait and are free.
+
+    Args:
+        recording: of vLLM, or of a simulation of the paged policy.
+        progress: called now and then with the number of steps compared, and of all.
+
+    Raises:
+        RecordingError: it is no recording of a paged engine, or lacks what a comparison needs.
+    """
+    return _Lockstep(Recorded(recording)).run(progress)
+
+
+class _Lockstep:
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        recording = self._recording = recorded.recording
+        settings = recorded.scheduler
+        self._pool = BlockPool(recorded.num_blocks, recorded.initial_free)
+        self._changes = Changes(tell_lengths=recorded.tells_lengths)
+        memory = PagedManager(
+            self._pool,
+            recorded.cache,
+            self._changes,
+            max_model_len=settings.max_model_len,
+            reserve_full_prompt=settings.reserve_full_prompt,
+        )
+        self._scheduler = ContinuousScheduler(settings, memory)
+        self._depth = 2 if settings.async_scheduling else 1
+        self._keys = PrefixKeys(recorded.cache.block_size)
+        self._names: list[str] = recording.requests.id.tolist()
+        self._sequences: dict[int, Sequence] = {}
+        self._in_flight: deque[tuple[int, Batch]] = deque()
+        self._next_change = 0
+        self._aborts_due = recorded.aborts_by_time()
+        self._arrival_rank = recorded.arrival_ranks()
+        self._num_steps = self._num_preemptions = self._num_aborts = 0
+
+    def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
+        num_steps = len(self._recording.steps)
+        verdict = self._equal_so_far()
+        for event, row, seq in self._recorded.events():
+            found: Difference | None = None
+            match event:
+                case Event.ARRIVAL:
+                    self._arrive(row)
+                case Event.SCHEDULE:
+                    found = self._schedule(row, seq)
+                    if progress and (row * _REPORTS // num_steps != (row - 1) * _REPORTS // num_steps):
+                        progress(row, num_steps)
+                case Event.OUTPUT:
+                    found = self._output(row, seq)
+            if found is not None:
+                return replace(verdict, difference=found)
+            verdict = self._equal_so_far()
+        return replace(verdict, difference=self._left_over())
+
+    def _equal_so_far(self) -> Verdict:
+        return Verdict(
+            num_steps=self._num_steps,
+            num_allocations=self._changes.num_allocations,
+            num_preemptions=self._num_preemptions,
+            num_hits=self._changes.num_hits,
+            num_evictions=self._changes.num_evictions,
+            num_aborts=self._num_aborts,
+        )
+
+    def _arrive(self, row: int) -> None:
+        requests = self._recording.requests
+        status = requests.status[row]
+        if status == RequestStatus.REFUSED:
+            return
+        prompt_tokens, max_tokens = int(requests.prompt_tokens[row]), int(requests.max_tokens[row])
+        if max_tokens < 1:  # not given: vLLM goes on to the longest sequence
+            max_tokens = self._recorded.scheduler.max_model_len - prompt_tokens
+        hashes = requests.prompt_hashes[row].tolist()
+        sequence = self._sequences[row] = Sequence(
+            row,
+            prompt_tokens,
+            # One that did not finish did not stop by itself either.
+            int(requests.output_tokens[row]) if status == RequestStatus.FINISHED else max_tokens,
+            max_tokens,
+            priority=int(requests.priority[row]),
+            arrival=self._arrival_rank[row],
+            prompt_keys=self._keys.from_hashes(hashes, self._recorded.cache.block_size, prompt_tokens),
+        )
+        self._scheduler.add(sequence)
+
+    def _schedule(self, step: int, seq: int) -> Difference | None:
+        """Schedule as the recorded engine did, and compare."""
+        moment = f"step {step:,} (schedule_seq {seq:,})"
+        if found := self._catch_up(seq - 1):
+            return found
+        if len(self._in_flight) >= self._depth:
+            waiting_for = [f"step {number:,}" for number, _ in self._in_flight]
+            return difference(moment, {"in flight already": waiting_for}, {"in flight already": waiting_for[1:]})
+        self._abort_by_time(float(self._recording.steps.start_s[step]))
+        batch = self._scheduler.schedule()
+        self._in_flight.append((step, batch))
+        self._num_preemptions += len(batch.preempted)
+        self._next_change, expected, evicted = self._recorded.changes(self._next_change, seq)
+        changes = self._changes.drain()
+        ours, theirs = self._facts(batch), self._recorded.step_facts(step, evicted)
+        if ours != theirs or not self._equal_but_for_aborts(changes, expected):
+            told = step_in_words(theirs, expected, self._names)
+            return difference(moment, told, step_in_words(ours, changes, self._names))
+        self._num_steps += 1
+        return None
+
+    def _output(self, step: int, seq: int) -> Difference | None:
+        """Process the output of `step`, and compare who leaves."""
+        moment = f"the output of step {step:,} (output_seq {seq:,})"
+        if found := self._catch_up(seq - 1):
+            return found
+        if not self._in_flight or self._in_flight[0][0] != step:
+            raise RecordingError(
+                f"recording {self._recording.name!r}: the output of step {step} is processed out of turn; outputs come "
+                "in the order of their steps."
+            )
+        if len(self._in_flight) < self._depth and (found := self._schedule_nothing(f"a call before {moment}")):
+            return found
+        _, batch = self._in_flight.popleft()
+        self._scheduler.update(batch)
+        self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
+        return self._compare_changes(moment, expected)
+
+    def _schedule_nothing(self, moment: str) -> Difference | None:
+        """Make the call that left no step behind: it must find nothing to do."""
+        batch = self._scheduler.schedule()
+        if not batch and not batch.preempted:
+            return None
+        ours = step_in_words(self._facts(batch), self._changes.drain(), self._names)
+        return difference(moment, {"preempted": 0, "scheduled": [], "memory": []}, ours)
+
+    def _facts(self, batch: Batch) -> StepFacts:
+        scheduler = self._scheduler
+        evicted = self._changes.drain_evicted()
+        return StepFacts(
+            requests=[sequence.row for sequence in batch.tokens],
+            tokens=list(batch.tokens.values()),
+            computed_before=[sequence.computed - tokens for sequence, tokens in batch.tokens.items()],
+            evicted=evicted if self._recorded.tells_evictions else [],
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free=self._pool.num_free if self._recorded.tells_free else -1,
+            preempted=len(batch.preempted),
+        )
+
+    def _catch_up(self, seq: int) -> Difference | None:
+        """Whatever changed between the moments that `seq` counts: requests were aborted."""
+        self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
+        return self._compare_changes(f"seq {seq:,}", expected) if expected else None
+
+    def _compare_changes(self, moment: str, expected: list[Change]) -> Difference | None:
+        changes = self._changes.drain()
+        if self._equal_but_for_aborts(changes, expected):
+            return None
+        told = {"memory": changes_in_words(expected, self._names)}
+        return difference(moment, told, {"memory": changes_in_words(changes, self._names)})
+
+    def _equal_but_for_aborts(self, changes: list[Change], expected: list[Change]) -> bool:
+        """Whether `changes` are as `expected`; aborts that are expected after them are done now."""
+        if expected == changes:
+            return True
+        rest = expected[len(changes) :]
+        if not rest or expected[: len(changes)] != changes or not all(map(self._is_abort, rest)):
+            return False
+        for _, row, _, _ in rest:
+            self._abort(self._sequences[row])
+        return self._changes.drain() == rest
+
+    def _is_abort(self, change: Change) -> bool:
+        kind, row, _, _ = change
+        sequence = self._sequences.get(row)
+        aborted = bool(self._recording.requests.status[row] == RequestStatus.ABORTED)
+        return kind == MemoryKind.RELEASE and aborted and sequence is not None and sequence.status is Status.RUNNING
+
+    def _abort_by_time(self, now_s: float) -> None:
+        """Abort what should be gone by `now_s` and holds no memory, whose release would tell."""
+        while self._aborts_due and self._aborts_due[-1][0] <= now_s:
+            sequence = self._sequences.get(self._aborts_due.pop()[1])
+            if sequence is not None and sequence.status in (Status.WAITING, Status.PREEMPTED):
+                self._abort(sequence)
+
+    def _abort(self, sequence: Sequence) -> None:
+        self._scheduler.abort(sequence)
+        self._num_aborts += 1
+
+    def _left_over(self) -> Difference | None:
+        """Requests that have finished in the recording and not here."""
+        finished = np.flatnonzero(self._recording.requests.status == RequestStatus.FINISHED)
+        left = {sequence.row for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
+        names = [self._names[row] for row in finished.tolist() if row in left]
+        return difference("the end", {"unfinished": []}, {"unfinished": names}) if names else None

@@ -1,0 +1,238 @@
+"""The two files of an oracle run: the workload that went in, and the records that came out.
+
+Everything that can be wrong with a file is found here and named, with its line where it has lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import RecordingError, UsageError, WorkloadError
+from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+STATE_FIELDS = ("running", "waiting", "skipped", "free", "usage", "cached_keys", "blocks", "computed", "placeholders")
+SCHEDULE_FIELDS = (
+    "i", "scheduled", "total", "new", "new_computed", "resumed", "new_block_ids", "preempted", "finished_ids_sent",
+)  # fmt: skip
+UPDATE_FIELDS = ("i", "tokens", "finished", "prev_outputs")
+META_FIELDS = (
+    "num_blocks", "block_size", "max_num_running_reqs", "max_num_scheduled_tokens", "max_model_len", "watermark_blocks",
+    "reserve_full_isl", "free0",
+)  # fmt: skip
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "meta": META_FIELDS,
+    "schedule": SCHEDULE_FIELDS + STATE_FIELDS,
+    "update": UPDATE_FIELDS + STATE_FIELDS,
+    "end": ("engine_calls",),
+}
+"""What a record of each kind must say. The order of the free queue is compared where it was written down."""
+
+_LONGEST_MODEL = 131_072
+_TOKENS_PER_REQUEST = 1_000_000
+_MOST = 1 << 24
+"""No number of blocks, tokens or calls in an oracle workload is larger: the oracle would run for days."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleRequest:
+    """One request of an oracle workload."""
+
+    name: str
+    prompt: tuple[int, ...]
+    """Token ids."""
+    output_tokens: int
+    """Outputs after which it is stopped: `max_tokens` of the request."""
+    stop_at: int | None
+    """Outputs of which the last is a stop token, if it comes to that."""
+    arrival_step: int
+    """Engine call before which it arrives."""
+    abort_step: int | None
+    """Engine call before which it is aborted."""
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleWorkload:
+    """Settings and requests of one oracle run."""
+
+    num_blocks: int
+    scheduler: ContinuousSettings
+    cache: PagedSettings
+    resumed_are_new: bool
+    """Whether resumed requests are handed to the model runner as if they were new (vLLM's runner V2)."""
+    requests: tuple[OracleRequest, ...]
+
+
+def read_workload(file: Path) -> OracleWorkload:
+    """Read an oracle's workload.
+
+    Raises:
+        WorkloadError: it is missing, not JSON, or says something impossible; the message names the file and request.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise WorkloadError(f"{file} does not exist; give the workload that the oracle was run with.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{file} cannot be read as text: {error}.") from error
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise WorkloadError(f"{file}, line {error.lineno}: not JSON: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        raise WorkloadError(f"{file}: not JSON that can be read: {error}.") from error
+    return parse_workload(document, str(file))
+
+
+def parse_workload(document: Any, where: str) -> OracleWorkload:
+    """Make a workload of parsed JSON; `where` begins every complaint.
+
+    Raises:
+        WorkloadError: it says something impossible.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
+        raise WorkloadError(f"{where}: an oracle workload is an object with num_blocks and a list of requests.")
+    fields = _Fields(document, where)
+    num_blocks = fields.integer("num_blocks", None, minimum=2)
+    block_size = fields.integer("block_size", 16, minimum=1)
+    longest = min((num_blocks - 1) * block_size, _LONGEST_MODEL)
+    try:
+        scheduler = ContinuousSettings(
+            max_num_seqs=fields.integer("max_num_seqs", 128),
+            max_num_batched_tokens=fields.integer("max_num_batched_tokens", 2048),
+            max_model_len=fields.integer("max_model_len", None) if document.get("max_model_len") else longest,
+            async_scheduling=fields.flag("async_scheduling", default=True),
+            order=Order(document.get("policy", "fcfs")),
+            enable_chunked_prefill=fields.flag("enable_chunked_prefill", default=True),
+            long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
+            reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
+        )
+        cache = PagedSettings(
+            block_size=block_size,
+            enable_prefix_caching=fields.flag("enable_prefix_caching", default=True),
+            watermark=fields.fraction("watermark", 0.0),
+        )
+    except (UsageError, ValueError) as error:
+        raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
+    requests = tuple(_request(row, item, f"{where}, request {row}") for row, item in enumerate(document["requests"]))
+    if len({request.name for request in requests}) < len(requests):
+        raise WorkloadError(f"{where}: two requests have the same id.")
+    for row, request in enumerate(requests):
+        if len(request.prompt) >= scheduler.max_model_len:
+            raise WorkloadError(
+                f"{where}, request {row}: a prompt of {len(request.prompt)} tokens leaves no room for an answer within "
+                f"max_model_len {scheduler.max_model_len}; vLLM's front end refuses it, and its scheduler fails on it."
+            )
+    return OracleWorkload(
+        num_blocks=num_blocks,
+        scheduler=scheduler,
+        cache=cache,
+        resumed_are_new=fields.flag("v2_model_runner", default=True),
+        requests=requests,
+    )
+
+
+def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of an oracle run, each with its line number, one at a time.
+
+    Raises:
+        RecordingError: the file is missing, truncated, or a line is not a record of the oracle; the message names both.
+    """
+    line = 0
+    kind = None
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+            for line, text in enumerate(lines, 1):
+                record = _record(text, f"{file}, line {line}", first=line == 1, after_end=kind == "end")
+                kind = record["kind"]
+                yield line, record
+    except FileNotFoundError:
+        raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
+    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+        raise RecordingError(f"{file} is damaged or truncated after line {line}: {error}.") from error
+    if kind != "end":
+        raise RecordingError(f"{file} ends after line {line} without an end record: the oracle did not finish.")
+
+
+def _record(text: str, where: str, *, first: bool, after_end: bool) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
+    kind = str(record.get("kind")) if isinstance(record, dict) else "none"
+    if kind not in FIELDS or (kind == "meta") != first or after_end:
+        due = "nothing after the end" if after_end else "meta" if first else "schedule, update or end"
+        raise RecordingError(f"{where}: expected {due}, not a record of kind {kind!r}.")
+    missing = [name for name in FIELDS[kind] if name not in record]
+    if missing:
+        raise RecordingError(f"{where}: the {kind} record lacks {', '.join(missing)}.")
+    return dict(record)
+
+
+def _request(row: int, document: Any, where: str) -> OracleRequest:
+    if not isinstance(document, dict) or not isinstance(document.get("id"), str):
+        raise WorkloadError(f"{where}: a request is an object with an id, prompt_len and output_len.")
+    fields = _Fields(document, where)
+    prompt = document.get("prompt_token_ids")
+    if prompt is None:
+        prompt = _made_up_prompt(row, fields)
+    if not isinstance(prompt, list | tuple) or not prompt or not all(type(token) is int for token in prompt):
+        raise WorkloadError(f"{where}: prompt_token_ids should be a list of integers, and not be empty.")
+    return OracleRequest(
+        name=document["id"],
+        prompt=tuple(prompt),
+        output_tokens=fields.integer("output_len", None, minimum=1),
+        # The first output is the earliest that can stop a request.
+        stop_at=None if document.get("stop_at") is None else max(1, fields.integer("stop_at", None)),
+        arrival_step=fields.integer("arrival_step", 0),
+        abort_step=None if document.get("abort_step") is None else fields.integer("abort_step", None),
+        priority=fields.integer("priority", 0),
+    )
+
+
+def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
+    """The prompt that the oracle makes up: tokens that the same place of the same prefix group has, then its own."""
+    group = 0
+    num_shared = 0
+    if fields.document.get("prefix_group") is not None:
+        group = fields.integer("prefix_group", 0)
+        num_shared = fields.integer("prefix_len", 0, minimum=0)
+    shared = 900_000_000 + _TOKENS_PER_REQUEST * group
+    own = _TOKENS_PER_REQUEST * (row + 1)
+    prompt_len = fields.integer("prompt_len", None, minimum=1)
+    return [*range(shared, shared + num_shared), *range(own + num_shared, own + prompt_len)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """A JSON object whose fields are asked for by type."""
+
+    document: Mapping[str, Any]
+    where: str
+
+    def integer(self, name: str, default: int | None, *, minimum: int | None = None) -> int:
+        value = self.document.get(name, default)
+        least = -_MOST if minimum is None else minimum
+        if type(value) is not int or not least <= value <= _MOST:
+            raise WorkloadError(f"{self.where}: {name} should be an integer from {least} to {_MOST}, not {value!r}.")
+        return value
+
+    def fraction(self, name: str, default: float) -> float:
+        value = self.document.get(name, default)
+        if not isinstance(value, int | float):
+            raise WorkloadError(f"{self.where}: {name} should be a number, not {value!r}.")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.document.get(name, default)
+        if type(value) is not bool:
+            raise WorkloadError(f"{self.where}: {name} should be true or false, not {value!r}.")
+        return value

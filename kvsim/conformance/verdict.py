@@ -1,0 +1,110 @@
+"""What a comparison found: everything equal, or the first moment that is not, with both sides around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+_BEFORE, _AFTER = 2, 3
+"""Entries of a list that are shown around the first one that differs."""
+_KEYS_SHOWN = 3
+"""Entries of a mapping that are shown of those that differ."""
+_ABSENT = object()
+"""What one side has no value for; null is a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One value as both sides have it."""
+
+    label: str
+    """Where the value stands: a field, an index, a key."""
+    recorded: str
+    simulated: str
+    differs: bool = True
+    """False for an entry of a list that is shown as context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first moment at which the two engines are not equal."""
+
+    moment: str
+    """Which moment that is, and where the recording says so."""
+    lines: tuple[Line, ...]
+    """Every field that differs there, each list with a few entries around its first difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How far two engines agree, and how much that covers."""
+
+    num_steps: int
+    """Calls of the scheduler that were compared and are equal."""
+    num_allocations: int
+    """Blocks handed out in them, each with its physical id."""
+    num_preemptions: int
+    num_hits: int
+    """Blocks found in the prefix cache."""
+    num_evictions: int
+    """Blocks that lost a prefix because somebody needed the room."""
+    num_aborts: int
+    difference: Difference | None = None
+    """None if everything is equal."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        counts = f"{self.num_allocations:,} allocations, {self.num_preemptions:,} preemptions"
+        if self.difference is None:
+            return f"all {self.num_steps:,} steps equal ({counts})"
+        return f"{self.num_steps:,} steps equal ({counts}), then a difference at {self.difference.moment}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict for machines."""
+        return {"equal": self.equal} | asdict(self)
+
+
+def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str, Any]) -> Difference:
+    """The fields of `recorded` that differ from those of `simulated`, which must be at least one."""
+    return Difference(
+        moment=moment,
+        lines=tuple(line for name in recorded for line in _lines(name, recorded[name], simulated.get(name, _ABSENT))),
+    )
+
+
+def _lines(label: str, recorded: Any, simulated: Any) -> Iterator[Line]:
+    if recorded == simulated:
+        return
+    if isinstance(recorded, Mapping) and isinstance(simulated, Mapping):
+        pairs_by_key = {
+            key: (recorded.get(key, _ABSENT), simulated.get(key, _ABSENT)) for key in {**recorded, **simulated}
+        }
+        differing = [key for key, (theirs, ours) in pairs_by_key.items() if theirs != ours]
+        for key in differing[:_KEYS_SHOWN]:
+            yield from _lines(f"{label}.{key}", *pairs_by_key[key])
+    elif _is_list(recorded) and _is_list(simulated):
+        pairs = list(zip_longest(recorded, simulated, fillvalue=_ABSENT))
+        first = next(index for index, (theirs, ours) in enumerate(pairs) if theirs != ours)
+        for index, (theirs, ours) in list(enumerate(pairs))[max(0, first - _BEFORE) : first + _AFTER]:
+            yield Line(
+                label=f"{label}[{index}]", recorded=_text(theirs), simulated=_text(ours), differs=bool(theirs != ours)
+            )
+    else:
+        yield Line(label=label, recorded=_text(recorded), simulated=_text(simulated))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

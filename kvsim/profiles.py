@@ -1,0 +1,222 @@
+"""A fitted step-time model on disk: a TOML file that a person can read, with where it comes from and how well it fits."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.hardware import Gpu
+from kvsim.models import Model, all_models
+from kvsim.steptime import Roofline, StepShape, StepTime
+
+_FOLDER = Path(__file__).parent / "calibrated"
+ENGINES = ("vllm", "hf-dynamic", "hf-static")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """How far the model is from one recording, step by step."""
+
+    recording: str
+    num_steps: int
+    mean_percent: float
+    """Mean error of a step's time, of the mean step."""
+    median_abs_us: float
+    held_out_percent: float | None
+    """The same mean error when this recording is left out of the fit; None where it is the only one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The step times of one engine with one model on one GPU. It is a `StepTimeModel`."""
+
+    gpu: str
+    model: str
+    engine: str
+    """One of `ENGINES`."""
+    times: Roofline
+    ranges: Mapping[str, tuple[float, float]]
+    """Smallest and largest value of each field of `StepShape` among the fitted steps."""
+    residuals: tuple[Residual, ...]
+    transferred_from: str = ""
+    """The GPU that it was fitted on, where that is another one."""
+
+    @property
+    def label(self) -> str:
+        """Where the times come from."""
+        if self.transferred_from:
+            return f"transferred from {self.transferred_from} to {self.gpu} with {self.model} ({self.engine}), not measured there"
+        return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {len(self.residuals)} recordings"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the times were fitted to recordings of this GPU."""
+        return not self.transferred_from
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """How long a step of that shape takes."""
+        return self.times.step_time(shape)
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        """How long the host takes to let one request in, seconds."""
+        return self.times.entry_s(prompt_tokens)
+
+    def outside(self, shape: StepShape) -> list[str]:
+        """In words, where a largest step of `shape` leaves the range that was fitted."""
+        beyond = []
+        for name, value in zip(StepShape._fields, shape, strict=True):
+            low, high = self.ranges.get(name, (0.0, float("inf")))
+            if value > high:
+                beyond.append(f"{name} up to {value:,.0f}, fitted on {low:,.0f} to {high:,.0f}")
+        return beyond
+
+    def transfer(self, source: Gpu, target: Gpu) -> Profile:
+        """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay."""
+        bandwidth = source.bandwidth_bytes_per_s / target.bandwidth_bytes_per_s
+        arithmetic = source.dense_flops / target.dense_flops
+        times = self.times
+        return replace(
+            self,
+            gpu=target.name,
+            transferred_from=self.transferred_from or source.name,
+            times=replace(
+                times,
+                label=f"transferred from {source.name}",
+                weights_s=times.weights_s * bandwidth,
+                active_weights_s=times.active_weights_s * bandwidth,
+                context_token_s=times.context_token_s * bandwidth,
+                token_s=times.token_s * arithmetic,
+                logits_s=times.logits_s * arithmetic,
+                attention_pair_s=times.attention_pair_s * arithmetic,
+                sequence_s=times.sequence_s * arithmetic,
+            ),
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile.
+
+    Raises:
+        UsageError: the file is missing, or not a profile; the message says what is wrong.
+    """
+    file = Path(path)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the profile {file} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the profile {file} is not TOML: {error}.") from error
+    try:
+        return Profile(
+            gpu=document["gpu"],
+            model=document["model"],
+            engine=document["engine"],
+            times=Roofline(label=f"calibrated on {document['gpu']}", calibrated=True, **document["coefficients"]),
+            ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
+            residuals=tuple(
+                Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the profile {file} is incomplete or wrong: {error}.") from error
+
+
+def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
+    """Write a profile as TOML with a line of explanation beside every coefficient; the file appears whole or not at all."""
+    file = Path(path)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    lines += [f'gpu = "{profile.gpu}"', f'model = "{profile.model}"', f'engine = "{profile.engine}"', "", "[coefficients]"]
+    for item in fields(Roofline):
+        if item.name not in ("label", "calibrated"):
+            value = getattr(profile.times, item.name)
+            text = str(value) if isinstance(value, int) else f"{value:.6g}"
+            if "." not in text and "e" not in text and isinstance(value, float):
+                text += ".0"
+            lines.append(f"{item.name} = {text}  # {EXPLANATIONS[item.name]}")
+    lines += ["", "[ranges]  # of the fitted steps; beyond them the model extrapolates, and says so"]
+    lines += [f"{name} = [{low:g}, {high:g}]" for name, (low, high) in profile.ranges.items()]
+    for residual in profile.residuals:
+        lines += ["", "[[residuals]]", f'recording = "{residual.recording}"', f"num_steps = {residual.num_steps}"]
+        lines += [f"mean_percent = {residual.mean_percent:.2f}", f"median_abs_us = {residual.median_abs_us:.1f}"]
+        if residual.held_out_percent is not None:
+            lines.append(f"held_out_percent = {residual.held_out_percent:.2f}")
+    scratch = file.with_name(f".{file.name}.tmp")
+    try:
+        scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        scratch.replace(file)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"the profile {file} cannot be written: {error.strerror}.") from error
+    return file
+
+
+def shipped() -> tuple[Profile, ...]:
+    """The profiles that come with kvsim."""
+    return tuple(load(file) for file in sorted(_FOLDER.glob("*.toml")))
+
+
+def find(name: str) -> Profile:
+    """A profile by its path, or by the name of one that comes with kvsim.
+
+    Raises:
+        UnknownNameError: it is neither.
+    """
+    if Path(name).is_file():
+        return load(name)
+    file = _FOLDER / f"{name}.toml"
+    if not file.is_file():
+        raise UnknownNameError("profile", name, [known.stem for known in _FOLDER.glob("*.toml")])
+    return load(file)
+
+
+def match(gpu: Gpu, model: Model, engine: str) -> Profile | None:
+    """The shipped profile for exactly this GPU, model shape and engine; None if there is none."""
+    name = listed_name(model)
+    return next(
+        (item for item in shipped() if (item.gpu, item.model, item.engine) == (gpu.name, name, engine)),
+        None,
+    )
+
+
+def listed_name(model: Model) -> str:
+    """The name under which kvsim lists a model of this shape; its own name if it lists none.
+
+    Recordings call the same model by different names, and only its shape matters to time.
+    """
+
+    def shape(item: Model) -> tuple[object, ...]:
+        heads = (item.num_attention_heads, item.num_kv_heads, item.head_dim)
+        return (item.num_layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, item.dtype)
+
+    return next((item.name for item in all_models() if shape(item) == shape(model)), model.name)
+
+
+EXPLANATIONS = {
+    "request_s": "host, per request that comes in",
+    "request_token_s": "host, per token of its prompt",
+    "host_step_s": "host, per step, before the first kernel",
+    "host_sequence_s": "host, per sequence, before the first kernel",
+    "host_token_s": "host, per prompt token, likewise",
+    "turnaround_step_s": "host, per step, from a processed output to the next decision",
+    "turnaround_sequence_s": "host, per sequence, likewise",
+    "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
+    "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
+    "max_captured_tokens": "largest captured step, tokens",
+    "step_s": "GPU, per step: kernels starting and draining",
+    "weights_s": "GPU, streaming all weights once",
+    "active_weights_s": "GPU, streaming the weights that one token passes through",
+    "token_s": "GPU, arithmetic of one token in the layers",
+    "logits_s": "GPU, arithmetic of one sequence's output projection",
+    "exposed_share": "of the shorter of streaming and arithmetic, what is not hidden where both are equal",
+    "sequence_s": "GPU, per sequence, beside the bytes it reads",
+    "context_token_s": "GPU, reading one token's keys and values",
+    "lone_share": "how much longer that takes for a single sequence",
+    "piecewise_s": "GPU, per captured step that holds prompt tokens",
+    "attention_pair_s": "GPU, arithmetic of one query against one key",
+}
+"""One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""

@@ -1,0 +1,249 @@
+"""Judge a profile: simulate a recording's own requests from scratch and set the result beside what was measured.
+
+Only the requests and the engine's settings are taken from the recording; the scheduling and the clock are the simulation's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvsim.calibration.fit import engine_of
+from kvsim.conformance.comparable import settings_of
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.importers import workload_of
+from kvsim.metrics import Summary, summarize, waste
+from kvsim.models import Model
+from kvsim.policies import Paged, Policy, Static
+from kvsim.profiles import Profile, match
+from kvsim.recording import Recording
+from kvsim.recording.tables import FloatArray
+from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.simulation import Machine, ProgressCallback, simulate
+from kvsim.steptime import Roofline, StepShape, StepTime
+from kvsim.workload import Workload
+
+_TIMELINE_POINTS = 2000
+"""Moments at which occupancy is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure, measured and simulated."""
+
+    name: str
+    unit: str
+    measured: float
+    simulated: float
+    relative: bool = True
+    """Whether the error is a percentage of what was measured; otherwise it is a difference in the unit."""
+
+    @property
+    def error(self) -> float:
+        """Simulated against measured: percent, or the difference; NaN where nothing was measured."""
+        if not self.relative:
+            return self.simulated - self.measured
+        if not self.measured:
+            return 0.0 if not self.simulated else float("nan")
+        return 100 * (self.simulated - self.measured) / self.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Validation:
+    """A recording, the simulation of its requests, and how far they are apart."""
+
+    measured: Recording
+    simulated: Recording
+    held_out: bool
+    """Whether the profile was fitted without this recording."""
+    extrapolates: tuple[str, ...]
+    """Where the simulated steps left the range that was fitted, in words."""
+    rows: tuple[Row, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON would have it."""
+
+        def plain(value: float) -> float | None:
+            return None if value != value else value
+
+        return {
+            "recording": self.measured.name,
+            "held_out": self.held_out,
+            "extrapolates": list(self.extrapolates),
+            "rows": {
+                row.name: {
+                    "unit": row.unit,
+                    "measured": plain(row.measured),
+                    "simulated": plain(row.simulated),
+                    "error": plain(row.error),
+                    "error_unit": "%" if row.relative else row.unit,
+                }
+                for row in self.rows
+            },
+        }
+
+
+def validate(profile: Profile, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
+    """Simulate the requests of `recording` with `profile` and compare.
+
+    Raises:
+        UsageError: the recording is not of a real engine.
+    """
+    if recording.meta.source == "simulation":
+        raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
+    policy, kv_bytes = policy_of(recording)
+    times = _Watched(profile, _captured(profile.times, recording))
+    machine = Machine(
+        gpu=find_gpu(recording.meta.gpu),
+        model=Model.from_shape(recording.meta.model),
+        kv_bytes=kv_bytes,
+        step_time=times,
+    )
+    simulated = simulate(
+        _as_sent(recording),
+        policy,
+        machine,
+        concurrency=concurrency_of(recording),
+        # Recorders sit inside the engine: they first see a request when the engine takes it.
+        stamp_at_entry=True,
+        progress=progress,
+    )
+    return Validation(
+        measured=recording,
+        simulated=simulated,
+        held_out=recording.name not in {residual.recording for residual in profile.residuals},
+        extrapolates=tuple(times.outside()),
+        rows=tuple(_rows(recording, simulated)),
+    )
+
+
+def matching_profile(recording: Recording) -> Profile:
+    """The shipped profile of the recording's GPU, model and engine.
+
+    Raises:
+        UsageError: there is none.
+    """
+    gpu, model, engine = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model), engine_of(recording)
+    profile = match(gpu, model, engine)
+    if profile is None:
+        raise UsageError(f"no profile ships for {engine} with {model.name} on {gpu.name}; make one with kvsim calibrate.")
+    return profile
+
+
+def policy_of(recording: Recording) -> tuple[Policy, int]:
+    """The policy that a real engine ran, and the memory that it had for keys and values in bytes.
+
+    Raises:
+        RecordingError: the recording does not say all of its engine's settings.
+    """
+    pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
+    if recording.meta.policy_name == "static":
+        requests = recording.requests
+        longest = int(requests.prompt_tokens.max() + requests.max_tokens.max())
+        rows = int(settings.get("batch_size", 1))
+        static = StaticSettings(batch_size=rows, preallocated=settings.get("cache") == "static", max_model_len=longest)
+        # generate() has no pool: give the simulation what the largest batch could need.
+        return Static(scheduler=static), rows * longest * pool.bytes_per_unit
+    assert pool.num_units is not None
+    scheduler = settings_of(ContinuousSettings, recording)
+    cache = settings_of(PagedSettings, recording, block_size=pool.unit_tokens)
+    return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * pool.bytes_per_unit
+
+
+def _as_sent(recording: Recording) -> Workload:
+    """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it began."""
+    workload, requests = workload_of(recording), recording.requests
+    rows = np.flatnonzero(requests.output_tokens > 0)
+    order = rows[np.argsort(requests.arrival_seq[rows])]
+    arrival_s = requests.arrival_s.copy()
+    begins = np.diff(requests.arrival_seq[order], prepend=-2) != 1
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    arrival_s[order] = requests.arrival_s[order[first]]
+    return replace(workload, arrival_s=arrival_s[rows] - arrival_s[rows].min())
+
+
+def concurrency_of(recording: Recording) -> int | None:
+    """How many requests a closed loop kept in flight; None for open loop."""
+    workload = recording.meta.extra.get("workload")
+    arrivals = str(workload.get("arrivals", "")) if isinstance(workload, dict) else ""
+    match = re.fullmatch(r"closed loop, (\d+) at a time", arrivals)
+    return int(match[1]) if match else None
+
+
+class _Watched:
+    """A profile that remembers the largest step it was asked for."""
+
+    def __init__(self, profile: Profile, times: Roofline) -> None:
+        self._profile = profile
+        self._times = times
+        self._largest = [0.0] * len(StepShape._fields)
+        self.label = profile.label
+        self.calibrated = profile.calibrated
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        return self._times.entry_s(prompt_tokens)
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
+        return self._times.step_time(shape)
+
+    def outside(self) -> list[str]:
+        return self._profile.outside(StepShape._make(self._largest))
+
+
+def _captured(times: Roofline, recording: Recording) -> Roofline:
+    return replace(times, max_captured_tokens=0) if recording.meta.engine.get("enforce_eager") else times
+
+
+def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
+    before, after = summarize(measured), summarize(simulated)
+    yield Row(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
+    yield Row(
+        name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s
+    )
+    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            yield Row(
+                name=f"{label}, {statistic}",
+                unit="s",
+                measured=_statistic(before, name, statistic),
+                simulated=_statistic(after, name, statistic),
+            )
+    yield Row(name="mean batch", unit="sequences", measured=before.mean_batch, simulated=after.mean_batch)
+    yield Row(name="preemptions", unit="", measured=before.num_preemptions, simulated=after.num_preemptions)
+    yield Row(
+        name="KV occupancy, mean absolute error over time",
+        unit="points",
+        measured=0.0,
+        simulated=_occupancy_error(measured, simulated),
+        relative=False,
+    )
+    yield Row(
+        name="peak occupancy",
+        unit="points",
+        measured=100 * before.peak_occupancy,
+        simulated=100 * after.peak_occupancy,
+        relative=False,
+    )
+
+
+def _statistic(summary: Summary, name: str, statistic: str) -> float:
+    return float(getattr(getattr(summary, name), statistic))
+
+
+def _occupancy_error(measured: Recording, simulated: Recording) -> float:
+    """Mean over time of how far the two occupancies are apart, in points of the pool."""
+    end_s = max(measured.duration_s, simulated.duration_s)
+    moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
+    return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))
+
+
+def _occupancy(recording: Recording, moments: FloatArray) -> FloatArray:
+    slots = waste(recording)
+    frame = np.searchsorted(slots.time_s, moments, side="right") - 1
+    return np.where(frame < 0, 0.0, slots.occupancy[np.maximum(frame, 0)])
