@@ -56,7 +56,6 @@ _HOME = {
 """Where each public name lives."""
 
 __all__ = [
-    "__version__",
     "Budget",
     "Contiguous",
     "Gpu",
@@ -71,6 +70,7 @@ __all__ = [
     "Static",
     "Summary",
     "Workload",
+    "__version__",
     "find_gpu",
     "find_model",
     "generate",

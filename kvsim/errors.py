@@ -71,7 +71,8 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
-        # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and its tail.
+        # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and
+        # its tail.
         by_folded_name |= {known_name.casefold().rpartition("/")[2]: known_name for known_name in names}
         near = get_close_matches(name.casefold().rpartition("/")[2], by_folded_name, n=3, cutoff=0.4)
         suggestions = list(dict.fromkeys(by_folded_name[match] for match in near)) or names[:8]

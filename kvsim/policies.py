@@ -74,4 +74,6 @@ def describe(policy: Policy) -> Mapping[str, Any]:
     """The policy and all its settings, flat, as they stand in a recording's `meta.json`."""
     settings = asdict(policy)
     flat = {key: value for part in settings.values() for key, value in part.items()}
-    return {"name": policy.name} | {key: value.value if isinstance(value, Enum) else value for key, value in flat.items()}
+    return {"name": policy.name} | {
+        key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
+    }

@@ -1,4 +1,6 @@
-"""A fitted step-time model on disk: a TOML file that a person can read, with where it comes from and how well it fits."""
+"""A fitted step-time model on disk: a TOML file that a person can read, with where it comes from and how well it
+fits.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import Gpu
@@ -50,7 +51,8 @@ class Profile:
     def label(self) -> str:
         """Where the times come from."""
         if self.transferred_from:
-            return f"transferred from {self.transferred_from} to {self.gpu} with {self.model} ({self.engine}), not measured there"
+            machines = f"from {self.transferred_from} to {self.gpu}"
+            return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
         return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {len(self.residuals)} recordings"
 
     @property
@@ -118,19 +120,25 @@ def load(path: str | os.PathLike[str]) -> Profile:
             engine=document["engine"],
             times=Roofline(label=f"calibrated on {document['gpu']}", calibrated=True, **document["coefficients"]),
             ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
-            residuals=tuple(
-                Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]
-            ),
+            residuals=tuple(Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the profile {file} is incomplete or wrong: {error}.") from error
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
-    """Write a profile as TOML with a line of explanation beside every coefficient; the file appears whole or not at all."""
+    """Write a profile as TOML with a line of explanation beside every coefficient; the file appears whole or not at
+    all.
+    """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
-    lines += [f'gpu = "{profile.gpu}"', f'model = "{profile.model}"', f'engine = "{profile.engine}"', "", "[coefficients]"]
+    lines += [
+        f'gpu = "{profile.gpu}"',
+        f'model = "{profile.model}"',
+        f'engine = "{profile.engine}"',
+        "",
+        "[coefficients]",
+    ]
     for item in fields(Roofline):
         if item.name not in ("label", "calibrated"):
             value = getattr(profile.times, item.name)
@@ -206,6 +214,7 @@ EXPLANATIONS = {
     "turnaround_sequence_s": "host, per sequence, likewise",
     "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
     "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
+    "new_shape_s": "host, when a batch of a size and length comes for the first time",
     "max_captured_tokens": "largest captured step, tokens",
     "step_s": "GPU, per step: kernels starting and draining",
     "weights_s": "GPU, streaming all weights once",

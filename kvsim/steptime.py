@@ -55,7 +55,9 @@ EXPOSED_SHARE = 0.2
 LONE_SHARE = 0.5
 """Decode attention of one sequence reads at two thirds of the rate of many."""
 FEW = 16
-"""Sequences with which half of that is made good: so many times eight heads occupy the 132 processors of a Hopper GPU."""
+"""Sequences with which half of that is made good: so many times eight heads occupy the 132 processors of a Hopper
+GPU.
+"""
 PIECEWISE_S = 0.3e-3
 """GPU time lost between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3
@@ -65,6 +67,10 @@ EAGER_LAYER_S = 0.35e-3
 
 HF_LAYER_S = 0.5e-3
 """Host time to launch a layer of Hugging Face's unfused modules."""
+NEW_SHAPE_LAYER_S = 1e-3
+"""Host time to choose the kernels of a layer for a batch of a size and length that the process has not seen."""
+COMPILE_S = 30.0
+"""Host time to compile the decode step of a static cache."""
 HF_KERNELS_PER_LAYER = 30
 """Kernels of such a layer, of norms, rotations and copies left unfused."""
 HF_ARITHMETIC_EFFICIENCY = 0.4
@@ -91,6 +97,8 @@ class StepShape(NamedTuple):
     """KV slots that the step reads, summed over sequences."""
     attention_pairs: int
     """Pairs of a query and a key it attends to, summed over the sequences being prefilled."""
+    new_shape: int = 0
+    """1 if the engine looks up or compiles kernels for a batch of this size and length for the first time."""
 
 
 class StepTime(NamedTuple):
@@ -157,6 +165,8 @@ class Roofline:
     """Host, per captured step that holds prompt tokens."""
     eager_launch_s: float
     """Host, per step too large for a captured graph."""
+    new_shape_s: float
+    """Host, when a batch of a size and length comes for the first time: kernels are chosen for it, or compiled."""
     max_captured_tokens: int
     """Largest captured step in tokens; 0 if nothing is captured."""
     step_s: float
@@ -198,6 +208,7 @@ class Roofline:
             exposed_share=EXPOSED_SHARE,
             piecewise_launch_s=model.num_layers * PIECEWISE_LAYER_S,
             eager_launch_s=model.num_layers * EAGER_LAYER_S,
+            new_shape_s=0.0,
             max_captured_tokens=0 if enforce_eager else MAX_CAPTURED_TOKENS,
             step_s=model.num_layers * KERNELS_PER_LAYER * KERNEL_S,
             weights_s=_streamed_bytes(model, model.num_parameters) / bandwidth,
@@ -225,6 +236,7 @@ class Roofline:
         hugging_face = replace(
             vllm,
             label=f"{vllm.label}, Hugging Face {cache} cache",
+            new_shape_s=COMPILE_S if cache == "static" else model.num_layers * NEW_SHAPE_LAYER_S,
             request_s=0.0,
             request_token_s=0.0,
             host_sequence_s=0.0,
@@ -258,15 +270,18 @@ class Roofline:
         Written without branches, in operators that numbers and arrays share, so that it means the same for one step and
         for a million, and costs a few microseconds for one.
         """
-        num_seqs, num_tokens, num_prefill_tokens, context_tokens, attention_pairs = shape
+        num_seqs, num_tokens, num_prefill_tokens, context_tokens, attention_pairs, new_shape = shape
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * _captured_size(num_tokens) + eager * num_tokens
-        prepare_s = self.host_step_s + self.host_sequence_s * num_seqs + self.host_token_s * num_prefill_tokens
+        prepare_s = (
+            self.host_step_s
+            + self.host_sequence_s * num_seqs
+            + self.host_token_s * num_prefill_tokens
+            + self.new_shape_s * new_shape
+        )
         launch_s = (
-            prepare_s
-            + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
-            + self.eager_launch_s * eager
+            prepare_s + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0)) + self.eager_launch_s * eager
         )
         streaming_s = _smaller(self.weights_s, self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs

@@ -1,6 +1,7 @@
 """Judge a profile: simulate a recording's own requests from scratch and set the result beside what was measured.
 
-Only the requests and the engine's settings are taken from the recording; the scheduling and the clock are the simulation's own.
+Only the requests and the engine's settings are taken from the recording; the scheduling and the clock are the
+simulation's own.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ def matching_profile(recording: Recording) -> Profile:
     gpu, model, engine = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model), engine_of(recording)
     profile = match(gpu, model, engine)
     if profile is None:
-        raise UsageError(f"no profile ships for {engine} with {model.name} on {gpu.name}; make one with kvsim calibrate.")
+        raise UsageError(
+            f"no profile ships for {engine} with {model.name} on {gpu.name}; make one with kvsim calibrate."
+        )
     return profile
 
 
@@ -156,7 +159,9 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
 
 
 def _as_sent(recording: Recording) -> Workload:
-    """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it began."""
+    """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it
+    began.
+    """
     workload, requests = workload_of(recording), recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
     order = rows[np.argsort(requests.arrival_seq[rows])]
@@ -168,7 +173,11 @@ def _as_sent(recording: Recording) -> Workload:
 
 
 def concurrency_of(recording: Recording) -> int | None:
-    """How many requests a closed loop kept in flight; None for open loop."""
+    """How many requests a closed loop kept in flight; None for open loop. A program that calls generate() is a
+    closed loop.
+    """
+    if recording.meta.policy_name == "static":
+        return int(recording.meta.policy.get("batch_size", 1))
     workload = recording.meta.extra.get("workload")
     arrivals = str(workload.get("arrivals", "")) if isinstance(workload, dict) else ""
     match = re.fullmatch(r"closed loop, (\d+) at a time", arrivals)
@@ -203,9 +212,7 @@ def _captured(times: Roofline, recording: Recording) -> Roofline:
 def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
     before, after = summarize(measured), summarize(simulated)
     yield Row(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
-    yield Row(
-        name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s
-    )
+    yield Row(name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s)
     for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
         for statistic in ("mean", "p50", "p90", "p99"):
             yield Row(

@@ -49,7 +49,7 @@ def test_the_estimate_for_that_card_lands_within_five_percent() -> None:
 
 
 def test_the_recorded_pool_on_an_h200_is_met_within_half_a_percent() -> None:
-    meta = json.loads((TRACES / "vllm-h200-granite-4.0-350m-gsm8k" / "meta.json").read_text())
+    meta = json.loads((TRACES / "vllm-h200-granite-350m-gsm8k" / "meta.json").read_text())
     engine = meta["engine"]
     budget = plan_budget(
         find_gpu(meta["gpu"]),

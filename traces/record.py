@@ -1,8 +1,9 @@
-"""Make every trace in this folder again: python traces/record.py GROUP... --lengths DIR -o DIR, on a machine with a GPU.
+"""Make every trace in this folder again: python traces/record.py GROUP... --lengths DIR -o DIR, on a machine with a
+GPU.
 
-The groups share engine starts, which take a minute each. `--lengths` is a folder with two CSV files of real lengths that are not
-part of this project: `gsm8k_lengths.csv` (prompt_tokens,answer_tokens) and `sharegpt.csv.gz` (TIMESTAMP,prompt,output). Weights are
-random: only shapes matter to memory and speed.
+The groups share engine starts, which take a minute each. `--lengths` is a folder with two CSV files of real lengths
+that are not part of this project: `gsm8k_lengths.csv` (prompt_tokens,answer_tokens) and `sharegpt.csv.gz`
+(TIMESTAMP,prompt,output). Weights are random: only shapes matter to memory and speed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ def gsm8k(folder: Path, count: int, output_tokens: int = 128) -> Workload:
 
 
 def sharegpt(
-    folder: Path, count: int, arrivals: Arrivals, seed: int, *, prefixes: int = 0, prefix_tokens: int = 0, longest: int = 2048
+    folder: Path,
+    count: int,
+    arrivals: Arrivals,
+    seed: int,
+    *,
+    prefixes: int = 0,
+    prefix_tokens: int = 0,
+    longest: int = 2048,
 ) -> Workload:
     """`count` ShareGPT first turns drawn with `seed`, optionally behind one of several shared prefixes."""
     with gzip.open(folder / "sharegpt.csv.gz", "rt") as file:
@@ -186,7 +194,12 @@ def measure_overhead(engine: object, workload: Workload) -> None:
             begin = time.monotonic()
             engine.serve(workload)  # type: ignore[attr-defined]
             seconds[False].append(time.monotonic() - begin)
-    print("overhead of recording: without", [round(s, 3) for s in seconds[False]], "with", [round(s, 3) for s in seconds[True]])
+    print(
+        "overhead of recording: without",
+        [round(s, 3) for s in seconds[False]],
+        "with",
+        [round(s, 3) for s in seconds[True]],
+    )
 
 
 def record_hf(data: Path, output: Path) -> None:
@@ -208,8 +221,12 @@ def record_hf(data: Path, output: Path) -> None:
             ("hf-h200-granite-350m-batch64-static", gsm8k(data, 192), 64, "static", 0),
             ("hf-h200-granite-350m-sharegpt-batch16", sharegpt(data, 64, AllAtOnce(), 81), 16, "dynamic", 0),
         ],
-        "Meta-Llama-3-8B": [("hf-h200-llama-3-8b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 82), 16, "dynamic", 0)],
-        "Llama-2-7b-hf": [("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 83), 16, "dynamic", 0)],
+        "Meta-Llama-3-8B": [
+            ("hf-h200-llama-3-8b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 82), 16, "dynamic", 0)
+        ],
+        "Llama-2-7b-hf": [
+            ("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 83), 16, "dynamic", 0)
+        ],
     }
     for model_name, runs in plans.items():
         with tempfile.TemporaryDirectory() as scratch:
@@ -234,12 +251,16 @@ def record_hf(data: Path, output: Path) -> None:
 def report(name: str, duration_s: float, output_tokens: int, preemptions: int) -> None:
     """A line about a finished trace."""
     rate = output_tokens / duration_s
-    print(f"{name}: {duration_s:.2f} s, {output_tokens} tokens, {rate:,.1f} tok/s, {preemptions} preemptions", flush=True)
+    print(
+        f"{name}: {duration_s:.2f} s, {output_tokens} tokens, {rate:,.1f} tok/s, {preemptions} preemptions", flush=True
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="+", help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf")
+    parser.add_argument(
+        "groups", nargs="+", help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf"
+    )
     parser.add_argument("--lengths", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()

@@ -1,7 +1,8 @@
 """Fit the coefficients of a step-time model, within physical reach of what the data sheets say.
 
-Every coefficient starts at its roofline value and may move by a limited factor; a stalled host is an outlier, not a coefficient.
-Because throughput is a mean and the fit is robust, a last step gives each kind of step the mean excess that robustness ignored.
+Every coefficient starts at its roofline value and may move by a limited factor; a stalled host is an outlier, not a
+coefficient. Because throughput is a mean and the fit is robust, a last step gives each kind of step the mean excess
+that robustness ignored.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import Roofline, StepShape
 
+_GPU_COEFFICIENTS = ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s")
 _FITTED = {
     "vllm": (
-        "host_step_s", "host_sequence_s", "host_token_s", "piecewise_launch_s", "eager_launch_s", "step_s", "weights_s", "token_s", "sequence_s",
-        "context_token_s", "lone_share", "piecewise_s", "attention_pair_s", "exposed_share",
+        *("host_step_s", "host_sequence_s", "host_token_s", "piecewise_launch_s", "eager_launch_s"),
+        *_GPU_COEFFICIENTS,
+        *("lone_share", "piecewise_s", "exposed_share"),
     ),
-    "hf-dynamic": ("eager_launch_s", "step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s"),
-    "hf-static": ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s"),
-}  # fmt: skip
+    "hf-dynamic": ("eager_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
+    "hf-static": _GPU_COEFFICIENTS,
+}
 """What is fitted for which engine; the rest stays at its roofline value."""
 _REACH = 6.0
 """The largest factor by which a coefficient may leave its roofline value."""
@@ -41,7 +44,9 @@ _STALL_PERCENTILE = 99.5
 _MAX_EXPOSED = 0.5
 
 
-def calibrate(recordings: Sequence[Recording], *, held_out: bool = True, progress: Callable[[int, int], None] | None = None) -> Profile:
+def calibrate(
+    recordings: Sequence[Recording], *, held_out: bool = True, progress: Callable[[int, int], None] | None = None
+) -> Profile:
     """Fit one profile to recordings of one GPU, model and engine.
 
     Args:
@@ -54,7 +59,10 @@ def calibrate(recordings: Sequence[Recording], *, held_out: bool = True, progres
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate on; give at least one recording.")
-    gpu_name, engine = _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]), _same("engine", [engine_of(item) for item in recordings])
+    gpu_name, engine = (
+        _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]),
+        _same("engine", [engine_of(item) for item in recordings]),
+    )
     model_name = _same("model", [listed_name(Model.from_shape(item.meta.model)) for item in recordings])
     for item in recordings:
         if item.meta.source == "simulation":
@@ -83,7 +91,10 @@ def calibrate(recordings: Sequence[Recording], *, held_out: bool = True, progres
         model=model_name,
         engine=engine,
         times=replace(times, label=f"calibrated on {gpu.name}", calibrated=True),
-        ranges={name: (float(column.min()), float(column.max())) for name, column in zip(StepShape._fields, shapes, strict=True)},
+        ranges={
+            name: (float(column.min()), float(column.max()))
+            for name, column in zip(StepShape._fields, shapes, strict=True)
+        },
         residuals=tuple(residuals),
     )
 
@@ -129,7 +140,7 @@ def _fit(observed: Sequence[Observed], captured: Sequence[int | None], prior: Ro
     start = np.array([getattr(prior, name) for name in names])
 
     def model(logarithms: Any) -> Roofline:
-        values: dict[str, float] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
+        values: dict[str, Any] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
         if "exposed_share" in values:
             values["exposed_share"] = min(values["exposed_share"], _MAX_EXPOSED)
         if "weights_s" in values:  # a dense model streams the same weights for one token as for many
@@ -151,6 +162,8 @@ def _fit(observed: Sequence[Observed], captured: Sequence[int | None], prior: Ro
         residuals, np.zeros(len(names)), bounds=(-reach, reach), loss="soft_l1", diff_step=1e-3, max_nfev=30
     )
     times = _with_mean_excess(model(solution.x), observed, captured)
+    if engine == "hf-static":
+        return _with_compilation(times, observed)
     return _with_host_overheads(times, observed) if engine == "vllm" else times
 
 
@@ -167,7 +180,9 @@ def _with_mean_excess(times: Roofline, observed: Sequence[Observed], captured: S
         errors["step_s"].append(error[~eager & ~prefill])
     excess = {name: _trimmed_mean(np.concatenate(parts)) for name, parts in errors.items()}
     excess["piecewise_s"] -= excess["step_s"]  # such a step pays both
-    return replace(times, **{name: max(getattr(times, name) + value, 0.0) for name, value in excess.items() if value == value})
+    return replace(
+        times, **{name: max(getattr(times, name) + value, 0.0) for name, value in excess.items() if value == value}
+    )
 
 
 def _trimmed_mean(values: Any) -> float:
@@ -177,14 +192,27 @@ def _trimmed_mean(values: Any) -> float:
     return float(values[np.abs(values) <= limit].mean())
 
 
+def _with_compilation(times: Roofline, observed: Sequence[Observed]) -> Roofline:
+    """`times` with what compiling takes: a few steps of half a minute each, which a robust fit takes for stalls."""
+    errors = [
+        step_errors(replace(times, new_shape_s=0.0), item)[np.asarray(item.shape.new_shape) > 0] for item in observed
+    ]
+    compiling = np.concatenate(errors)
+    return replace(times, new_shape_s=max(-float(compiling.mean()), 0.0)) if len(compiling) else times
+
+
 def _with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what the host does between outputs and decisions, and for every request: both can be read off directly."""
+    """`times` with what the host does between outputs and decisions, and for every request: both can be read off
+    directly.
+    """
     gaps, sequences = [], []
     for item in observed:
         direct = item.next_step >= 0
         gaps.append(item.start_s[item.next_step[direct]] - item.end_s[direct])
         sequences.append(np.asarray(item.shape.num_seqs)[direct])
-    step_s, sequence_s = _line(np.concatenate(sequences), np.concatenate(gaps), times.turnaround_step_s, times.turnaround_sequence_s)
+    step_s, sequence_s = _line(
+        np.concatenate(sequences), np.concatenate(gaps), times.turnaround_step_s, times.turnaround_sequence_s
+    )
     request_s, token_s = _line(
         np.concatenate([item.entry_prompt_tokens for item in observed]),
         np.concatenate([item.entry_gap_s for item in observed]),
@@ -201,7 +229,9 @@ def _with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofl
 
 
 def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of a line through the points but for stalls; the given ones without points."""
+    """Intercept and slope, neither negative, of a line through the points but for stalls; the given ones without
+    points.
+    """
     if len(np.unique(x)) < 2:
         return intercept, slope
     kept = y <= np.percentile(y, _STALL_PERCENTILE)

@@ -1,7 +1,7 @@
 """When each recorded step should have ended, given when the engine scheduled it.
 
-The two clocks are followed step by step. Decisions are taken from the recording, so an error does not travel from one step to the
-next; where the GPU was the slower clock, its clock is set by what was recorded.
+The two clocks are followed step by step. Decisions are taken from the recording, so an error does not travel from one
+step to the next; where the GPU was the slower clock, its clock is set by what was recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def predict_ends(model: StepTimeModel, observed: Observed) -> FloatArray:
     """Seconds at which the output of each step of `observed` would be there."""
     time = model.step_time(observed.shape)
     num_steps = len(observed)
-    prepare, launch, gpu = (np.broadcast_to(values, num_steps).tolist() for values in (time.prepare_s, time.launch_s, time.gpu_s))
+    prepare, launch, gpu = (
+        np.broadcast_to(values, num_steps).tolist() for values in (time.prepare_s, time.launch_s, time.gpu_s)
+    )
     start, end = observed.start_s.tolist(), observed.end_s.tolist()
     busy_with = observed.launched_before_output.tolist()
     predicted = [0.0] * num_steps
@@ -38,5 +40,7 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """What each step took, seconds: from the end of the one before, or from its own decision where the engine was idle."""
+    """What each step took, seconds: from the end of the one before, or from its own decision where the engine was
+    idle.
+    """
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)

@@ -1,7 +1,7 @@
 """Start vLLM in this process, put a workload through it, and record what it does.
 
-Requests go in when the workload says (open loop) or whenever one of a fixed number has finished (closed loop). One engine start,
-which takes about a minute, serves any number of recordings.
+Requests go in when the workload says (open loop) or whenever one of a fixed number has finished (closed loop). One
+engine start, which takes about a minute, serves any number of recordings.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class DrivenEngine:
         self._scratch = Path(tempfile.mkdtemp(prefix="kvsim-"))
         folder = model_folder(model, self._scratch)
 
-        from kvsim.capture.vllm import RecordingScheduler, RecordingSyncScheduler  # noqa: PLC0415  checks that vLLM is there
         from vllm import LLM  # noqa: PLC0415
+
+        from kvsim.capture.vllm import RecordingScheduler, RecordingSyncScheduler  # noqa: PLC0415  checks that vLLM is there
 
         if not has_weights(folder):
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -112,7 +113,6 @@ class DrivenEngine:
             },
             **(extra or {}),
         }
-        self._engine.reset_prefix_cache()  # a hit on a block from before the recording could not be explained by it
         scratch = self._scratch / "log"
         self._scheduler.kvsim.start(FileSink(scratch), meta)
         try:
@@ -132,8 +132,9 @@ class DrivenEngine:
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> float:
-        """Serve `workload` without recording; return the seconds it took."""
+        """Serve `workload`, with an empty prefix cache to begin with; return the seconds it took."""
         prompts = token_ids(workload, self._vocab_size, seed)
+        self._engine.reset_prefix_cache()
         arrivals = workload.arrival_s.tolist() if concurrency is None else [0.0] * len(workload)
         limit = len(workload) if concurrency is None else concurrency
         begin = time.monotonic()
@@ -165,6 +166,7 @@ class DrivenEngine:
 
     def _warm_up(self) -> None:
         count, tokens = _WARM_UP
-        columns = {name: np.full(count, tokens) for name in ("prompt_tokens", "output_tokens")}
+        lengths = np.full(count, tokens)
         ids = [f"warm-up-{number}" for number in range(count)]
-        self.serve(Workload(arrival_s=np.zeros(count), ids=ids, **columns), seed=1)
+        workload = Workload(arrival_s=np.zeros(count), prompt_tokens=lengths, output_tokens=lengths, ids=ids)
+        self.serve(workload, seed=1)

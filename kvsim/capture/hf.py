@@ -5,8 +5,8 @@
         model.generate(**more_inputs, max_new_tokens=128)
     write(recorder.recording(), "runs/mine")
 
-Every call of `generate()` inside is one batch. A step ends when its tokens are known, so the recorder waits for the GPU once a step;
-that is what a program that streams its output does too.
+Every call of `generate()` inside is one batch. A step ends when its tokens are known, so the recorder waits for the
+GPU once a step; that is what a program that streams its output does too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class GenerateRecorder:
             torch.cuda.reset_peak_memory_stats()
             self._baseline_bytes = torch.cuda.memory_allocated()
         if self._history:
-            torch.cuda.memory._record_memory_history(max_entries=self._history, stacks="python", context=None)  # noqa: SLF001
+            torch.cuda.memory._record_memory_history(max_entries=self._history, stacks="python", context=None)
         return self
 
     def __exit__(
@@ -97,7 +97,7 @@ class GenerateRecorder:
         del self._model.generate  # the instance's; the class's stands behind it
         if self._history:
             self.allocator = _history(self._step_ends_us)
-            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def recording(self, name: str = "") -> Recording:
         """Everything recorded so far.
@@ -121,7 +121,7 @@ class GenerateRecorder:
                 "torch": torch.__version__,
                 "cache": first["cache"],
                 "batch_size": max(batch["rows"] for batch in self._batches),
-                "attention": self._model.config._attn_implementation,  # noqa: SLF001
+                "attention": self._model.config._attn_implementation,
             },
             model={
                 "name": model_name,
@@ -241,7 +241,7 @@ class _Batch:
 
 def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
     """PyTorch's allocation events, each with the step during which it happened."""
-    traces = torch.cuda.memory._snapshot()["device_traces"]  # noqa: SLF001
+    traces = torch.cuda.memory._snapshot()["device_traces"]
     events = [event for trace in traces for event in trace if event["action"] != "snapshot"]
     time_us = np.array([event["time_us"] for event in events], np.int64)
     return AllocatorHistory(
@@ -284,7 +284,8 @@ def generate_workload(
 ) -> None:
     """Put `workload` through `model.generate` in padded batches, in order of arrival and as fast as it goes.
 
-    Every row of a batch runs to the batch's longest output, as it would with end-of-sequence tokens at the workload's lengths.
+    Every row of a batch runs to the batch's longest output, as it would with end-of-sequence tokens at the workload's
+    lengths.
     """
     prompts = token_ids(workload, model.config.get_text_config().vocab_size, seed)
     outputs = workload.output_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.workload import Workload
 
@@ -13,7 +14,7 @@ _SPECIAL_TOKENS = 10
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """One list of token ids per request; requests of one prefix group begin alike, as far as the workload says."""
     rng = np.random.default_rng(seed)
-    prefixes: dict[int, np.ndarray] = {}  # type: ignore[type-arg]
+    prefixes: dict[int, npt.NDArray[np.int64]] = {}
     prompts = []
     for row in range(len(workload)):
         if workload.prompt_token_ids is not None and len(given := workload.prompt_token_ids[row]):

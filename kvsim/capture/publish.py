@@ -1,7 +1,8 @@
 """Publish the events of a recording on a local socket, for `kvsim tui --attach`.
 
-A viewer that joins gets a snapshot and then every event. The engine's thread only appends to queues; a thread of our own does the
-sending. A viewer that cannot keep up is disconnected, and gets a new snapshot when it comes back: it can never slow the engine.
+A viewer that joins gets a snapshot and then every event. The engine's thread only appends to queues; a thread of our
+own does the sending. A viewer that cannot keep up is disconnected, and gets a new snapshot when it comes back: it can
+never slow the engine.
 """
 
 from __future__ import annotations

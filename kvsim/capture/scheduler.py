@@ -1,8 +1,8 @@
 """Watch a vLLM V1 scheduler from inside its engine and report what it does as events.
 
-The scheduler subclass in `kvsim.capture.vllm` calls the hooks here around its own methods; allocation and freeing are watched on
-its cache manager. Nothing of a request but its length, its timing and the hashes of its blocks is looked at. A defect in here
-ends the recording and leaves the engine alone.
+The scheduler subclass in `kvsim.capture.vllm` calls the hooks here around its own methods; allocation and freeing are
+watched on its cache manager. Nothing of a request but its length, its timing and the hashes of its blocks is looked
+at. A defect in here ends the recording and leaves the engine alone.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class SchedulerRecorder:
     def _watch_memory(self) -> None:
         """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
         manager, pool = self._manager, self._manager.block_pool
-        allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block  # noqa: SLF001
+        allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
 
         def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate_slots(request, *args, **kwargs)
@@ -205,7 +205,7 @@ class SchedulerRecorder:
             return evicted
 
         manager.allocate_slots, manager.free = watched_allocate, watched_free
-        pool._maybe_evict_cached_block = watched_evict  # noqa: SLF001
+        pool._maybe_evict_cached_block = watched_evict
 
     def snapshot(self) -> bytes:
         """A log that begins with the requests that are here now, as if everything had just happened.

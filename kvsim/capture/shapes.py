@@ -39,7 +39,8 @@ def write_config(model: Model, folder: Path) -> Path:
     """
     if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
         raise UsageError(
-            f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; give a folder."
+            f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; "
+            "give a folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_llama_config(model), indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,12 @@
-"""Where the events of a recording go while it is made: a file, a socket, or both. None of them may ever hurt the engine."""
+"""Where the events of a recording go while it is made: a file, a socket, or both. None of them may ever hurt the
+engine.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +23,9 @@ _BUFFER_BYTES = 1 << 20
 class Sink(Protocol):
     """Takes complete lines of a log; never raises."""
 
-    wants_snapshot: bool
-    """Whether somebody has joined who has not seen the log from its beginning."""
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether somebody has joined who has not seen the log from its beginning."""
 
     def write(self, lines: bytes) -> None:
         """Keep or send `lines`."""
@@ -34,7 +38,9 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends to the log in a folder. When that fails, as on a full disk, the recording ends there; the engine goes on."""
+    """Appends to the log in a folder. When that fails, as on a full disk, the recording ends there; the engine goes
+    on.
+    """
 
     wants_snapshot = False
 
@@ -78,10 +84,8 @@ class FileSink:
 
     def _abandon(self) -> None:
         file, self._file = self._file, None
-        try:
+        with suppress(OSError):  # it cannot be written; that is why we are here
             file.close()
-        except OSError:
-            pass  # it cannot be written; that is why we are here
 
 
 class Fanout:

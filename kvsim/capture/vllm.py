@@ -71,11 +71,11 @@ class _Recording:
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
-class RecordingScheduler(_Recording, AsyncScheduler):
+class RecordingScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler, its default, recording."""
 
 
-class RecordingSyncScheduler(_Recording, Scheduler):
+class RecordingSyncScheduler(_Recording, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler, recording; use it together with `--no-async-scheduling`."""
 
 

@@ -19,6 +19,7 @@ _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
     "compare": "Put the same requests through all three policies.",
     "tui": "Watch the memory pool of a recording or a fresh simulation.",
+    "explain": "Print a lesson on where the memory goes, with still pictures.",
     "plot": "Draw a figure from recordings.",
     "animate": "Film the memory pool: a GIF, an MP4 or a page with a play button.",
     "report": "Write a page with everything about some recordings.",

@@ -11,7 +11,9 @@ from kvsim.cli.show import json_option, print_json, print_table, progress
 
 @click.command("calibrate")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PROFILE.toml", help="The profile.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PROFILE.toml", help="The profile."
+)
 @click.option("--no-held-out", is_flag=True, help="Do not fit again without each recording in turn (faster).")
 @json_option
 def command(*, recordings: tuple[str, ...], output: Path, no_held_out: bool, as_json: bool) -> None:
@@ -26,8 +28,9 @@ def command(*, recordings: tuple[str, ...], output: Path, no_held_out: bool, as_
     read_recordings = [read(find(name)) for name in recordings]
     with progress("fitting") as report:
         profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
-    header = f"Step times of {profile.engine} with {profile.model} on {profile.gpu}, fitted to recordings.\nMade by: kvsim calibrate " + " ".join(
-        item.name for item in read_recordings
+    header = (
+        f"Step times of {profile.engine} with {profile.model} on {profile.gpu}, fitted to recordings.\n"
+        "Made by: kvsim calibrate " + " ".join(item.name for item in read_recordings)
     )
     save(profile, output, header)
     if as_json:

@@ -18,8 +18,8 @@ from kvsim.cli.workload import workload_of_flags, workload_options
 def command() -> None:
     """Record a real run of vLLM or Hugging Face.
 
-    To record your own vLLM server instead, start it with KVSIM_RECORD=FOLDER and
-    --scheduler-cls kvsim.capture.vllm.RecordingScheduler; KVSIM_PUBLISH=PORT lets kvsim tui --attach PORT watch it live.
+    To record your own vLLM server instead, start it with KVSIM_RECORD=FOLDER and --scheduler-cls
+    kvsim.capture.vllm.RecordingScheduler; KVSIM_PUBLISH=PORT lets kvsim tui --attach PORT watch it live.
     """
 
 
@@ -90,11 +90,9 @@ def hf(
     workload = workload_of_flags(flags)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
         loaded = load_model(model_folder(model, Path(scratch)), device=device or default_device())
-        with GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line()) as recorder:
-            with progress("recording") as report:
-                generate_workload(
-                    loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report
-                )
+        recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line())
+        with recorder, progress("recording") as report:
+            generate_workload(loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report)
     write(recorder.recording(output.name), output)
     if recorder.allocator is not None:
         write_allocator(recorder.allocator, output)

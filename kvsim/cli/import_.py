@@ -28,10 +28,14 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
 @click.option("--num-requests", type=int, help="Only the first so many.")
-@click.option("--min-tokens", type=int, default=1, show_default=True, help="Shortest prompt and shortest answer to keep.")
+@click.option(
+    "--min-tokens", type=int, default=1, show_default=True, help="Shortest prompt and shortest answer to keep."
+)
 @click.option("--max-prompt-tokens", type=int, help="Longest prompt to keep.")
 @click.option("--max-total-tokens", type=int, help="Longest prompt and answer together to keep.")
-@click.option("--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]")
+@click.option(
+    "--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]"
+)
 @_arrival_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Of new arrivals.")
 @json_option
@@ -56,9 +60,7 @@ def command(
     from kvsim.importers import Limits, arriving, first, read_workload, within, write_workload
 
     workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)
-    limits = Limits(
-        min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens
-    )
+    limits = Limits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
     workload = within(workload, limits)
     if num_requests is not None:
         workload = first(workload, num_requests)

@@ -24,9 +24,18 @@ _KINDS = (
 
 @click.command("plot", epilog=f"KIND is one of: {_KINDS}.")
 @click.argument("what", metavar="KIND RECORDING...", nargs=-1, required=True)
-@click.option("--all", "everything", is_flag=True, help="Write every figure that suits the recordings into the folder -o; no KIND.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]")
-@click.option("--as", "file_type", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="With --all.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Write every figure that suits the recordings into the folder -o; no KIND.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]"
+)
+@click.option(
+    "--as", "file_type", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="With --all."
+)
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
 def command(*, what: tuple[str, ...], everything: bool, output: Path | None, file_type: str, purpose: str) -> None:
     """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
@@ -45,7 +54,9 @@ def command(*, what: tuple[str, ...], everything: bool, output: Path | None, fil
     if kind not in FIGURES:
         raise UnknownNameError("kind of figure", kind, FIGURES)
     if not names:
-        raise UsageError(f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim.")
+        raise UsageError(
+            f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim."
+        )
     if kind in OF_ONE and len(names) > 1:
         raise UsageError(f"a figure of {kind} shows one recording, and {len(names)} were given.")
     if kind in OF_A_PAIR and len(names) != 2:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_json: bool) -> None:
     """Run what papers, posts and logs report, and compare the figures.
 
-    ROW is one or more of those that --list names; without any, all are run, which takes a few minutes. The exit code is 1
-    if any figure is outside its band.
+    ROW is one or more of those that --list names; without any, all are run, which takes a few minutes. The exit code
+    is 1 if any figure is outside its band.
     """
     from kvsim.published import ROWS, find_row, reproduce
 

@@ -1,6 +1,7 @@
 """The flags that say what to simulate, and the values that they stand for.
 
-Every command that simulates takes the same flags: which requests, on what machine, with how much memory, under which policy.
+Every command that simulates takes the same flags: which requests, on what machine, with how much memory, under which
+policy.
 """
 
 from __future__ import annotations
@@ -32,32 +33,127 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _OPTIONS = (
     click.option("--model", help="A listed model.  [the recording's, or Llama-3-8B]"),
     click.option("--gpu", help="A listed GPU.  [the recording's, or H200]"),
-    click.option("--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"),
-    click.option("--kv-gib", type=float, metavar="GIB", help="Memory for the KV cache.  [the recording's, or what the GPU leaves]"),
+    click.option(
+        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
+    ),
+    click.option(
+        "--kv-gib",
+        type=float,
+        metavar="GIB",
+        help="Memory for the KV cache.  [the recording's, or what the GPU leaves]",
+    ),
     click.option("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
-    click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."),
+    click.option(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."
+    ),
     click.option("--block-size", type=int, default=16, show_default=True, help="paged: tokens per block."),
     click.option("--no-prefix-caching", is_flag=True, help="paged: never reuse a prefix."),
-    click.option("--watermark", type=float, default=0.0, show_default=True, help="paged: share of the pool that admission leaves free."),
-    click.option("--reserve", type=click.Choice(["max", "limit", "pow2", "oracle"]), default="max", show_default=True,
-                 help="contiguous: how much each sequence reserves."),
-    click.option("--fit", type=click.Choice(["first", "best", "next", "buddy"]), default="first", show_default=True,
-                 help="contiguous: which hole is taken."),
+    click.option(
+        "--watermark",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="paged: share of the pool that admission leaves free.",
+    ),
+    click.option(
+        "--swap-gib",
+        type=float,
+        metavar="GIB",
+        help="paged: host memory to which preempted sequences are copied, not recomputed.  [none; a model, not vLLM's]",
+    ),
+    click.option(
+        "--swap-gb-per-s",
+        type=float,
+        metavar="GB/S",
+        help="paged, --swap-gib: speed of the link to it.  [50.4: 80% of PCIe 5.0 x16]",
+    ),
+    click.option(
+        "--speculative-tokens",
+        type=int,
+        metavar="N",
+        help="paged: tokens drafted a step; needs --no-async-scheduling.  [none; a model, not vLLM's]",
+    ),
+    click.option(
+        "--acceptance-rate",
+        type=float,
+        metavar="SHARE",
+        help="paged, --speculative-tokens: how often a draft is right when those before it are.  [0.7]",
+    ),
+    click.option(
+        "--reserve",
+        type=click.Choice(["max", "limit", "pow2", "oracle", "doubling"]),
+        default="max",
+        show_default=True,
+        help="contiguous: how much each sequence reserves.",
+    ),
+    click.option(
+        "--fit",
+        type=click.Choice(["first", "best", "next", "buddy"]),
+        default="first",
+        show_default=True,
+        help="contiguous: which hole is taken.",
+    ),
+    click.option(
+        "--growth",
+        type=click.Choice(["move", "fail"]),
+        default="move",
+        show_default=True,
+        help="contiguous, --reserve doubling: copy what has no room to grow, or preempt.",
+    ),
+    click.option("--compaction", is_flag=True, help="contiguous: slide everything together when only that makes room."),
+    click.option("--request-level", is_flag=True, help="contiguous: admit nobody until the whole batch has ended."),
     click.option("--batch-size", type=int, default=16, show_default=True, help="static: rows of a batch."),
-    click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True,
-                 help="static: grow the cache by a column a step, or allocate it at once."),
+    click.option(
+        "--cache",
+        type=click.Choice(["dynamic", "static"]),
+        default="dynamic",
+        show_default=True,
+        help="static: grow the cache by a column a step, or allocate it at once.",
+    ),
+    click.option(
+        "--batch-timeout",
+        type=float,
+        default=0.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="static: how long the oldest request waits for a batch to fill up.",
+    ),
+    click.option("--sort-by-length", is_flag=True, help="static: batch prompts of similar length."),
+    click.option("--no-memory-guard", is_flag=True, help="static: let batches run out of memory, and count the failed."),
     click.option("--max-num-seqs", type=int, help="Sequences in one step."),
     click.option("--max-num-batched-tokens", type=int, help="Tokens in one step."),
     click.option("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
-    click.option("--long-prefill-token-threshold", type=int, default=0, help="Most tokens of one prompt in one step; 0: no limit."),
+    click.option(
+        "--long-prefill-token-threshold",
+        type=int,
+        default=0,
+        help="Most tokens of one prompt in one step; 0: no limit.",
+    ),
     click.option("--no-chunked-prefill", is_flag=True, help="Prompts are computed in one step or not at all."),
-    click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known."),
-    click.option("--order", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True, help="Who is served first."),
-    click.option("--defaults", type=click.Choice(["llm", "server"]), default="llm", show_default=True,
-                 help="Whose limits hold where none is given: vLLM's LLM class or its server."),
-    click.option("--refuse-misfits", is_flag=True, help="Refuse and count requests that could never be served; otherwise an error."),
+    click.option(
+        "--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known."
+    ),
+    click.option(
+        "--order",
+        type=click.Choice(["fcfs", "priority"]),
+        default="fcfs",
+        show_default=True,
+        help="Who is served first.",
+    ),
+    click.option(
+        "--defaults",
+        type=click.Choice(["llm", "server"]),
+        default="llm",
+        show_default=True,
+        help="Whose limits hold where none is given: vLLM's LLM class or its server.",
+    ),
+    click.option(
+        "--refuse-misfits",
+        is_flag=True,
+        help="Refuse and count requests that could never be served; otherwise an error.",
+    ),
     click.option("--check", is_flag=True, help="Verify at every step that all slots are accounted for (slower)."),
-)  # fmt: skip
+)
 
 
 def scenario_options(command: Command) -> Command:
@@ -81,7 +177,7 @@ class Scenario:
     def policy(self, name: str) -> Policy:
         """The policy called `name` with the settings of the flags."""
         from kvsim.policies import Contiguous, Paged, Static
-        from kvsim.scheduling.settings import ContiguousSettings, PagedSettings, Reserve, StaticSettings
+        from kvsim.scheduling.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
 
         flags = self.flags
         if name == Static.name:
@@ -90,12 +186,22 @@ class Scenario:
                     batch_size=flags["batch_size"],
                     preallocated=flags["cache"] == "static",
                     max_model_len=self.max_model_len,
+                    timeout_s=flags["batch_timeout"],
+                    sort_by_length=flags["sort_by_length"],
+                    memory_guard=not flags["no_memory_guard"],
                 )
             )
         scheduler = self._scheduler()
         if name == Contiguous.name:
             return Contiguous(
-                scheduler=scheduler, cache=ContiguousSettings(reserve=Reserve(flags["reserve"]), fit=flags["fit"])
+                scheduler=scheduler,
+                cache=ContiguousSettings(
+                    reserve=Reserve(flags["reserve"]),
+                    fit=flags["fit"],
+                    growth=Growth(flags["growth"]),
+                    compaction=flags["compaction"],
+                    request_level=flags["request_level"],
+                ),
             )
         return Paged(
             scheduler=scheduler,
@@ -103,8 +209,25 @@ class Scenario:
                 block_size=flags["block_size"],
                 enable_prefix_caching=not flags["no_prefix_caching"],
                 watermark=flags["watermark"],
+                **self._modelled(),
             ),
         )
+
+    def _modelled(self) -> dict[str, Any]:
+        """Settings of the paged cache that no engine was compared with; those not given keep their defaults."""
+        names = {
+            "swap_gib": "swap_gib",
+            "swap_gb_per_s": "swap_gb_per_s",
+            "speculative_tokens": "num_speculative_tokens",
+            "acceptance_rate": "acceptance_rate",
+        }
+        flags = {name: self.flags[flag] for flag, name in names.items() if self.flags[flag] is not None}
+        for flag, rests_on in (("swap_gb_per_s", "swap_gib"), ("acceptance_rate", "speculative_tokens")):
+            if self.flags[flag] is not None and not self.flags[rests_on]:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} says nothing without --{rests_on.replace('_', '-')}; give both."
+                )
+        return flags | {"acceptance_seed": self.flags["seed"]}
 
     def machine(self, policy: Policy) -> Machine:
         """The machine that `policy` runs on: static batches run on Hugging Face's engine, the others on vLLM's."""
@@ -113,7 +236,9 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
 
     def _step_time(self, policy: Policy) -> StepTimeModel:
-        """The profile that was asked for, or the shipped one that matches; a roofline, uncalibrated, where there is none."""
+        """The profile that was asked for, or the shipped one that matches; a roofline, uncalibrated, where there is
+        none.
+        """
         from kvsim.policies import Static
         from kvsim.profiles import find, match
         from kvsim.steptime import Roofline
@@ -214,5 +339,8 @@ def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording |
         # The pool's units and those before the first: vLLM's null block is memory too.
         return (pool.num_units + pool.first_unit) * pool.bytes_per_unit
     return plan_budget(
-        gpu, model, gpu_memory_utilization=given(flags["gpu_memory_utilization"], 0.92), block_size=flags["block_size"]
+        gpu,
+        model,
+        gpu_memory_utilization=0.92 if flags["gpu_memory_utilization"] is None else flags["gpu_memory_utilization"],
+        block_size=flags["block_size"],
     ).kv_bytes

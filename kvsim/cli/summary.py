@@ -31,7 +31,9 @@ def print_summaries(title: str, recordings: Sequence[Recording], summaries: Sequ
             row(f"{label}, {statistic}", [seconds(getattr(getattr(summary, name), statistic)) for summary in summaries])
     row("finished", [f"{summary.num_finished:,}" for summary in summaries])
     row("refused", [f"{summary.num_refused:,}" for summary in summaries])
+    row("aborted", [f"{summary.num_aborted:,}" for summary in summaries])
     row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
+    row("kept waiting by fragmentation", [f"{summary.num_fragmented_requests:,}" for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
     note = "\n".join(dict.fromkeys(time_source(recording) for recording in recordings))

@@ -1,10 +1,12 @@
-"""`kvsim tui`: the terminal interface over a recording or a fresh simulation."""
+"""`kvsim tui`: the terminal interface over a recording, fresh simulations, a lesson or a live server."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,17 @@ import click
 
 from kvsim.cli.scenario import build_scenario, scenario_options
 from kvsim.cli.show import progress
-from kvsim.errors import UsageError
+from kvsim.errors import MissingExtraError, UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from kvsim.recording import Recording
+
+_LIST = "list"
+"""The value of --lesson where no lesson is named."""
+_PORT = 8000
 
 
 @click.command("tui")
@@ -25,6 +33,15 @@ if TYPE_CHECKING:
 @click.option(
     "--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording."
 )
+@click.option("--compare", is_flag=True, help="Simulate all policies and show them on one clock.")
+@click.option("--lesson", is_flag=False, flag_value=_LIST, metavar="[N]", help="Play a lesson; without N, list them.")
+@click.option(
+    "--attach",
+    metavar="ADDRESS",
+    help="Watch a live server: HOST:PORT or PORT of a KVSIM_PUBLISH, or the http:// address of its /metrics.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="With --attach: write what was seen here.")
+@click.option("--serve", is_flag=True, help=f"Show the same program in a browser, on port {_PORT} of this machine.")
 @scenario_options
 @click.option("--at", "at_s", type=float, metavar="SECONDS", help="Begin at this time of the recording.")
 @click.option(
@@ -39,31 +56,69 @@ def command(
     *,
     recording_name: str | None,
     policy: str | None,
+    compare: bool,
+    lesson: str | None,
+    attach: str | None,
+    output: Path | None,
+    serve: bool,
     at_s: float | None,
     screenshot: Path | None,
     size: str,
     ascii_only: bool,
     **flags: Any,
 ) -> None:
-    """Watch the memory pool of RECORDING, or of a simulation with --policy.
+    """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
 
     RECORDING is a folder or the name of a recording that comes with kvsim; with neither, a real vLLM run is shown.
     """
-    if recording_name is not None and policy is not None:
-        raise UsageError("give a recording to replay or --policy to simulate, not both.")
+    _check_one_source(recording_name, policy, compare, lesson, attach)
+    if output is not None and attach is None:
+        raise UsageError("-o writes what was seen of a live server, so it needs --attach.")
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
-    if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if lesson == _LIST:
+        _list_lessons()
+        return
+    if serve:
+        _serve()
+        return
+    if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
-    recording = _recording(recording_name, policy, flags)
-    tui = import_module("tui")
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
-    if screenshot is None:
-        tui.run(recording, at_s=at_s, ascii=ascii_only)
+    tui = import_module("tui")
+    if attach is not None:
+        _attach(tui, attach, output, ascii_only=ascii_only)
+        return
+    shown: Recording | Sequence[Recording] | Any
+    runs = None
+    if lesson is not None:
+        shown = import_module("tui.lessons").find_lesson(lesson)
+    elif compare:
+        shown = _runs(flags | {"workload": recording_name or flags["workload"]}, progress)()
     else:
-        tui.screenshot(recording, screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
+        shown = _recording(recording_name, policy, flags)
+        if recording_name is not None:
+            flags["workload"] = recording_name
+        runs = _runs(flags, _no_progress)
+    if screenshot is None:
+        tui.run(shown, at_s=at_s, ascii=ascii_only, runs=runs)
+    else:
+        tui.screenshot(shown, screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
         click.echo(screenshot)
+
+
+def _check_one_source(
+    recording_name: str | None, policy: str | None, compare: bool, lesson: str | None, attach: str | None
+) -> None:
+    if recording_name is not None and policy is not None:
+        raise UsageError("give a recording to replay or --policy to simulate, not both.")
+    given = [("--policy", policy), ("--compare", compare or None), ("--lesson", lesson), ("--attach", attach)]
+    names = [name for name, value in given if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} each say what to show; give one of them.")
+    if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
+        raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any]) -> Recording:
@@ -75,6 +130,69 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any]) -> R
     from kvsim.recording import find, read
 
     return read(find(name or DEFAULT_WORKLOAD))
+
+
+def _runs(flags: dict[str, Any], show: Callable[[str], Any]) -> Callable[[], list[Recording]]:
+    """What simulates every policy on the requests and the machine of the flags, telling `show` about each."""
+
+    def simulate() -> list[Recording]:
+        scenario = build_scenario(**flags)
+        recordings = []
+        for policy in POLICY_NAMES:
+            with show(policy) as report:
+                recordings.append(scenario.simulate(policy, progress=report))
+        return recordings
+
+    return simulate
+
+
+@contextmanager
+def _no_progress(label: str) -> Iterator[None]:
+    """The interface has the terminal to itself."""
+    del label
+    yield None
+
+
+def _list_lessons() -> None:
+    for lesson in import_module("tui.lessons").all_lessons():
+        click.echo(f"{lesson.number}  {lesson.title}\n   {lesson.summary}")
+    click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
+
+
+def _attach(tui: Any, address: str, output: Path | None, *, ascii_only: bool) -> None:
+    """Watch a live server, and write down what was seen."""
+    feed: Any
+    if address.startswith(("http://", "https://")):
+        from kvsim.recording.prometheus import MetricsFeed
+
+        feed = MetricsFeed(address)
+    else:
+        from kvsim.recording.live import LiveFeed
+
+        feed = LiveFeed(address)
+    click.echo(f"attached to {address}; waiting for its first step. Ctrl+C gives up.", err=True)
+    try:
+        seen = tui.attach(feed, ascii=ascii_only)
+        ended = feed.ended
+    finally:
+        feed.close()
+    if ended is not None:
+        click.echo(ended, err=True)
+    if output is not None:
+        from kvsim.recording import write
+
+        write(seen, output)
+        click.echo(output)
+
+
+def _serve() -> None:
+    """The same command line without --serve, run for every browser that comes."""
+    try:
+        server = import_module("textual_serve.server").Server
+    except ImportError:
+        raise MissingExtraError("--serve", "web") from None
+    arguments = [argument for argument in sys.argv[1:] if argument != "--serve"]
+    server(shlex.join([sys.executable, "-m", "kvsim", *arguments]), host="127.0.0.1", port=_PORT, title="kvsim").serve()
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.argument("profile_name", metavar="PROFILE")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw occupancy and batch, measured and simulated (one recording).")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw occupancy and batch, measured and simulated (one recording).",
+)
 @json_option
 def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
@@ -43,10 +48,20 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
             save(FIGURES["occupancy"](result.measured, result.simulated, names=("measured", "simulated")), plot)
         if as_json:
             continue
-        fitted = "held out: the profile was fitted without it" if result.held_out else "in sample: the profile was fitted to it"
+        fitted = (
+            "held out: the profile was fitted without it"
+            if result.held_out
+            else "in sample: the profile was fitted to it"
+        )
         rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
         beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)
-        print_table(f"{recording.name} ({fitted})", ["", "measured", "simulated", "error"], rows, figures=(1, 2, 3), note=profile.label + beyond)
+        print_table(
+            f"{recording.name} ({fitted})",
+            ["", "measured", "simulated", "error"],
+            rows,
+            figures=(1, 2, 3),
+            note=profile.label + beyond,
+        )
     if as_json:
         print_json({"validations": documents})
 

@@ -20,19 +20,33 @@ _DEFAULT_TOKENS = "200:0.8"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 ARRIVAL_OPTIONS = (
-    click.option("--arrivals", type=click.Choice(["poisson", "gamma", "constant", "at-once"]), help="Generate requests that arrive so."),
+    click.option(
+        "--arrivals",
+        type=click.Choice(["poisson", "gamma", "constant", "at-once"]),
+        help="Generate requests that arrive so.",
+    ),
     click.option("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
-    click.option("--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."),
-)  # fmt: skip
+    click.option(
+        "--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."
+    ),
+)
 _OPTIONS = (
-    click.option("--workload", metavar="FILE", help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]"),
+    click.option(
+        "--workload",
+        metavar="FILE",
+        help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
+    ),
     click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
     *ARRIVAL_OPTIONS,
-    click.option("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
+    click.option(
+        "--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."
+    ),
     click.option("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
-    click.option("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
+    click.option(
+        "--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."
+    ),
     click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
-)  # fmt: skip
+)
 
 
 def workload_options(command: Command) -> Command:

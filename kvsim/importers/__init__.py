@@ -1,5 +1,22 @@
-"""Recorded and published request streams, as workloads."""
+"""Recorded and published request streams, as workloads. A reader is strict: what it cannot be sure of is an error
+with a line.
+"""
 
+from kvsim.importers.formats import FORMATS, detect, read_workload
+from kvsim.importers.parquet import write as write_workload
 from kvsim.importers.recordings import workload_of
+from kvsim.importers.select import Limits, arriving, first, within
+from kvsim.importers.source import Source
 
-__all__ = ["workload_of"]
+__all__ = [
+    "FORMATS",
+    "Limits",
+    "Source",
+    "arriving",
+    "detect",
+    "first",
+    "read_workload",
+    "within",
+    "workload_of",
+    "write_workload",
+]

@@ -18,8 +18,12 @@ def workload_of(recording: Recording) -> Workload:
     requests = recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
     if not len(rows):
-        raise WorkloadError(f"recording {recording.name!r} has no request with any output, so there is nothing to serve again.")
+        raise WorkloadError(
+            f"recording {recording.name!r} has no request with any output, so there is nothing to serve again."
+        )
     arrival_s = requests.arrival_s[rows]
+    num_silent = len(requests) - len(rows)
+    without = f", without {num_silent} that put out nothing" if num_silent else ""
     return Workload(
         arrival_s=arrival_s - arrival_s.min(),
         prompt_tokens=requests.prompt_tokens[rows],
@@ -30,5 +34,5 @@ def workload_of(recording: Recording) -> Workload:
         hash_unit_tokens=recording.meta.pool.unit_tokens,
         ids=[str(name) for name in requests.id[rows]],
         name=recording.name,
-        description=f"the {len(rows)} requests of the recording {recording.name}",
+        description=f"the {len(rows)} requests of the recording {recording.name}{without}",
     )

@@ -1,9 +1,9 @@
 """The block pool of a paged KV cache, with reference counts and a prefix cache, as in vLLM V1.
 
-Free blocks stand in one queue. Blocks without a key (nothing reusable in them) are taken first and put back at the head; blocks
-that still hold a prefix wait at the tail, least recently freed first. A block gets its key while somebody holds it and loses it
-only when it is taken, so the queue is always a stack of unkeyed blocks in front of a first-in-first-out line of keyed ones. It
-is stored as these two.
+Free blocks stand in one queue. Blocks without a key (nothing reusable in them) are taken first and put back at the
+head; blocks that still hold a prefix wait at the tail, least recently freed first. A block gets its key while
+somebody holds it and loses it only when it is taken, so the queue is always a stack of unkeyed blocks in front of a
+first-in-first-out line of keyed ones. It is stored as these two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class BlockPool:
             BudgetError: there is no usable block.
         """
         if num_blocks < 2:
-            raise BudgetError(f"a pool of {num_blocks} blocks has none to hand out: block {NULL_BLOCK} is reserved, so it needs 2.")
+            raise BudgetError(
+                f"a pool of {num_blocks} blocks has none to hand out: block {NULL_BLOCK} is reserved, so it needs 2."
+            )
         self.num_blocks = num_blocks
         queue = range(1, num_blocks) if initial_free is None else initial_free
         self._unkeyed = list(reversed(queue))  # the top of the stack, its last element, is the head of the queue
@@ -149,7 +151,9 @@ class BlockPool:
                 raise IntegrityError(f"free block {block} stands on the wrong side of the queue for its key.")
         keyed = {(key, block) for key, holders in self._holders.items() for block in holders}
         if keyed != {(key, block) for block, key in enumerate(self._key_of) if key is not None}:
-            raise IntegrityError(f"the prefix cache lists {len(keyed)} blocks, and the blocks disagree about their keys.")
+            raise IntegrityError(
+                f"the prefix cache lists {len(keyed)} blocks, and the blocks disagree about their keys."
+            )
 
     def _forget(self, block: int) -> None:
         key = self._key_of[block]

@@ -73,7 +73,7 @@ class Rectangle:
         """The prefill and all decode steps."""
         self.preallocated = preallocated
         self.stride = self.prompt_width + (max_new_tokens if preallocated else self.num_steps) - 1
-        """Slots from one row's address to the next: the row's width at the end, or as preallocated."""
+        """Slots from where one row begins to where the next does: the row's width at the end, or as preallocated."""
         self.by_step = self._count_slots()
         """Where the slots go right after each step, rows that end in it being live still: int64[num_steps] each."""
 
@@ -82,14 +82,16 @@ class Rectangle:
         """Slots in the rectangle's address range, which a dynamic cache fills only in its last step."""
         return self.num_rows * self.stride
 
-    def address(self, row: int) -> int:
-        """Where a row begins in the range of `num_addresses` slots."""
-        return range(self.num_rows)[row] * self.stride
-
     def width_at(self, step: int) -> int:
         """Columns that every row holds after a step, 0 being the prefill."""
         step = self._checked(step)
         return self.stride if self.preallocated else self.prompt_width + step
+
+    def steps_within(self, capacity_slots: int) -> int:
+        """Steps after which the rectangle still fits into so many slots: all of them, or fewer if it runs out."""
+        if self.preallocated:
+            return self.num_steps if self.num_addresses <= capacity_slots else 0
+        return max(0, min(self.num_steps, capacity_slots // self.num_rows - self.prompt_width + 1))
 
     def slots_at(self, step: int) -> RectangleSlots[int]:
         """One step of `by_step`, 0 being the prefill.
@@ -141,6 +143,17 @@ class Rectangle:
         if not 0 <= step < self.num_steps:
             raise UsageError(f"there is no step {step}; the batch has steps 0 to {self.num_steps - 1}.")
         return step
+
+
+def largest_batch(capacity_slots: int, tokens: int) -> int:
+    """Rows of a rectangle that fit until its end, with prompt and answer of `tokens` together; 0 if not even one does.
+
+    Raises:
+        UsageError: `tokens` is below 2, a prompt and an answer of one each.
+    """
+    if tokens < 2:
+        raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
+    return capacity_slots // (tokens - 1)
 
 
 def _sums_over_live(output: IntArray, values: IntArray) -> IntArray:

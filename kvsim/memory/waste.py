@@ -6,9 +6,10 @@ beginning, and looks like this whatever the allocator::
     0        pad                     computed            full          requested    length
     | padding | token token token ... | reserved ...       | internal ... | external  |
 
-`pad` slots come from padding a batch to a rectangle, `full` is where the sequence's last live token will be, `requested` what
-it asked for and `length` what the allocator rounded that up to. A sequence that has ended, and is written on only because its
-batch goes on, has `computed` beyond `full`: everything written in its row is padding then.
+`pad` slots come from padding a batch to a rectangle, `full` is where the sequence's last live token will be,
+`requested` what it asked for and `length` what the allocator rounded that up to. A sequence that has ended, and is
+written on only because its batch goes on, has `computed` beyond `full`: everything written in its row is padding
+then.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def split_extent(
 ) -> npt.NDArray[np.int64]:
     """Split the slots [begin, end) of one extent, or of many at once, into the seven states.
 
-    All arguments are slot offsets from the extent's beginning and broadcast against each other. Returns an array of their
-    shape plus a last axis of seven columns, whose sum is `end - begin`.
+    All arguments are slot offsets from the extent's beginning and broadcast against each other. Returns an array of
+    their shape plus a last axis of seven columns, whose sum is `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
     full = np.where(computed > full, pad, full)
@@ -76,7 +77,9 @@ def split_extent(
     internal = overlap(written_or_full, requested)
     external = overlap(requested, np.iinfo(np.int64).max)
     nothing = np.zeros_like(token)
-    return np.stack(np.broadcast_arrays(token, reserved, internal, padding, nothing, external, nothing), axis=-1).astype(np.int64)
+    return np.stack(
+        np.broadcast_arrays(token, reserved, internal, padding, nothing, external, nothing), axis=-1
+    ).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

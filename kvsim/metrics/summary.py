@@ -13,7 +13,7 @@ from kvsim.metrics.waste import Waste, time_mean, waste
 from kvsim.recording import Recording, RequestStatus
 
 if TYPE_CHECKING:
-    from kvsim.recording.tables import IntArray
+    from kvsim.recording.tables import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +43,12 @@ class Summary:
     """Part of the pool that is in somebody's hands, 0 to 1, over time."""
     peak_occupancy: float
     num_preemptions: int
+    num_fragmented_steps: int
+    """Steps that left the head of the queue waiting although the free slots, were they side by side, would have
+    done.
+    """
+    num_fragmented_requests: int
+    """Requests that waited at the head of the queue for that reason, whether for a step or for a thousand."""
     prefix_hit_tokens: int
     """Prompt tokens that needed no computing when their request was first scheduled."""
     mean_waiting: float
@@ -65,6 +71,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         slots = waste(recording)
     status = np.bincount(requests.status, minlength=len(RequestStatus))
     times = latencies(recording)
+    fragmented_s = steps.start_s[:0] if steps.unusable_units is None else steps.start_s[steps.unusable_units > 0]
     duration_s, output_tokens = recording.duration_s, int(requests.output_tokens.sum())
     return Summary(
         name=recording.name,
@@ -83,6 +90,8 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         mean_occupancy=float(time_mean(slots.time_s, slots.held)) / slots.capacity if slots else np.nan,
         peak_occupancy=float(slots.occupancy.max()) if slots else np.nan,
         num_preemptions=recording.num_preemptions,
+        num_fragmented_steps=len(fragmented_s),
+        num_fragmented_requests=_num_heads(recording, fragmented_s),
         prefix_hit_tokens=int(requests.cached_tokens.sum()),
         mean_waiting=_step_mean(slots, steps.waiting),
         wait_s=Distribution.of(times.wait_s),
@@ -91,6 +100,12 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         e2e_s=Distribution.of(times.e2e_s),
         waste=waste_shares(slots) if slots else UNKNOWN_SHARES,
     )
+
+
+def _num_heads(recording: Recording, time_s: FloatArray) -> int:
+    """How many requests stood at the head of the queue at some of these times: it changes when somebody is admitted."""
+    admitted_s = recording.requests.first_scheduled_s
+    return len(np.unique(np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")))
 
 
 def _step_mean(slots: Waste | None, values: IntArray) -> float:

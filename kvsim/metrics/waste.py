@@ -194,7 +194,13 @@ class _Ramps:
         """The frame at which each row's request gives its memory back; 0 where it holds none at `begin`."""
         tables = replay.ledger.tables
         first = np.flatnonzero(tables.position == 0)
-        born, dead = _frames(replay, tables.birth_seq[first]), _frames(replay, tables.death_seq[first])
+        birth_seq, death_seq = tables.birth_seq[first], tables.death_seq[first]
+        # What gives its memory back and takes other at the same moment has moved, and what it computed with it.
+        stays = np.append(
+            (tables.request[first][1:] != tables.request[first][:-1]) | (birth_seq[1:] != death_seq[:-1]), True
+        )
+        last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
+        born, dead = _frames(replay, birth_seq), _frames(replay, death_seq[last])
         key = tables.request[first] * (replay.num_frames + 1) + born
         residency = np.searchsorted(key, request * (replay.num_frames + 1) + begin, side="right") - 1
         found = residency >= 0

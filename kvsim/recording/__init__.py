@@ -1,7 +1,8 @@
 """The one vocabulary of kvsim: what happened, as columns.
 
-A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell which it
-was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it happens.
+A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell
+which it was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it
+happens.
 """
 
 from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator

@@ -1,4 +1,6 @@
-"""PyTorch's own allocation history beside a recording: what `generate()` asked of the CUDA caching allocator, with addresses."""
+"""PyTorch's own allocation history beside a recording: what `generate()` asked of the CUDA caching allocator, with
+addresses.
+"""
 
 from __future__ import annotations
 

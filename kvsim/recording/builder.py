@@ -1,7 +1,7 @@
 """Make a recording as things happen: the simulation reports, the builder keeps columns.
 
-It is also the journal of the schedulers: changes of ownership are reported to it while a step is being scheduled, and belong
-to the sequence number that was current then.
+It is also the journal of the schedulers: changes of ownership are reported to it while a step is being scheduled, and
+belong to the sequence number that was current then.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class RecordingBuilder:
         return row
 
     def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
-        """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1` steps."""
+        """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1`
+        steps.
+        """
         rows, step = self._schedule, self._num_steps
         self._last_scheduled.append(request)
         row = self._open_row[request]

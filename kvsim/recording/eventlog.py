@@ -1,12 +1,12 @@
 """A recording that is still growing: one JSON array per line, each a report to a `RecordingBuilder`.
 
-This is what a live server writes while it runs, and what it sends to whoever watches. A line is complete or it is not there, so
-whatever is left after a crash can be read. The vocabulary is the builder's::
+This is what a live server writes while it runs, and what it sends to whoever watches. A line is complete or not there,
+so whatever is left after a crash can be read. The vocabulary is the builder's::
 
     ["meta", {...}]                                               first line: as in meta.json
     ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
     ["seq"]                                                       the engine's state changes; what follows belongs to that
-    ["tokens", time_s, [[request, computed_before, tokens], ...]] what the step being scheduled computes
+    ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes
     ["again", time_s]                                             the same sequences as in the last step, one token each
     ["step", {column: value, ...}]                                the step is scheduled
     ["output", step, time_s]                                      its output was processed
@@ -33,7 +33,7 @@ def line(*event: Any) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
-def apply(builder: RecordingBuilder, event: list[Any]) -> None:
+def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each word
     """Report one event to `builder`.
 
     Raises:

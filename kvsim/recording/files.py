@@ -1,6 +1,7 @@
 """Recordings on disk: a folder with `meta.json` and one Parquet file per table.
 
-Nothing half-written is ever visible under the final name: a recording is written beside its target and renamed into place.
+Nothing half-written is ever visible under the final name: a recording is written beside its target and renamed into
+place.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def read(path: str | os.PathLike[str]) -> Recording:
     """Read and check the recording in folder `path`.
 
     Raises:
-        RecordingVersionError: its version is one this kvsim does not know.
-        RecordingError: it is missing, truncated or inconsistent; the message names the file, and the row where there is one.
+        RecordingVersionError: its version is one this kvsim does not know. RecordingError: it is missing, truncated
+        or inconsistent; the message names the file, and the row where there is one.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -151,7 +152,8 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:
         raise RecordingVersionError(
-            f"{file} has version {document.get('version')!r}, and this kvsim reads version {VERSION}; a newer kvsim may read it."
+            f"{file} has version {document.get('version')!r}, and this kvsim reads version {VERSION}; "
+            "a newer kvsim may read it."
         )
     if document.get("source") not in SOURCES:
         raise RecordingError(f"{file} has source {document.get('source')!r}; it should be one of {', '.join(SOURCES)}.")

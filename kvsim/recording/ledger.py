@@ -1,7 +1,7 @@
 """The memory events of a recording, unfolded: after each operation, who holds which units.
 
-`memory.parquet` says "request 7 gives back its table"; the ledger says which units that were, in which order, and what each is
-afterwards. Everything is computed in bulk when a recording is opened, so that replay only copies.
+`memory.parquet` says "request 7 gives back its table"; the ledger says which units that were, in which order, and
+what each is afterwards. Everything is computed in bulk when a recording is opened, so that replay only copies.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def _cached_units(
         return np.zeros(len(rows), np.int64)
     if memory.cached is not None:
         return memory.cached[rows].astype(np.int64)
-    # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the token that
+    # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the
+    # token that
     # was in flight when a request was preempted was not.
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     computed = progress.computed(requests, step)

@@ -1,10 +1,13 @@
-"""Follow a recording that somebody else is making, over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui --attach` here."""
+"""Follow a recording that somebody else is making, over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui
+--attach` here.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +68,8 @@ class LiveFeed:
         """Hang up; the server does not notice."""
         self._closed = True
         # Closing alone would leave the thread waiting in its read.
-        try:
+        with suppress(OSError):  # it may have hung up already
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it has hung up already
         self._connection.close()
         self._thread.join(timeout=_CONNECT_S)
 

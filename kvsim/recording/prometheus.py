@@ -1,7 +1,7 @@
 """The coarse view of a server that cannot be restarted: vLLM's Prometheus metrics, polled.
 
-The metrics say how much of the pool is in use and how many requests run and wait, not which blocks are whose. The recording made of
-them is marked as coarse: one stand-in request holds as many blocks as are in use.
+The metrics say how much of the pool is in use and how many requests run and wait, not which blocks are whose. The
+recording made of them is marked as coarse: one stand-in request holds as many blocks as are in use.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MetricsFeed:
 
     def _poll(self) -> Sample:
         try:
-            with urllib.request.urlopen(self.name, timeout=_TIMEOUT_S) as page:  # noqa: S310  the user named this address
+            with urllib.request.urlopen(self.name, timeout=_TIMEOUT_S) as page:
                 return parse_metrics(page.read().decode("utf-8", "replace"))
         except (urllib.error.URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)

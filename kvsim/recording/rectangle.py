@@ -1,7 +1,8 @@
 """Addresses for a recorded static batch, whose engine has none.
 
-`generate()` holds one tensor per layer and grows it by a column a step; there is no pool and no address. To show it beside the
-others, each batch is laid out as the rectangle it is: one row of slots per request, wide enough for the batch's end.
+`generate()` holds one tensor per layer and grows it by a column a step; there is no pool and no address. To show it
+beside the others, each batch is laid out as the rectangle it is: one row of slots per request, wide enough for the
+batch's end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kvsim.recording.tables import Memory, MemoryKind
 def with_addresses(recording: Recording) -> Recording:
     """Return `recording` with memory events and a pool; itself where it has them.
 
-    A batch is the set of requests that were first scheduled in the same step. The pool is as large as the largest batch.
+    A batch is the set of requests that were first scheduled in the same step. The pool is as large as the largest
+    batch.
     """
     if recording.meta.pool.num_units is not None:
         return recording

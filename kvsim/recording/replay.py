@@ -1,7 +1,7 @@
 """Seek to any step of a recording: keyframes of the pool, and the few operations since the nearest one.
 
-A frame is the state right after a step was scheduled; one more frame follows the last step, when everything has been given back
-that was going to be. Stepping backward costs what stepping forward does.
+A frame is the state right after a step was scheduled; one more frame follows the last step, when everything has been
+given back that was going to be. Stepping backward costs what stepping forward does.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ _UNITS_PER_KEYFRAME = 8_192
 """Units rewritten between two keyframes, where memory allows: about 50 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
 """What all keyframes together may cost."""
+_POSITION_BITS = 40
+"""Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
 
 
 class Replay:
     """The pool of a recording at any of its frames.
 
-    After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit, in address order) describe the pool.
-    Treat them as read-only; they change at the next seek.
+    After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit, in address order) describe
+    the pool. Treat them as read-only; they change at the next seek.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -92,22 +94,24 @@ class Replay:
         """Units whose picture may differ between two frames, each once, in address order."""
         low, high = sorted((before, after))
         units = self._units(self._frame_op[low], self._frame_op[high])[0]
-        live = self.live_requests()
+        first_runs = self._live_first_runs()
+        live = self.ledger.tables.request[first_runs].astype(np.int64)
         old, new = (self._computed(live, frame) for frame in (low, high))
         # Where a row ends and is written on, because its batch is, all of it turns into padding.
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = new > old
-        return np.unique(np.concatenate((units, self._units_written(live[growing], old[growing], new[growing]))))
+        written = self._units_written(first_runs[growing], old[growing], new[growing])
+        return np.unique(np.concatenate((units, written)))
 
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
-        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
-        alive = (tables.birth_seq[self._first_runs] <= seq) & (tables.death_seq[self._first_runs] > seq)
-        live: npt.NDArray[np.int64] = tables.request[self._first_runs[alive]].astype(np.int64)
+        live: npt.NDArray[np.int64] = self.ledger.tables.request[self._live_first_runs()].astype(np.int64)
         return live
 
     def waiting_requests(self) -> npt.NDArray[np.int64]:
-        """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of arrival."""
+        """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of
+        arrival.
+        """
         requests, seq = self.recording.requests, self.frame_seq[self.frame]
         arrived = (requests.arrival_seq <= seq) & (requests.status != RequestStatus.REFUSED)
         arrived[self.live_requests()] = False
@@ -130,8 +134,8 @@ class Replay:
     def slots(self, units: IntArray | slice = slice(None)) -> npt.NDArray[np.int64]:
         """The slots of each unit by state: shape (units, 7), every row adding up to the unit's size.
 
-        `units` are indices from 0, in address order. The state `external` of free units is a property of the whole pool and the
-        queue, so it is not seen here: such units are `free`.
+        `units` are indices from 0, in address order. The state `external` of free units is a property of the whole
+        pool and the queue, so it is not seen here: such units are `free`.
         """
         owner, cached = self.owner[units], self.cached[units]
         begin = self.position[units] * self.unit_tokens
@@ -157,24 +161,37 @@ class Replay:
     def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
         return self.progress.computed(requests, min(frame, self.num_frames - 2))
 
-    def _units_written(
-        self, requests: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The units in which the slots [old, new) of the tables of `requests` stand now."""
+    def _live_first_runs(self) -> npt.NDArray[np.int64]:
+        """The run with which each table of the current frame begins, in order of admission."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
-        first = tables.first_row[requests]
-        request, nth = units_of_runs(tables.first_row[requests + 1] - first)
-        rows = first[request] + nth
-        begin = tables.position[rows]
-        low = np.maximum(begin, old[request] // self.unit_tokens)
-        high = np.minimum(begin + tables.length[rows], -(-new[request] // self.unit_tokens))
-        inside = (tables.birth_seq[rows] <= seq) & (tables.death_seq[rows] > seq) & (high > low)
-        run, offset = units_of_runs((high - low)[inside])
-        address: npt.NDArray[np.int64] = (tables.address[rows] + low - begin)[inside]
+        alive = (tables.birth_seq[self._first_runs] <= seq) & (tables.death_seq[self._first_runs] > seq)
+        first_runs: npt.NDArray[np.int64] = self._first_runs[alive]
+        return first_runs
+
+    def _units_written(
+        self, first_runs: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The units in which the slots [old, new) now stand of the tables that begin with `first_runs`."""
+        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        low, high = old // self.unit_tokens, -(-new // self.unit_tokens)
+        table_key = self._run_key[first_runs]
+        first = np.searchsorted(self._run_key, table_key + low, side="right") - 1
+        last = np.searchsorted(self._run_key, table_key + high, side="left")
+        span, nth = units_of_runs(last - first)
+        rows = first[span] + nth
+        # Stepping backward, a table is shorter now than the slots that it had.
+        born = tables.birth_seq[rows] <= seq
+        span, rows = span[born], rows[born]
+        begin = np.maximum(tables.position[rows], low[span])
+        end = np.minimum(tables.position[rows] + tables.length[rows], high[span])
+        run, offset = units_of_runs(np.maximum(end - begin, 0))
+        address: npt.NDArray[np.int64] = tables.address[rows] + begin - tables.position[rows]
         return address[run] + offset - self.first_unit
 
     def _padding_per_request(self) -> npt.NDArray[np.int64]:
-        """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its prompt."""
+        """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its
+        prompt.
+        """
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
         pad: npt.NDArray[np.int64] = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
@@ -191,9 +208,12 @@ class Replay:
     def _index_keyframes(self) -> None:
         ledger, tables = self.ledger, self.ledger.tables
         num_requests = len(self.recording.requests)
-        # One run per residency, in order of admission: looking at every run of a long recording takes milliseconds.
-        first_runs = np.flatnonzero(tables.position == 0)
+        # One run per table, in order of admission: looking at every run of a long recording takes milliseconds.
+        begins = tables.position == 0
+        first_runs = np.flatnonzero(begins)
         self._first_runs: npt.NDArray[np.int64] = first_runs[np.argsort(tables.birth_row[first_runs])]
+        # Runs ascend by table and then by position, so that any position of any table is found at once.
+        self._run_key: npt.NDArray[np.int64] = np.cumsum(begins) << _POSITION_BITS | tables.position
         self._first_birth = np.full(num_requests, np.iinfo(np.int64).max)
         np.minimum.at(self._first_birth, tables.request, tables.birth_seq)
         # A request that never held memory is still waiting at the end.
@@ -214,7 +234,9 @@ class Replay:
             self._keyframes.append((self.owner.copy(), self.position.copy(), self.refs.copy(), self.cached.copy()))
 
     def _apply(self, target: int) -> None:
-        """Apply the operations up to `target`, all at once: where a unit is named twice, the later assignment stands."""
+        """Apply the operations up to `target`, all at once: where a unit is named twice, the later assignment
+        stands.
+        """
         if target == self._op:
             return
         units, op, offset = self._units(self._op, target)

@@ -1,7 +1,7 @@
 """The four tables of a recording, as frozen dataclasses of numpy columns.
 
-A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and whether a
-file may leave it out. Reading, writing and checking all follow these declarations.
+A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and
+whether a file may leave it out. Reading, writing and checking all follow these declarations.
 """
 
 from __future__ import annotations
@@ -122,7 +122,13 @@ class Steps(Table):
     free_units: IntArray = column("int32")
     """Free after scheduling, units that still hold a prefix included; -1 where the engine has no pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Of the free units, those in pieces that cannot serve the request at the head of the queue although their sum could."""
+    """Of the free units, those in pieces that cannot serve the request at the head of the queue although their sum
+    could.
+    """
+    swapped_out_units: IntArray | None = optional_column("int32")
+    """Copied to the host before the step; absent where there is no host memory to swap to."""
+    swapped_in_units: IntArray | None = optional_column("int32")
+    """Copied back from there."""
     allocated_bytes: IntArray | None = optional_column("int64")
     reserved_bytes: IntArray | None = optional_column("int64")
     inactive_split_bytes: IntArray | None = optional_column("int64")
@@ -170,6 +176,4 @@ class Memory(Table):
     @classmethod
     def empty(cls) -> Memory:
         """No changes at all, for engines whose memory has no addresses."""
-        return cls(
-            **{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional}  # type: ignore[arg-type]
-        )
+        return cls(**{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional})

@@ -1,16 +1,18 @@
 """Iteration-level scheduling as in vLLM V1: every step decides anew which sequences compute how many tokens.
 
-One call of `schedule` first serves what runs, in order of admission, preempting when memory is short, then admits from the
-queue. `update` takes the outputs of a step that was scheduled earlier, so that an engine may schedule ahead. The memory behind it
-is a `MemoryManager`: a paged pool, or contiguous reservations as in Orca.
+One call of `schedule` first serves what runs, in order of admission, preempting when memory is short, then admits
+from the queue. `update` takes the outputs of a step that was scheduled earlier, so that an engine may schedule ahead.
+The memory behind it is a `MemoryManager`: a paged pool, or contiguous reservations as in Orca.
 """
 
 from __future__ import annotations
 
+from kvsim.errors import UsageError
 from kvsim.scheduling.manager import MemoryManager
 from kvsim.scheduling.queues import waiting_queue
 from kvsim.scheduling.sequence import Sequence, Status
 from kvsim.scheduling.settings import ContinuousSettings, Order
+from kvsim.scheduling.speculation import Speculation
 
 
 class Batch:
@@ -18,7 +20,9 @@ class Batch:
 
     __slots__ = ("emitting", "num_admitted", "preempted", "tokens")
 
-    def __init__(self, tokens: dict[Sequence, int], emitting: list[Sequence], preempted: list[Sequence], num_admitted: int) -> None:
+    def __init__(
+        self, tokens: dict[Sequence, int], emitting: list[Sequence], preempted: list[Sequence], num_admitted: int
+    ) -> None:
         self.tokens = tokens
         """Tokens that each sequence computes, in order of scheduling."""
         self.emitting = emitting
@@ -33,9 +37,22 @@ class Batch:
 class ContinuousScheduler:
     """The decisions of one engine, step by step."""
 
-    def __init__(self, settings: ContinuousSettings, memory: MemoryManager) -> None:
+    def __init__(
+        self, settings: ContinuousSettings, memory: MemoryManager, speculation: Speculation | None = None
+    ) -> None:
+        """Schedule over `memory`, with drafted tokens if there is `speculation`.
+
+        Raises:
+            UsageError: tokens are to be drafted and the next step scheduled before it is known which were accepted.
+        """
+        if speculation is not None and settings.async_scheduling:
+            raise UsageError(
+                "speculative decoding is modelled for synchronous scheduling only: a step scheduled ahead cannot know "
+                "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
+            )
         self.settings = settings
         self.memory = memory
+        self._speculation = speculation
         self.waiting = waiting_queue(settings.order)
         self.running: list[Sequence] = []
         self._unflushed = False
@@ -64,9 +81,17 @@ class ContinuousScheduler:
 
     def schedule(self) -> Batch:
         """Decide the next step and allocate its memory."""
+        return self.schedule_rest(0, self.settings.max_num_batched_tokens)
+
+    def schedule_rest(self, num_served: int, budget: int) -> Batch:
+        """Decide the next step for all but the first `num_served` running sequences, which have had their tokens of it.
+
+        `budget` is what they have left of `max_num_batched_tokens`. The caller has made sure that none of them would
+        have to be preempted.
+        """
         tokens: dict[Sequence, int] = {}
         preempted: list[Sequence] = []
-        budget = self._schedule_running(tokens, preempted, self.settings.max_num_batched_tokens)
+        budget = self._schedule_running(tokens, preempted, budget, num_served)
         num_admitted = 0
         if not preempted:
             num_running = len(self.running)
@@ -80,8 +105,16 @@ class ContinuousScheduler:
                 emitting.append(sequence)
                 if self.settings.async_scheduling:
                     sequence.placeholders += 1
+                if self._speculation is not None:
+                    sequence.drafts = sequence.computed - sequence.num_tokens
         self._unflushed = False
         return Batch(tokens, emitting, preempted, num_admitted)
+
+    def num_outputs_of(self, sequence: Sequence) -> int:
+        """Outputs that the step under way yields for `sequence`, which is emitting: one, and the drafts accepted."""
+        if self._speculation is None:
+            return 1
+        return min(1 + self._speculation.num_accepted(sequence), self._num_outputs_left(sequence))
 
     def update(self, batch: Batch) -> list[Sequence]:
         """Process the outputs of `batch` and return the sequences that ended by it."""
@@ -89,7 +122,10 @@ class ContinuousScheduler:
         for sequence in batch.emitting:
             if sequence.status in (Status.FINISHED, Status.ABORTED):
                 continue
-            sequence.num_tokens += 1
+            if self._speculation is None:
+                sequence.num_tokens += 1
+            else:
+                self._take_outputs(sequence, self._speculation)
             if self.settings.async_scheduling:
                 sequence.placeholders -= 1
                 if sequence.status is Status.RUNNING:
@@ -106,19 +142,20 @@ class ContinuousScheduler:
             self._unflushed = True
         return ended
 
-    def _schedule_running(self, tokens: dict[Sequence, int], preempted: list[Sequence], budget: int) -> int:
-        """Give every running sequence its next tokens; return what is left of `budget`."""
+    def _schedule_running(
+        self, tokens: dict[Sequence, int], preempted: list[Sequence], budget: int, index: int
+    ) -> int:
+        """Give every running sequence from `index` on its next tokens; return what is left of `budget`."""
         running, memory = self.running, self.memory
         longest = self.settings.max_model_len - 1
         threshold = self.settings.long_prefill_token_threshold
-        index = 0
         while index < len(running) and budget > 0:
             sequence = running[index]
             placeholders = sequence.placeholders
             if placeholders and sequence.computed + 2 - placeholders >= sequence.prompt_tokens + sequence.max_tokens:
                 index += 1  # its last token is under way already
                 continue
-            num_tokens = sequence.num_tokens + placeholders - sequence.computed
+            num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
             if 0 < threshold < num_tokens:
                 num_tokens = threshold
             num_tokens = min(num_tokens, budget, longest - sequence.computed)
@@ -170,12 +207,24 @@ class ContinuousScheduler:
         return max(self.running, key=lambda sequence: (sequence.priority, sequence.arrival))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take everything back from a running sequence; it will compute its tokens again."""
+        """Take everything back from a running sequence; it computes its tokens again unless the memory has a copy."""
+        sequence.status = Status.PREEMPTED
         self.memory.free(sequence)
         sequence.computed = 0
+        sequence.drafts = 0
         sequence.num_preemptions += 1
-        sequence.status = Status.PREEMPTED
         self.waiting.push_preempted(sequence)
+
+    def _take_outputs(self, sequence: Sequence, speculation: Speculation) -> None:
+        """Append the outputs of a step that verified drafts; the slots of rejected ones will be written again."""
+        sequence.num_tokens += self.num_outputs_of(sequence)
+        sequence.computed = sequence.num_tokens - 1
+        sequence.drafts = speculation.num_tokens
+
+    def _num_outputs_left(self, sequence: Sequence) -> int:
+        """Outputs after which `sequence` is complete."""
+        wanted = min(sequence.output_tokens, sequence.max_tokens) - sequence.num_outputs
+        return min(wanted, self.settings.max_model_len - sequence.num_tokens)
 
     def _is_complete(self, sequence: Sequence) -> bool:
         outputs = sequence.num_outputs

@@ -1,7 +1,7 @@
 """The engine loop around a scheduler, synchronous or one step ahead, as a generator of its moments.
 
-Whoever drives it decides what time it is: the simulation waits on its clock between two moments, a replay follows the order that
-a real engine recorded, a test just goes on.
+Whoever drives it decides what time it is: the simulation waits on its clock between two moments, a replay follows the
+order that a real engine recorded, a test just goes on.
 """
 
 from __future__ import annotations

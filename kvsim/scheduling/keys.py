@@ -1,7 +1,8 @@
 """Keys of prompt blocks: equal keys exactly where everything up to the block's end is equal.
 
-Only equality matters to a prefix cache, so a key is a small integer that stands for its prefix. It can be derived from token ids,
-from chained hashes that a trace or an engine gives, or from a named prefix that several requests share.
+Only equality matters to a prefix cache, so a key is a small integer that stands for its prefix. It can be derived
+from token ids, from chained hashes that a trace or an engine gives, or from a named prefix that several requests
+share.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class PrefixKeys:
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
         """Keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
 
-        The last unit may be partial. Where a unit is larger than a block, its blocks share its hash and differ by their place.
+        The last unit may be partial. Where a unit is larger than a block, its blocks share its hash and differ by
+        their place.
 
         Raises:
             WorkloadError: neither size divides the other, so blocks would straddle units.
@@ -45,8 +47,8 @@ class PrefixKeys:
             known = min(num_blocks, len(hashes) * per_unit)
             return [self._intern(("hash", hashes[block // per_unit], block % per_unit)) for block in range(known)]
         raise WorkloadError(
-            f"the workload has one hash per {unit_tokens} tokens, so the block size should divide or be a multiple of it, "
-            f"not {self.block_size}."
+            f"the workload has one hash per {unit_tokens} tokens, so the block size should divide it or be a multiple "
+            f"of it, not {self.block_size}."
         )
 
     def from_prefix(self, group: Hashable, prefix_tokens: int) -> list[int]:

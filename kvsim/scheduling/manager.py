@@ -40,7 +40,7 @@ class MemoryManager(Protocol):
         """The first `num_tokens` tokens have known values: whole blocks of them may be shared from now on."""
 
     def free(self, sequence: Sequence) -> None:
-        """Take everything back from `sequence`."""
+        """Take everything back from `sequence`. Its status says whether it was preempted and will be back."""
 
     def breakdown(self, live: Row[Sequence], head: Sequence | None) -> Breakdown:
         """Where every slot goes now, given the sequences that hold memory and the first in the queue."""

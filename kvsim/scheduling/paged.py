@@ -17,7 +17,13 @@ class PagedManager:
     """Block tables over a `BlockPool`. A failed allocation leaves no trace."""
 
     def __init__(
-        self, pool: BlockPool, settings: PagedSettings, journal: Journal, *, max_model_len: int, reserve_full_prompt: bool = True
+        self,
+        pool: BlockPool,
+        settings: PagedSettings,
+        journal: Journal,
+        *,
+        max_model_len: int,
+        reserve_full_prompt: bool = True,
     ) -> None:
         """Share out `pool` among sequences of at most `max_model_len` tokens, reporting to `journal`."""
         self.pool = pool
@@ -25,6 +31,7 @@ class PagedManager:
         self.capacity_slots = pool.num_usable * settings.block_size
         self._caching = settings.enable_prefix_caching
         self._watermark_blocks = int(settings.watermark * pool.num_blocks)
+        self._lookahead_tokens = settings.num_speculative_tokens
         self._max_model_len = max_model_len
         self._reserve_full_prompt = reserve_full_prompt
         self._journal = journal
@@ -45,7 +52,9 @@ class PagedManager:
         """Whether the whole pool, all for itself, would see `sequence` to its end."""
         # A stop that only the output reveals is noticed one scheduled token late.
         surprise = sequence.output_tokens < sequence.max_tokens
-        return self._missing(sequence.prompt_tokens + sequence.output_tokens - 1 + surprise, 0) <= self.pool.num_usable
+        # Its last step may verify as many drafted tokens as it leaves room for after them.
+        longest = sequence.prompt_tokens + sequence.output_tokens - 1 + surprise + 2 * self._lookahead_tokens
+        return self._missing(longest, 0) <= self.pool.num_usable
 
     def lookup(self, sequence: Sequence) -> Row[int]:
         """Leading blocks of `sequence` that some block already holds. The last token is always left to compute."""
@@ -72,7 +81,7 @@ class PagedManager:
         free -= sum(self.pool.refs(block) == 0 for block in hits)
         if self._reserve_full_prompt and self._missing(sequence.num_tokens, len(hits)) > free:
             return False
-        needed = self._missing(self.tokens_in(hits) + num_tokens, len(hits))
+        needed = self._missing(self.tokens_in(hits) + num_tokens + self._lookahead_tokens, len(hits))
         if needed > free:
             return False
         if hits:
@@ -85,15 +94,39 @@ class PagedManager:
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make room for `num_tokens` more tokens of a running sequence."""
+        """Make room for `num_tokens` more tokens of a running sequence, and for those drafted after them."""
         total = sequence.computed + num_tokens
-        if total > len(sequence.blocks) * self.block_size:  # most tokens find room in the last block
-            needed = self._missing(total, len(sequence.blocks))
+        slots = total + self._lookahead_tokens
+        if slots > len(sequence.blocks) * self.block_size:  # most tokens find room in the last block
+            needed = self._missing(slots, len(sequence.blocks))
             if needed > self.pool.num_free:
                 return False
             self._extend(sequence, needed)
         self.commit(sequence, min(total, sequence.num_tokens))
         return True
+
+    def grow_each(self, sequences: Row[Sequence], *, known: bool) -> None:
+        """Make room for one more token of each of `sequences`, whose tables are full; the caller has made sure it is there.
+
+        `known` says whether that token's value is known, so that a block which it fills can be shared.
+        """
+        if self._caching:
+            for sequence in sequences:
+                full_tokens = len(sequence.blocks) * self.block_size
+                self._extend(sequence, 1)
+                self.commit(sequence, full_tokens + known)
+            return
+        taken, _ = self.pool.take(len(sequences))
+        append_blocks = self._journal.append_blocks
+        for sequence, block in zip(sequences, taken, strict=True):
+            blocks = sequence.blocks
+            append_blocks(sequence.row, len(blocks), (block,))
+            blocks.append(block)
+
+    def fill_each(self, sequences: Row[Sequence]) -> None:
+        """The next known token of each of `sequences` fills its last block: it may be shared from now on."""
+        for sequence in sequences:
+            self.commit(sequence, len(sequence.blocks) * self.block_size)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Register the keys of whole blocks among the first `num_tokens` tokens.

@@ -23,6 +23,7 @@ class Sequence:
         "arrival",
         "blocks",
         "computed",
+        "drafts",
         "max_tokens",
         "num_preemptions",
         "num_registered",
@@ -72,6 +73,8 @@ class Sequence:
         """Tokens scheduled so far; with asynchronous scheduling this may run ahead of `num_tokens`."""
         self.placeholders = 0
         """Outputs that are scheduled and not known yet."""
+        self.drafts = 0
+        """Tokens guessed to follow: to be verified in its next step, or, while a step runs, being verified in it."""
         self.blocks: list[int] = []
         self.num_registered = 0
         """Leading blocks whose keys are in the prefix cache."""

@@ -7,6 +7,11 @@ from enum import Enum
 
 from kvsim.errors import UsageError
 
+PCIE_GEN5_X16_GB_PER_S = 63.0
+"""PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
+LINK_EFFICIENCY = 0.8
+"""Share of it that copies of whole blocks are taken to reach: assumed, for packet headers and for small pieces."""
+
 
 class Order(Enum):
     """Who is served first."""
@@ -23,9 +28,22 @@ class Reserve(Enum):
     LIMIT = "limit"
     """The prompt and `max_tokens`."""
     POW2 = "pow2"
-    """The prompt and the output rounded up to a power of two: at most twice what is needed (Orca (Pow2) in the paper)."""
+    """The prompt and the output rounded up to a power of two: at most twice what is needed (Orca (Pow2) in the
+    paper).
+    """
     ORACLE = "oracle"
     """Exactly what the sequence will need: a bound that no real system reaches."""
+    DOUBLING = "doubling"
+    """The next power of two above what the sequence has, and twice as much whenever that is full; see `Growth`."""
+
+
+class Growth(Enum):
+    """What happens to a reservation that is full and has no room behind it."""
+
+    MOVE = "move"
+    """It is copied to a larger hole; where there is none, somebody is preempted."""
+    FAIL = "fail"
+    """Somebody is preempted at once: extents cannot move."""
 
 
 def _positive(**settings: int) -> None:
@@ -57,22 +75,47 @@ class ContinuousSettings:
             max_model_len=self.max_model_len,
         )
         if self.long_prefill_token_threshold < 0:
-            raise UsageError(f"long_prefill_token_threshold should be 0 or more, not {self.long_prefill_token_threshold}.")
+            raise UsageError(
+                f"long_prefill_token_threshold should be 0 or more, not {self.long_prefill_token_threshold}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSettings:
-    """The paged cache; the defaults are vLLM 0.25.1's."""
+    """The paged cache; the defaults are vLLM 0.25.1's.
+
+    Host memory and speculative decoding, both off by default, are modelled and not verified; see docs/conformance.md.
+    """
 
     block_size: int = 16
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     """Share of the pool that admission leaves free while anything runs."""
+    swap_gib: float = 0.0
+    """Host memory, in GiB, to which preempted sequences are copied instead of being computed again; 0 for none."""
+    swap_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link to it in either direction, in 10^9 bytes per second."""
+    num_speculative_tokens: int = 0
+    """Tokens drafted for every sequence and step, to be verified in the next; 0 for no speculative decoding."""
+    acceptance_rate: float = 0.7
+    """Probability that a drafted token is accepted, given that all drafted before it were."""
+    acceptance_seed: int = 0
+    """Of the draws that decide it."""
 
     def __post_init__(self) -> None:
         _positive(block_size=self.block_size)
         if not 0 <= self.watermark < 1:
             raise UsageError(f"watermark should be at least 0 and below 1, not {self.watermark}.")
+        if not 0 <= self.swap_gib < 1e6:
+            raise UsageError(f"swap_gib should be a size in GiB, 0 or more, not {self.swap_gib}.")
+        if not 0 < self.swap_gb_per_s < 1e6:
+            raise UsageError(f"swap_gb_per_s should be a positive speed in GB/s, not {self.swap_gb_per_s}.")
+        if self.num_speculative_tokens < 0:
+            raise UsageError(f"num_speculative_tokens should be 0 or more, not {self.num_speculative_tokens}.")
+        if not 0 <= self.acceptance_rate <= 1:
+            raise UsageError(f"acceptance_rate should lie between 0 and 1, not {self.acceptance_rate}.")
+        if self.acceptance_seed < 0:
+            raise UsageError(f"acceptance_seed should be 0 or more, not {self.acceptance_seed}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +125,12 @@ class ContiguousSettings:
     reserve: Reserve = Reserve.MAX
     fit: str = "first"
     """`first`, `best`, `next` or `buddy`; see `kvsim.memory.contiguous`."""
+    growth: Growth = Growth.MOVE
+    """For `Reserve.DOUBLING` alone: the other reservations never grow."""
+    compaction: bool = False
+    """Slide all extents together whenever that makes the hole that somebody waits for; the copies take time."""
+    request_level: bool = False
+    """Admit nobody until the whole batch has ended, as servers did before Orca."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +139,21 @@ class StaticSettings:
 
     batch_size: int = 16
     preallocated: bool = False
-    """Whether the cache is allocated for the longest possible output at once (a static cache) or grows with the batch."""
+    """Whether the cache is allocated for the longest possible output at once (a static cache) or grows with the
+    batch.
+    """
     max_model_len: int = 8192
+    timeout_s: float = 0.0
+    """How long the oldest request waits for a batch to fill up; with 0, whoever is there makes a batch."""
+    sort_by_length: bool = False
+    """Give the oldest request the company of those whose prompts are most like its own, instead of the next oldest."""
+    memory_guard: bool = True
+    """Cut a batch short where it might not fit; without, it may run out of memory, and all of its requests fail."""
 
     def __post_init__(self) -> None:
         _positive(batch_size=self.batch_size, max_model_len=self.max_model_len)
+        if not 0 <= self.timeout_s < 1e9:
+            raise UsageError(f"timeout_s should be a number of seconds, 0 or more, not {self.timeout_s}.")
 
 
 class EngineDefaults(Enum):

@@ -1,4 +1,6 @@
-"""The discrete-event simulation: a workload, a policy and a machine in, a recording out. The only room that imports SimPy."""
+"""The discrete-event simulation: a workload, a policy and a machine in, a recording out. The only room that imports
+SimPy.
+"""
 
 from kvsim.simulation.arrivals import ProgressCallback
 from kvsim.simulation.run import Machine, simulate

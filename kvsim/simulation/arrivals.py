@@ -92,14 +92,15 @@ class Arrivals:
             else:
                 yield sequence
 
-    def ended(self, sequence: Sequence, time_s: float) -> None:
-        """`sequence` has left the engine with all its outputs."""
-        self._recorder.ended(sequence.row, RequestStatus.FINISHED, time_s)
+    def ended(self, sequence: Sequence, time_s: float, status: RequestStatus = RequestStatus.FINISHED) -> None:
+        """`sequence` has left the engine, with all its outputs unless `status` says otherwise."""
+        self._recorder.ended(sequence.row, status, time_s)
         self._count_ended()
 
     def _record(self, sequence: Sequence, *, refused: bool) -> None:
         workload, row = self._workload, sequence.row
-        # Where anything of a prompt is shared, the recording says all of its keys: it can be served again, and verified.
+        # Where anything of a prompt is shared, the recording says all of its keys: it can be served again, and
+        # verified.
         num_blocks = sequence.prompt_tokens // self._unit_tokens if sequence.prompt_keys else 0
         self._recorder.arrived(
             workload.ids[row],
@@ -121,13 +122,14 @@ class Arrivals:
         name = f"request {self._workload.ids[sequence.row]!r} (row {sequence.row})"
         if sequence.prompt_tokens >= self._max_model_len:
             raise WorkloadError(
-                f"{name} has a prompt of {sequence.prompt_tokens} tokens, and with a maximum length of {self._max_model_len} it "
-                f"may have {self._max_model_len - 1}; raise the maximum, or let such requests be refused."
+                f"{name} has a prompt of {sequence.prompt_tokens} tokens, and with a maximum length of {self._max_model_len} "
+                f"it may have {self._max_model_len - 1}; raise the maximum, or let such requests be refused."
             )
         if not gate.fits(sequence):
             raise BudgetError(
-                f"{name} with {sequence.prompt_tokens} prompt tokens, {sequence.output_tokens} of output and a limit of "
-                f"{sequence.max_tokens} does not fit into the whole pool; give it more memory, or let such requests be refused."
+                f"{name} with {sequence.prompt_tokens} prompt tokens, {sequence.output_tokens} of output and a limit "
+                f"of {sequence.max_tokens} does not fit into the whole pool; give it more memory, or let such requests be "
+                "refused."
             )
 
     def _sequence(self, row: int, *, with_keys: bool = False) -> Sequence:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import NamedTuple
 
 import simpy
@@ -17,6 +18,8 @@ from kvsim.scheduling.engine import Awaiting, Call, Scheduled, Scheduling, Updat
 from kvsim.scheduling.manager import MemoryManager
 from kvsim.scheduling.paged import PagedManager
 from kvsim.scheduling.sequence import Status
+from kvsim.scheduling.speculation import Speculation
+from kvsim.scheduling.swap import SwappingManager
 from kvsim.simulation.arrivals import Arrivals
 from kvsim.steptime import NO_TIME, StepShape, StepTimeModel
 
@@ -33,12 +36,13 @@ def continuous_engine(
 ) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process; it ends when every request has.
 
-    Two clocks run: the host schedules and launches, the GPU computes. A step's kernels start as soon as the GPU is free, also while
-    the host is still launching the rest, and end no sooner than the launch. With asynchronous scheduling the host launches a
-    step while the GPU works on the one before.
+    Two clocks run: the host schedules and launches, the GPU computes. A step's kernels start as soon as the GPU is
+    free, also while the host is still launching the rest, and end no sooner than the launch. With asynchronous
+    scheduling the host launches a step while the GPU works on the one before.
     """
     memory = _memory(policy, pool, recorder)
-    scheduler = ContinuousScheduler(policy.scheduler, memory)
+    speculation = Speculation.of(policy.cache) if isinstance(policy, Paged) else None
+    scheduler = ContinuousScheduler(policy.scheduler, memory, speculation)
     arrivals.check(memory)
     host_s = gpu_free_s = 0.0
     in_flight: dict[Batch, _InFlight] = {}
@@ -59,9 +63,10 @@ def continuous_engine(
             case Scheduled(batch=batch):
                 _check_progress(scheduler, batch)
                 if batch.tokens or batch.preempted:
-                    number, shape = _record_step(recorder, scheduler, batch, host_s)
+                    number, shape, link_s = _record_step(recorder, scheduler, batch, host_s)
                     cost = step_time.step_time(shape) if batch.tokens else NO_TIME
-                    gpu_free_s = max(max(host_s + cost.prepare_s, gpu_free_s) + cost.gpu_s, host_s + cost.launch_s)
+                    gpu_begin_s = max(host_s + cost.prepare_s, gpu_free_s) + link_s
+                    gpu_free_s = max(gpu_begin_s + cost.gpu_s, host_s + cost.launch_s)
                     host_s += cost.launch_s
                     in_flight[batch] = _InFlight(number, gpu_free_s, cost.turnaround_s)
                 if check:
@@ -75,7 +80,7 @@ def continuous_engine(
                 for sequence in batch.emitting:
                     # A step scheduled ahead may hold a sequence that has ended since; its token is thrown away.
                     if sequence.status is not Status.FINISHED:
-                        recorder.emitted(sequence.row, host_s)
+                        recorder.emitted(sequence.row, host_s, scheduler.num_outputs_of(sequence))
             case Updated(batch=batch, ended=ended):
                 for sequence in ended:
                     arrivals.ended(sequence, host_s)
@@ -98,7 +103,10 @@ def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) 
     assert pool.num_units is not None
     if isinstance(policy, Contiguous):
         return ContiguousManager(pool.num_units, policy.cache, recorder, max_model_len=policy.max_model_len)
-    return PagedManager(
+    manager: Callable[..., PagedManager] = PagedManager
+    if policy.cache.swap_gib:
+        manager = partial(SwappingManager, block_bytes=pool.bytes_per_unit)
+    return manager(
         BlockPool(pool.num_units + pool.first_unit),
         policy.cache,
         recorder,
@@ -109,8 +117,8 @@ def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) 
 
 def _record_step(
     recorder: RecordingBuilder, scheduler: ContinuousScheduler, batch: Batch, time_s: float
-) -> tuple[int, StepShape]:
-    """Write down a scheduled step; return its number and what it holds."""
+) -> tuple[int, StepShape, float]:
+    """Write down a scheduled step; return its number, what it holds, and how long it waits for copies to the host."""
     num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
     for sequence, tokens in batch.tokens.items():
         context = sequence.computed
@@ -118,12 +126,15 @@ def _record_step(
         recorder.scheduled(sequence.row, before, tokens, time_s)
         num_tokens += tokens
         context_tokens += context
-        if tokens > 1 or before < sequence.prompt_tokens:
+        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
             num_prefill_tokens += tokens
             attention_pairs += tokens * before + tokens * (tokens + 1) // 2
     for sequence in batch.preempted:
         recorder.preempted(sequence.row)
     memory, waiting = scheduler.memory, scheduler.waiting
+    if isinstance(memory, ContiguousManager):
+        context_tokens += 2 * memory.take_copied_slots()  # a copy reads every byte and writes it again
+    transfers = memory.take_transfers() if isinstance(memory, SwappingManager) else None
     number = recorder.step(
         start_s=time_s,
         prefill_tokens=num_prefill_tokens,
@@ -134,8 +145,10 @@ def _record_step(
         preempted=len(batch.preempted),
         free_units=memory.num_free_units,
         unusable_units=memory.unusable_units(waiting.peek() if waiting else None),
+        **({} if transfers is None else transfers.columns),
     )
-    return number, StepShape(len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
+    shape = StepShape(len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
+    return number, shape, 0.0 if transfers is None else transfers.time_s
 
 
 def _check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
@@ -144,6 +157,6 @@ def _check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
         return
     head = scheduler.waiting.peek()
     raise StalledError(
-        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else runs; "
-        "enable chunked prefill, or raise max_num_batched_tokens or the memory."
+        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else "
+        "runs; enable chunked prefill, or raise max_num_batched_tokens or the memory."
     )

@@ -1,7 +1,8 @@
 """Put a workload through a policy on a clock.
 
-Requests arrive when the workload says, the engine works through its steps, and the step-time model says how long each takes. There
-is one SimPy event per engine step, never one per token. The result is a `Recording`, as from a real engine.
+Requests arrive when the workload says, the engine works through its steps, and the step-time model says how long each
+takes. There is one SimPy event per engine step, never one per token. The result is a `Recording`, as from a real
+engine.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ class Machine:
             num_units, first_unit = num_units - 1, 1
         if num_units < 1:
             raise BudgetError(
-                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {policy.unit_tokens} tokens of {self.model.name}, "
-                f"which takes {bytes_per_unit} bytes; give it more memory."
+                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {policy.unit_tokens} tokens of "
+                f"{self.model.name}, which takes {bytes_per_unit} bytes; give it more memory."
             )
         if num_units > MAX_UNITS:
             raise BudgetError(
-                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {policy.unit_tokens} tokens of {self.model.name}, "
-                f"and a pool may have {MAX_UNITS:,}; give it less memory or larger units."
+                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {policy.unit_tokens} tokens of "
+                f"{self.model.name}, and a pool may have {MAX_UNITS:,}; give it less memory or larger units."
             )
-        return Pool(unit_tokens=policy.unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=bytes_per_unit)
+        return Pool(
+            unit_tokens=policy.unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=bytes_per_unit
+        )
 
 
 def simulate(
@@ -74,12 +77,12 @@ def simulate(
     """Run `workload` to its end and return what happened.
 
     Args:
-        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see `Reserve`).
-        policy: how they are scheduled and how memory is shared out.
-        machine: the GPU, the model, the memory and the clock.
-        refuse_misfits: refuse requests that could never be served, and count them, instead of raising.
-        concurrency: send so many requests at a time, whatever their arrival times (closed loop); None for open loop.
-        stamp_at_entry: record as a request's arrival the moment at which the engine took it, as a program does that drives
+        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see
+        `Reserve`). policy: how they are scheduled and how memory is shared out. machine: the GPU, the model, the
+        memory and the clock. refuse_misfits: refuse requests that could never be served, and count them, instead of
+        raising. concurrency: send so many requests at a time, whatever their arrival times (closed loop); None for
+        open loop. stamp_at_entry: record as a request's arrival the moment at which the engine took it, as a program
+        does that drives
             an engine in its own process, instead of the moment at which it was sent. Always so in a closed loop.
         check: verify at every step that the slots of the pool add up.
         progress: called now and then with the number of requests that have ended, and of all.

@@ -38,7 +38,10 @@ def test_a_simulated_workload_comes_back(make_machine: MakeMachine) -> None:
         assert getattr(again, column).tolist() == getattr(workload, column).tolist()
     assert tuple(again.ids) == ("a", "b", "c")
     assert again.hash_unit_tokens == 4
-    assert [again.prompt_hashes[row].tolist() for row in range(3)] == [[1, 2], [1, 3], []]
+    first, second, third = (again.prompt_hashes[row].tolist() for row in range(3))
+    assert (len(first), len(second), len(third)) == (2, 2, 0)
+    assert first[0] == second[0], "an equal prefix keeps an equal hash"
+    assert len({first[0], first[1], second[1]}) == 3
     assert again.name == "paged-w"
     assert again.description == "the 3 requests of the recording paged-w"
 
@@ -67,7 +70,7 @@ def test_an_answer_longer_than_its_limit_raises_the_limit(pressure: Recording) -
     assert workload.max_tokens.tolist() == workload.output_tokens.tolist()
 
 
-@pytest.mark.parametrize("policy", [POLICY, Contiguous(), Static()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [Paged(), Contiguous(), Static()], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_requests_can_be_served_by_every_policy(
     name: str, policy: Paged | Contiguous | Static, make_machine: MakeMachine
@@ -76,8 +79,8 @@ def test_shipped_requests_can_be_served_by_every_policy(
     workload = workload_of(recording)
     assert len(workload) == len(recording.requests)
     assert workload.output_tokens.sum() == recording.requests.output_tokens.sum()
-    served = simulate(workload.head(4), policy, make_machine(20_000), refuse_misfits=True)
-    assert (served.requests.status == RequestStatus.FINISHED).sum() >= 1
+    served = simulate(workload.head(4), policy, make_machine(40_000))
+    assert (served.requests.status == RequestStatus.FINISHED).all()
 
 
 def test_requests_of_a_simulation_give_the_same_simulation_again(make_machine: MakeMachine) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import IntegrityError, UsageError
-from kvsim.memory.padded import Rectangle, RectangleSlots
+from kvsim.memory.padded import Rectangle, RectangleSlots, largest_batch
 
 rows_of_lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=6)
 
@@ -19,8 +19,8 @@ def count_slot_by_slot(rectangle: Rectangle, lengths: list[tuple[int, int]], ste
     states = []
     for row, (prompt, output) in enumerate(lengths):
         finished = step >= output
-        for address in range(rectangle.address(row), rectangle.address(row) + rectangle.width_at(step)):
-            column = address - rectangle.address(row)
+        for address in range(row * rectangle.stride, row * rectangle.stride + rectangle.width_at(step)):
+            column = address - row * rectangle.stride
             is_pad = column < longest - prompt
             is_written = column < longest + step
             is_of_this_row = column < longest + output - 1
@@ -52,8 +52,8 @@ def test_rows_never_overlap_and_stay_in_the_range(lengths: list[tuple[int, int]]
     prompts, outputs = zip(*lengths, strict=True)
     rectangle = Rectangle(prompts, outputs, max(outputs), preallocated=preallocated)
     widest = rectangle.width_at(rectangle.num_steps - 1)
-    ends = [rectangle.address(row) + widest for row in range(rectangle.num_rows)]
-    starts = [rectangle.address(row) for row in range(1, rectangle.num_rows)] + [rectangle.num_addresses]
+    ends = [row * rectangle.stride + widest for row in range(rectangle.num_rows)]
+    starts = [row * rectangle.stride for row in range(1, rectangle.num_rows)] + [rectangle.num_addresses]
     assert all(end <= start for end, start in zip(ends, starts, strict=True))
 
 
@@ -122,3 +122,20 @@ def test_a_token_counted_as_padding_is_found() -> None:
     rectangle.by_step = replace(slots, token=slots.token - 1, padding=slots.padding + 1)
     with pytest.raises(IntegrityError, match="there are 6 token"):
         rectangle.check_integrity()
+
+
+@pytest.mark.parametrize("preallocated", [False, True])
+def test_a_rectangle_runs_for_as_long_as_it_fits(preallocated: bool) -> None:
+    rectangle = Rectangle([3, 5], [4, 2], 6, preallocated=preallocated)
+    for capacity in range(2 * rectangle.stride + 2):
+        fitting = [step for step in range(rectangle.num_steps) if 2 * rectangle.width_at(step) <= capacity]
+        assert rectangle.steps_within(capacity) == len(fitting)
+
+
+def test_the_largest_batch_runs_to_its_end_and_one_row_more_does_not() -> None:
+    rows = largest_batch(1000, 7 + 10)
+    for num_rows, fits in ((rows, True), (rows + 1, False)):
+        rectangle = Rectangle([7] * num_rows, [10] * num_rows, 10, preallocated=False)
+        assert (rectangle.steps_within(1000) == rectangle.num_steps) == fits
+    with pytest.raises(UsageError, match="at least 2"):
+        largest_batch(1000, 1)

@@ -67,4 +67,4 @@ def paged() -> Recording:
 @pytest.fixture(scope="session")
 def static() -> Recording:
     """A real run of `generate()`."""
-    return read(find("hf-h200-granite-4.0-350m-gsm8k-batch500"))
+    return read(find("hf-h200-granite-350m-batch500"))

@@ -579,11 +579,11 @@ class TestFind:
         assert find(name).resolve() == tmp_path / name
 
     def test_three_real_runs_are_shipped(self) -> None:
-        assert {"vllm-h200-llama-3-8b-sharegpt-pressure", "vllm-h200-granite-4.0-350m-gsm8k"} < set(shipped_names())
+        assert {"vllm-h200-llama-3-8b-sharegpt-pressure", "vllm-h200-granite-350m-gsm8k"} < set(shipped_names())
 
     def test_an_unknown_name_suggests_the_nearest(self) -> None:
         with pytest.raises(UnknownNameError, match="did you mean vllm-h200-llama-3-8b-sharegpt-pressure"):
-            find("vllm-h200-llama3-8b-sharegpt")
+            find("vllm-h200-llama3-8b-sharegpt-presure")
 
     @pytest.mark.parametrize("name", ["x" * 500, "nul\0byte", "/no/such/place", "vllm-h200/../x"])
     def test_a_name_that_no_file_can_have(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,6 +397,42 @@ def test_touched_covers_every_change_of_simulations(simulated: Recording) -> Non
     assert_touched_covers_every_change(player, steps + [(after, before) for before, after in steps] + jumps)
 
 
+def assert_touched_is_what_the_tables_say(player: Replay, frames: list[tuple[int, int]]) -> None:
+    """No unit too many: those of the operations in between, and those in which somebody's new tokens stand."""
+    for before, after in frames:
+        player.seek(after)
+        low, high = sorted((before, after))
+        operations = slice(*np.searchsorted(player.ledger.seq, player.frame_seq[[low, high]], side="right"))
+        address, length = player.ledger.address[operations], player.ledger.length[operations]
+        expected = {unit for begin, count in zip(address, length, strict=True) for unit in range(begin, begin + count)}
+        live = player.live_requests()
+        old, new = (player.progress.computed(live, min(frame, player.num_frames - 2)) for frame in (low, high))
+        for request, begin, end in zip(live.tolist(), old, new, strict=True):
+            stale = begin <= player.full[request] < end
+            positions, addresses = player.block_table(request)
+            slots = positions * player.unit_tokens
+            written = (slots < end) & (slots + player.unit_tokens > (0 if stale else begin)) & (end > begin)
+            expected.update(addresses[written].tolist())
+        assert player.touched(before, after).tolist() == sorted(unit - player.first_unit for unit in expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(recording=event_streams(), data=st.data())
+def test_touched_is_what_the_tables_of_any_event_stream_say(recording: Recording, data: st.DataObject) -> None:
+    last = len(recording.steps)
+    frames = st.tuples(st.integers(0, last), st.integers(0, last))
+    assert_touched_is_what_the_tables_say(Replay(recording), data.draw(st.lists(frames, min_size=1, max_size=10)))
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_touched_is_what_the_tables_of_shipped_recordings_say(name: str) -> None:
+    player, rng = Replay(read(find(name))), np.random.default_rng(1)
+    frames = rng.integers(0, player.num_frames - 1, 4).tolist()
+    assert_touched_is_what_the_tables_say(
+        player, [pair for frame in frames for pair in ((frame, frame + 1), (frame + 1, frame), (frame, frames[0]))]
+    )
+
+
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_recordings_equal_the_naive_interpreter(name: str) -> None:
     """Unit by unit at a few frames; the real pools are too large to look at every unit of every frame."""

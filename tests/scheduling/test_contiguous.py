@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,33 +14,39 @@ from kvsim.memory.waste import SlotState
 from kvsim.scheduling.contiguous import ContiguousManager
 from kvsim.scheduling.journal import NoJournal
 from kvsim.scheduling.sequence import Sequence
-from kvsim.scheduling.settings import ContiguousSettings, Reserve
+from kvsim.scheduling.settings import ContiguousSettings, Growth, Reserve
 
 CAPACITY = 64
 MAX_LEN = 24
 
 
 class Log(NoJournal):
-    """Which slots each request holds."""
+    """Which slots each request holds, and how many of them it asked for."""
 
     def __init__(self) -> None:
-        self.held: dict[int, range] = {}
+        self.held: dict[int, list[int]] = {}
+        self.requested: dict[int, int] = {}
 
     def append_extent(self, request: int, position: int, address: int, length: int, requested: int) -> None:
-        assert position == 0
-        assert requested <= length
-        assert request not in self.held
-        self.held[request] = range(address, address + length)
+        assert 0 < requested <= length
+        assert position == len(self.held.get(request, ()))
+        self.held.setdefault(request, []).extend(range(address, address + length))
+        self.requested[request] = position + requested
 
     def release(self, request: int, num_units: int, num_cached: int) -> None:
         assert num_units == len(self.held.pop(request))
         assert num_cached == 0
+        del self.requested[request]
 
 
 def manager(
-    reserve: Reserve = Reserve.MAX, fit: str = "first", capacity: int = CAPACITY, journal: NoJournal | None = None
+    reserve: Reserve = Reserve.MAX,
+    fit: str = "first",
+    capacity: int = CAPACITY,
+    journal: NoJournal | None = None,
+    **options: Any,
 ) -> ContiguousManager:
-    settings = ContiguousSettings(reserve=reserve, fit=fit)
+    settings = ContiguousSettings(reserve=reserve, fit=fit, **options)
     return ContiguousManager(capacity, settings, journal or NoJournal(), max_model_len=MAX_LEN)
 
 
@@ -63,6 +71,9 @@ def admit(memory: ContiguousManager, request: Sequence) -> bool:
         (Reserve.POW2, 17, 6, 9, MAX_LEN),
         (Reserve.ORACLE, 3, 5, 5, 7),
         (Reserve.ORACLE, 3, 1, 1, 3),
+        (Reserve.DOUBLING, 3, 5, 9, 4),
+        (Reserve.DOUBLING, 4, 5, 9, 8),
+        (Reserve.DOUBLING, 17, 5, 9, MAX_LEN),
     ],
 )
 def test_what_each_kind_of_reservation_asks_for(
@@ -101,7 +112,7 @@ def test_a_failed_admission_leaves_no_trace() -> None:
     memory = manager(capacity=40, journal=log)
     assert admit(memory, sequence(0, 3, 4))
     assert not admit(memory, sequence(1, 3, 4))
-    assert log.held == {0: range(MAX_LEN)}
+    assert log.held == {0: list(range(MAX_LEN))}
     assert memory.num_free_units == 40 - MAX_LEN
 
 
@@ -148,21 +159,28 @@ ACTIONS = st.tuples(
 @given(
     reserve=st.sampled_from(Reserve),
     fit=st.sampled_from(["first", "best", "next", "buddy"]),
+    growth=st.sampled_from(Growth),
+    compaction=st.booleans(),
+    request_level=st.booleans(),
     capacity=st.integers(1, 80),
     actions=st.lists(ACTIONS, max_size=40),
 )
 def test_every_slot_is_somewhere_after_every_operation(
-    reserve: Reserve, fit: str, capacity: int, actions: list[tuple[str, int, int, int, int]]
+    reserve: Reserve,
+    fit: str,
+    growth: Growth,
+    compaction: bool,
+    request_level: bool,
+    capacity: int,
+    actions: list[tuple[str, int, int, int, int]],
 ) -> None:
     log = Log()
-    memory = manager(reserve, fit, capacity, log)
+    memory = manager(reserve, fit, capacity, log, growth=growth, compaction=compaction, request_level=request_level)
     live: dict[int, Sequence] = {}
     for row, (verb, pick, prompt, output, more) in enumerate(actions):
         head = sequence(row, prompt, min(output, MAX_LEN - prompt), output + more)
         if verb == "admit":
-            could = memory.fits(head)
             if admit(memory, head):
-                assert could
                 live[row] = head
         elif live:
             chosen = sorted(live)[pick % len(live)]
@@ -170,9 +188,10 @@ def test_every_slot_is_somewhere_after_every_operation(
                 memory.free(live.pop(chosen))
             else:
                 running = live[chosen]
-                end = running.prompt_tokens + running.output_tokens - 1
-                running.computed = min(running.computed + output, end)
-                assert memory.grow(running, output)
+                step = min(output, running.prompt_tokens + running.output_tokens - 1 - running.computed)
+                grown = memory.grow(running, step)
+                assert grown or reserve is Reserve.DOUBLING, "nobody else grows"
+                running.computed += step * grown
         assert set(log.held) == set(live)
         slots = [slot for extent in log.held.values() for slot in extent]
         assert len(slots) == len(set(slots)) == capacity - memory.num_free_units
@@ -182,11 +201,105 @@ def test_every_slot_is_somewhere_after_every_operation(
             breakdown.check(capacity)
             assert breakdown[SlotState.TOKEN] == sum(request.computed for request in live.values())
             assert breakdown[SlotState.PADDING] == breakdown[SlotState.CACHED] == 0
-            remaining = [r.prompt_tokens + r.output_tokens - 1 - r.computed for r in live.values()]
-            assert breakdown[SlotState.RESERVED] == sum(remaining)
+            full = {row: request.prompt_tokens + request.output_tokens - 1 for row, request in live.items()}
+            reserved = [min(full[row], log.requested[row]) - request.computed for row, request in live.items()]
+            assert breakdown[SlotState.RESERVED] == sum(reserved)
             if reserve is Reserve.ORACLE:
                 surprises = sum(r.output_tokens < r.max_tokens for r in live.values())
                 assert breakdown[SlotState.INTERNAL] <= surprises
+
+
+@pytest.mark.parametrize("fit", ["first", "best", "next", "buddy"])
+@pytest.mark.parametrize("reserve", Reserve)
+def test_what_fits_can_be_admitted_to_an_empty_pool(reserve: Reserve, fit: str) -> None:
+    for capacity in (5, 16, 23):
+        for prompt in (1, 4, 7, 15):
+            request = sequence(0, prompt, 3)
+            if manager(reserve, fit, capacity).fits(request):
+                assert admit(manager(reserve, fit, capacity), request)
+
+
+def test_doubling_grows_in_place_where_there_is_room() -> None:
+    log = Log()
+    memory = manager(Reserve.DOUBLING, journal=log)
+    request = sequence(0, 3, 9)
+    assert admit(memory, request)
+    request.computed = 4
+    assert memory.grow(request, 1)
+    assert log.held == {0: list(range(8))}
+    assert memory.take_copied_slots() == 0
+
+
+def test_doubling_moves_what_is_hemmed_in_and_counts_the_copy_once() -> None:
+    log = Log()
+    memory = manager(Reserve.DOUBLING, journal=log)
+    first, second = sequence(0, 3, 9), sequence(1, 3, 9)
+    assert admit(memory, first)
+    assert admit(memory, second)
+    first.computed = 4
+    assert memory.grow(first, 1)
+    assert log.held == {0: list(range(8, 16)), 1: list(range(4, 8))}
+    assert (memory.take_copied_slots(), memory.take_copied_slots()) == (4, 0)
+
+
+def test_doubling_that_must_not_move_fails_where_it_is_hemmed_in() -> None:
+    log = Log()
+    memory = manager(Reserve.DOUBLING, journal=log, growth=Growth.FAIL)
+    first, second = sequence(0, 3, 9), sequence(1, 3, 9)
+    assert admit(memory, first)
+    assert admit(memory, second)
+    first.computed = second.computed = 4
+    assert not memory.grow(first, 1)
+    assert memory.grow(second, 1), "there is room behind it"
+    assert log.held == {0: list(range(4)), 1: list(range(4, 12))}
+
+
+def test_doubling_ends_at_the_longest_sequence() -> None:
+    memory = manager(Reserve.DOUBLING)
+    request = sequence(0, 15, 9)
+    assert admit(memory, request)
+    request.computed = 16
+    assert memory.grow(request, 1)
+    assert CAPACITY - memory.num_free_units == MAX_LEN
+
+
+@pytest.mark.parametrize("fit", ["first", "best", "next"])
+def test_compaction_serves_the_head_that_fragmentation_kept_waiting(fit: str) -> None:
+    log = Log()
+    memory = manager(Reserve.LIMIT, fit, 24, log, compaction=True)
+    requests = [sequence(row, 4, 4) for row in range(3)]
+    assert all(admit(memory, request) for request in requests)
+    requests[1].computed = 5
+    memory.free(requests[0])
+    memory.free(requests[2])
+    assert admit(memory, sequence(3, 12, 4))
+    assert log.held == {1: list(range(8)), 3: list(range(8, 24))}
+    assert memory.take_copied_slots() == 5, "only what was written has to be copied"
+
+
+def test_compaction_is_not_done_in_vain() -> None:
+    log = Log()
+    memory = manager(Reserve.LIMIT, "first", 24, log, compaction=True)
+    requests = [sequence(row, 4, 4) for row in range(3)]
+    assert all(admit(memory, request) for request in requests)
+    memory.free(requests[0])
+    before = dict(log.held)
+    assert not admit(memory, sequence(3, 12, 4)), "8 slots are free, however they lie"
+    assert log.held == before
+
+
+def test_at_request_level_a_batch_is_closed_from_its_first_token_to_its_last() -> None:
+    memory = manager(Reserve.LIMIT, request_level=True)
+    first, second, late = (sequence(row, 4, 4) for row in range(3))
+    assert admit(memory, first)
+    assert admit(memory, second), "the batch is being put together"
+    first.computed = second.computed = 4
+    assert memory.grow(first, 1)
+    assert not admit(memory, late)
+    memory.free(first)
+    assert not admit(memory, late)
+    memory.free(second)
+    assert admit(memory, late)
 
 
 def test_nothing_is_shared() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.errors import UsageError
 from kvsim.scheduling.sequence import Sequence
 from kvsim.scheduling.settings import StaticSettings
 from kvsim.scheduling.static import StaticScheduler
@@ -84,3 +85,43 @@ def test_everybody_is_served_once_in_order_within_the_memory(
     assert served == sequences[: len(served)]
     if len(served) < len(sequences):
         assert not scheduler.fits(sequences[len(served)])
+
+
+def test_an_incomplete_batch_waits_for_company_until_the_oldest_runs_out_of_patience() -> None:
+    scheduler = StaticScheduler(StaticSettings(batch_size=3, timeout_s=5.0), 1000)
+    assert scheduler.due_s is None
+    for row, arrival in enumerate((1.0, 2.0)):
+        scheduler.add(Sequence(row, 4, 4, 4, arrival=arrival))
+    assert scheduler.due_s == 6.0
+    assert scheduler.next_batch(5.9) is None
+    batch = scheduler.next_batch(6.0)
+    assert batch is not None
+    assert [sequence.row for sequence in batch.sequences] == [0, 1]
+
+
+def test_a_full_batch_waits_for_nobody() -> None:
+    scheduler = StaticScheduler(StaticSettings(batch_size=2, timeout_s=5.0), 1000)
+    queue(scheduler, (4, 4, 4), (4, 4, 4))
+    assert scheduler.next_batch(0.0) is not None
+
+
+def test_sorted_by_length_the_oldest_gets_the_most_similar_company() -> None:
+    scheduler = StaticScheduler(StaticSettings(batch_size=2, sort_by_length=True), 1000)
+    queue(scheduler, (10, 4, 4), (90, 4, 4), (12, 4, 4), (80, 4, 4))
+    batches = [scheduler.next_batch(), scheduler.next_batch()]
+    assert [[sequence.row for sequence in batch.sequences] for batch in batches if batch] == [[0, 2], [1, 3]]
+
+
+def test_without_the_guard_a_batch_is_as_large_as_it_was_told() -> None:
+    settings_ = StaticSettings(batch_size=4, memory_guard=False)
+    scheduler = StaticScheduler(settings_, 20)
+    queue(scheduler, *[(6, 10, 10)] * 4)
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.rectangle.num_rows == 4
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+def test_a_time_out_is_a_number_of_seconds(timeout_s: float) -> None:
+    with pytest.raises(UsageError, match="timeout_s should be"):
+        StaticSettings(timeout_s=timeout_s)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SHIPPED = {
     "paged": "vllm-h200-llama-3-8b-sharegpt-pressure",
-    "large": "vllm-h200-granite-4.0-350m-gsm8k",
-    "static": "hf-h200-granite-4.0-350m-gsm8k-batch500",
+    "large": "vllm-h200-granite-350m-gsm8k",
+    "static": "hf-h200-granite-350m-batch500",
 }
 
 

@@ -62,39 +62,40 @@ async def test_keys_move_by_steps(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        app.session.player.go_to_frame(1000)
+        app.stage.session.player.go_to_frame(1000)
         await pilot.press(*keys)
-        assert app.session.player.frame == frame
-        assert app.session.replay.frame == frame
+        assert app.stage.session.player.frame == frame
+        assert app.stage.session.replay.frame == frame
 
 
 async def test_space_plays_at_the_chosen_speed_and_pauses(paged: Recording) -> None:
     now_s = 100.0
-    app = KvsimApp(Session(paged), clock=lambda: now_s)
-    begin_s = app.session.player.clock_s
+    session = Session(paged)
+    app = KvsimApp(session, clock=lambda: now_s)
+    begin_s = session.player.clock_s
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("space")
-        assert app.session.player.playing
+        assert app.stage.session.player.playing
         now_s += 10.0
         app.tick()
         await pilot.press("space")
-        assert not app.session.player.playing
-        assert app.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.session.player.speed)
-        assert app.session.replay.frame == app.session.replay.frame_at(app.session.player.clock_s)
+        assert not app.stage.session.player.playing
+        assert app.stage.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.stage.session.player.speed)
+        assert app.stage.session.replay.frame == app.stage.session.replay.frame_at(app.stage.session.player.clock_s)
         now_s += 10.0
         app.tick()
-        assert app.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.session.player.speed)
+        assert app.stage.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.stage.session.player.speed)
 
 
 async def test_plus_and_minus_change_the_speed(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        first = app.session.player.speed
+        first = app.stage.session.player.speed
         await pilot.press("+")
-        assert app.session.player.speed > first
-        assert f"{app.session.player.speed:g} s per second" in screen_text(app)
+        assert app.stage.session.player.speed > first
+        assert f"{app.stage.session.player.speed:g} s per second" in screen_text(app)
         await pilot.press("minus", "minus")
-        assert app.session.player.speed < first
+        assert app.stage.session.player.speed < first
 
 
 async def test_brackets_visit_preemptions(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -102,11 +103,11 @@ async def test_brackets_visit_preemptions(make_app: Callable[..., KvsimApp], pag
     preempting = np.flatnonzero(paged.steps.preempted)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("]")
-        assert app.session.player.frame == preempting[0]
+        assert app.stage.session.player.frame == preempting[0]
         await pilot.press("]", "[")
-        assert app.session.player.frame == preempting[0]
+        assert app.stage.session.player.frame == preempting[0]
         await pilot.press("[")
-        assert app.session.player.frame == preempting[0]
+        assert app.stage.session.player.frame == preempting[0]
 
 
 async def test_in_a_static_batch_brackets_visit_the_rows_that_turn_into_padding(
@@ -115,9 +116,9 @@ async def test_in_a_static_batch_brackets_visit_the_rows_that_turn_into_padding(
     app = make_app(shipped("static"))
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("]")
-        frame = app.session.player.frame
+        frame = app.stage.session.player.frame
         assert frame > 0
-        assert frame in app.session.events.frame
+        assert frame in app.stage.session.events.frame
 
 
 async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
@@ -125,7 +126,7 @@ async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
 ) -> None:
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
-        frame, pool = app.session.player.frame, app.query_one(PoolView)
+        frame, pool = app.stage.session.player.frame, app.query_one(PoolView)
         await pilot.press("tab", "down")
         assert pool.cursor == 0
         width = pool.tiling.columns
@@ -133,11 +134,11 @@ async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
         assert pool.cursor == 1
         await pilot.press("down")
         assert pool.cursor == width + 1
-        assert app.session.selected == pool.cursor
-        assert app.session.player.frame == frame
+        assert app.stage.session.selected == pool.cursor
+        assert app.stage.session.player.frame == frame
         await pilot.press("escape", "right")
         assert pool.cursor is None
-        assert app.session.player.frame == frame + 1
+        assert app.stage.session.player.frame == frame + 1
 
 
 async def test_enter_follows_and_escape_lets_go(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -145,14 +146,14 @@ async def test_enter_follows_and_escape_lets_go(make_app: Callable[..., KvsimApp
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("tab", "down", "down", "enter")
         cursor = app.query_one(PoolView).cursor
-        assert app.session.followed is not None
-        assert app.session.followed == app.session.replay.owner[cursor]
-        name = app.session.request_name(app.session.followed)
+        assert app.stage.session.followed is not None
+        assert app.stage.session.followed == app.stage.session.replay.owner[cursor]
+        name = app.stage.session.request_name(app.stage.session.followed)
         assert f"request {name}" in text_of(app.query_one(Inspector))
-        _, addresses = app.session.replay.block_table(app.session.followed)
+        _, addresses = app.stage.session.replay.block_table(app.stage.session.followed)
         assert str(addresses[-1]) in text_of(app.query_one(BlockTable))
         await pilot.press("escape")
-        assert app.session.followed is None
+        assert app.stage.session.followed is None
 
 
 async def test_a_narrow_screen_says_what_is_selected(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -170,12 +171,12 @@ async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[...
         pool = app.query_one(PoolView)
         await pilot.click(PoolView, offset=(7, 3))  # the first line is the title
         assert pool.cursor == 2 * pool.tiling.columns + 7
-        assert app.session.followed is None
-        number = pool.cursor + app.session.replay.first_unit
+        assert app.stage.session.followed is None
+        number = pool.cursor + app.stage.session.replay.first_unit
         assert f"block {number}" in text_of(app.query_one(Inspector))
         await pilot.click(PoolView, offset=(7, 3), times=2)
         await pilot.pause()
-        assert app.session.followed == app.session.replay.owner[pool.cursor]
+        assert app.stage.session.followed == app.stage.session.replay.owner[pool.cursor]
 
 
 async def test_the_wheel_scrolls_a_zoomed_pool(
@@ -208,7 +209,7 @@ async def test_slash_finds_a_request_by_its_id(make_app: Callable[..., KvsimApp]
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("slash", *"r266", "enter")
-        assert app.session.followed == paged.row_of("r266")
+        assert app.stage.session.followed == paged.row_of("r266")
 
 
 async def test_slash_finds_a_block_by_its_number(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -229,7 +230,7 @@ async def test_a_search_in_vain_says_so_and_escape_closes_it(
         assert app.screen.query_one(Input).value == "nobody"
         await pilot.press("escape")
         assert not isinstance(app.screen, FindScreen)
-        assert app.session.followed is None
+        assert app.stage.session.followed is None
 
 
 async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -237,15 +238,15 @@ async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], p
     async with app.run_test(size=SIZE) as pilot:
         width = app.query_one(Timeline).size.width - GUTTER - 1
         await pilot.mouse_down(Timeline, offset=(GUTTER + width // 2, 5))
-        middle = app.session.player.clock_s
+        middle = app.stage.session.player.clock_s
         assert middle == pytest.approx(paged.duration_s / 2, rel=0.02)
         await pilot.hover(Timeline, offset=(GUTTER + width // 4, 5))
-        assert app.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
+        assert app.stage.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
         await pilot.mouse_up(Timeline, offset=(GUTTER + width // 4, 5))
-        after = app.session.player.clock_s
+        after = app.stage.session.player.clock_s
         await pilot.hover(Timeline, offset=(GUTTER + width // 2, 5))
-        assert app.session.player.clock_s == after
-        assert app.session.replay.frame == app.session.replay.frame_at(after)
+        assert app.stage.session.player.clock_s == after
+        assert app.stage.session.replay.frame == app.stage.session.replay.frame_at(after)
 
 
 async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -254,7 +255,7 @@ async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], p
         await pilot.pause()
         await pilot.click(Queue, offset=(2, 2))  # the title, the heading, then the head of the queue
         await pilot.pause()
-        assert app.session.followed == app.session.replay.waiting_requests()[0]
+        assert app.stage.session.followed == app.stage.session.replay.waiting_requests()[0]
 
 
 async def test_a_click_on_an_event_jumps_to_it(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -262,20 +263,20 @@ async def test_a_click_on_an_event_jumps_to_it(make_app: Callable[..., KvsimApp]
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.click(EventList, offset=(3, 5))
         await pilot.pause()
-        events = app.session.events
-        assert app.session.player.frame == events.frame[4]
-        assert app.session.followed == events.request[4]
+        events = app.stage.session.events
+        assert app.stage.session.player.frame == events.frame[4]
+        assert app.stage.session.followed == events.request[4]
 
 
 async def test_arrows_walk_along_a_focused_event_list(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=(200, 60)) as pilot:
         app.query_one(EventList).focus()
-        frames = app.session.events.frame
+        frames = app.stage.session.events.frame
         visited = []
         for key in ("enter", "down", "j", "down", "up", "k"):
             await pilot.press(key)
-            visited.append(app.session.player.frame)
+            visited.append(app.stage.session.player.frame)
         assert visited == [frames[0], frames[1], frames[2], frames[3], frames[2], frames[1]]
 
 
@@ -312,7 +313,7 @@ async def test_the_clock_runs_on_behind_the_help(paged: Recording) -> None:
         for _ in range(5):
             app.tick()
         assert isinstance(app.screen, HelpScreen)
-        assert app.session.replay.frame == app.session.player.frame > 0
+        assert app.stage.session.replay.frame == app.stage.session.player.frame > 0
 
 
 async def test_the_palette_knows_the_player(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -397,7 +398,7 @@ async def test_plain_ascii_is_plain(
 async def test_names_from_a_recording_are_not_markup(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
     app = make_app(tiny)
     async with app.run_test(size=(200, 60)) as pilot:
-        app.follow(2)
+        app.stage.follow(2)
         await pilot.pause()
         assert "request [bold]third" in screen_text(app)
         assert "refused" in text_of(app.query_one(Inspector))

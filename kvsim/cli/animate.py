@@ -1,0 +1,46 @@
+"""`kvsim animate`: the pool as a film."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvsim.errors import UsageError
+
+
+@click.command("animate")
+@click.argument("recordings", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="pool.gif", show_default=True, help=".gif, .mp4 or .html.")
+@click.option("--until", "until_s", type=float, metavar="SECONDS", help="Where the film ends.  [the end of the longest run]")
+@click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
+@click.option("--frames-per-second", type=float, default=12.5, show_default=True)
+@click.option("--max-mib", type=float, default=4.75, show_default=True, help="Largest file; a GIF drops frames to keep it.")
+def command(
+    *,
+    recordings: tuple[str, ...],
+    output: Path,
+    until_s: float | None,
+    length_s: float,
+    frames_per_second: float,
+    max_mib: float,
+) -> None:
+    """Film the memory pool of one to three RECORDINGS, side by side on one clock.
+
+    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg.
+    """
+    from kvsim.plots import FILMS, film_of
+    from kvsim.recording import find, read
+
+    if output.suffix.lower() not in FILMS:
+        raise UsageError(f"{output} ends in {output.suffix or 'nothing'}; a film is written as {', '.join(FILMS)}.")
+    for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
+        if not 0 < value < 1e4:
+            raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")
+    film = film_of(
+        [read(find(name)) for name in recordings],
+        num_frames=max(2, round(length_s * frames_per_second)),
+        until_s=until_s,
+    )
+    write = FILMS[output.suffix.lower()]
+    click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20))))

@@ -1,0 +1,54 @@
+"""`kvsim explain`: a lesson for people who read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from kvsim.errors import UsageError
+
+
+@click.command("explain")
+@click.argument("lesson", metavar="[N]", required=False)
+@click.option("--markdown", is_flag=True, help="Markdown with a figure for every caption; needs -o.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="The folder for Markdown and figures."
+)
+@click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
+def command(*, lesson: str | None, markdown: bool, output: Path | None, ascii_only: bool) -> None:
+    """Print lesson N with still pictures of the memory pool; without N, list the lessons.
+
+    N may also be the file of a lesson of your own. The figures in the text are computed from the lesson's run.
+    """
+    if markdown != (output is not None):
+        raise UsageError("--markdown writes a file and its figures, so it goes with -o FOLDER.")
+    lessons = import_module("tui.lessons")
+    if lesson is None:
+        for found in lessons.all_lessons():
+            click.echo(f"{found.number}  {found.title}\n   {found.summary}")
+        return
+    reading, guided = import_module("tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))
+    if output is None:
+        symbols = import_module("tui.states")
+        plain = ascii_only or not _can_print("█▒×")
+        click.echo(reading.as_text(guided, symbols.ASCII if plain else symbols.GLYPHS))
+        return
+    text, figures = reading.as_markdown(guided)
+    output.mkdir(parents=True, exist_ok=True)
+    write = import_module("tui.picture_file").write_atomically
+    for name, figure in figures.items():
+        write(figure, output / name)
+    click.echo(write(text, output / f"{guided.lesson.file.stem}.md"))
+
+
+def _can_print(text: str) -> bool:
+    """Whether the terminal's encoding has these characters."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return os.environ.get("TERM") != "dumb"

@@ -1,0 +1,34 @@
+"""`kvsim export`: a recording for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_ENDINGS = {
+    "perfetto": ".pftrace",
+    "csv": "-csv",
+    "parquet": "-parquet",
+    "azure": "-azure.csv",
+    "mooncake": "-mooncake.jsonl",
+    "burstgpt": "-burstgpt.csv",
+}
+
+
+@click.command("export")
+@click.argument("recording_name", metavar="RECORDING")
+@click.option("--to", "target", type=click.Choice(list(_ENDINGS)), default="perfetto", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="File, or folder of csv and parquet.  [by its name]"
+)
+def command(*, recording_name: str, target: str, output: Path | None) -> None:
+    """Write RECORDING as a Perfetto trace, as tables, or only its requests in the format of a published trace.
+
+    Open a Perfetto trace at https://ui.perfetto.dev.
+    """
+    from kvsim.exporters import EXPORTERS
+    from kvsim.recording import find, read
+
+    recording = read(find(recording_name))
+    click.echo(EXPORTERS[target](recording, output or Path(f"{recording.name}{_ENDINGS[target]}")))

@@ -1,0 +1,25 @@
+"""`kvsim report`: everything about some recordings on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvsim.cli.show import progress
+
+
+@click.command("report")
+@click.argument("recordings", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True, help="Folder to write.")
+def command(*, recordings: tuple[str, ...], output: Path) -> None:
+    """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.
+
+    The folder holds report.html, which needs nothing else, report.md, and the figures.
+    """
+    from kvsim.recording import find, read
+    from kvsim.report import write_report
+
+    runs = [read(find(name)) for name in recordings]
+    with progress("figures") as show:
+        click.echo(write_report(runs, output, given_as=recordings, progress=show))

@@ -1,0 +1,59 @@
+"""Mooncake's traces (kvcache-ai/Mooncake, FAST'25): lengths, milliseconds, and one chained hash per 512 prompt
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.importers.collect import Requests
+
+if TYPE_CHECKING:
+    from kvsim.importers.source import Row, Source
+    from kvsim.workload import Workload
+
+HASH_TOKENS = 512
+"""Tokens that one hash stands for; the last of a prompt stands for what is left."""
+
+
+def looks_like(source: Source) -> bool:
+    """Whether the first line is an object with these fields, its hashes in a list."""
+    first = source.first_object()
+    return {"timestamp", "input_length", "output_length"} <= first.keys() and isinstance(
+        first.get("hash_ids", []), list
+    )
+
+
+def read(source: Source) -> Workload:
+    """The requests, whose hashes give prefix hits at every block size that divides 512 or is a multiple of it.
+
+    The hash of a last, partial unit is left out: a prefix cache holds full blocks, and two prompts that share that hash
+    differ in nothing that a smaller block would see except fewer than 512 tokens.
+
+    Raises:
+        WorkloadError: a row cannot be right; the message names the line.
+    """
+    requests = Requests(source=source, what="Mooncake trace", hash_unit_tokens=HASH_TOKENS)
+    for row in source.json_rows():
+        prompt_tokens = row.whole("input_length")
+        requests.add(
+            row.number("timestamp") / 1000,
+            prompt_tokens,
+            row.whole("output_length"),
+            hashes=_hashes(row, prompt_tokens),
+        )
+    return requests.workload()
+
+
+def _hashes(row: Row, prompt_tokens: int) -> list[int]:
+    hashes: Any = row.fields.get("hash_ids", [])
+    if not isinstance(hashes, list) or not all(
+        isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 for value in hashes
+    ):
+        raise row.error("hash_ids should be a list of whole numbers")
+    if len(hashes) not in (0, -(-prompt_tokens // HASH_TOKENS)):
+        raise row.error(
+            f"there are {len(hashes)} hash_ids for an input_length of {prompt_tokens}; "
+            f"there should be {-(-prompt_tokens // HASH_TOKENS)}, one per {HASH_TOKENS} tokens, or none"
+        )
+    return hashes[: prompt_tokens // HASH_TOKENS]

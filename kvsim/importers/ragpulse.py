@@ -1,0 +1,85 @@
+"""RAGPulse (flashserve/RAGPulse): a question-answering service that puts the same passages in front of many questions.
+
+A prompt is a row of named chunks: system prompt, passages, history, web search, question. Their lengths stand in other
+files of the release, which are looked for beside the trace. The rows are not in order of time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import WorkloadError
+from kvsim.importers.collect import Requests
+from kvsim.importers.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from kvsim.workload import Workload
+
+UNIT_TOKENS = 16
+_LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
+_ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
+
+
+def looks_like(source: Source) -> bool:
+    """Whether the first line is an object whose hashes are named by what they are of."""
+    return isinstance(source.first_object().get("hash_ids"), dict)
+
+
+def read(source: Source) -> Workload:
+    """The requests, with prefix hits where two prompts begin with the same chunks.
+
+    A block can be hit up to the end of the chunk that it ends in only if that whole chunk is equal: of two different
+    chunks nothing is known.
+
+    Raises:
+        WorkloadError: a row cannot be right; the message names the line. Or the files of lengths are missing.
+    """
+    chunk_tokens = _chunk_tokens(source)
+    requests = Requests(source=source, what="RAGPulse trace", hash_unit_tokens=UNIT_TOKENS)
+    hash_of: dict[Hashable, int] = {}
+    for row in source.json_rows():
+        chunks = row.fields.get("hash_ids")
+        if not isinstance(chunks, dict) or not all(isinstance(chunks.get(kind, []), list) for kind in _ORDER):
+            raise row.error(f"hash_ids should be an object of lists: {', '.join(_ORDER)}")
+        prompt = [chunk for kind in _ORDER for chunk in chunks.get(kind, [])]
+        unknown = [chunk for chunk in prompt if not isinstance(chunk, int) or chunk not in chunk_tokens]
+        if unknown:
+            raise row.error(f"no file of lengths has the chunk {unknown[0]!r}")
+        prompt_tokens = row.whole("input_length")
+        lengths = ((chunk, chunk_tokens[chunk]) for chunk in prompt)
+        requests.add(
+            row.number("timestamp"),
+            prompt_tokens,
+            row.whole("output_length"),
+            hashes=_hashes(lengths, prompt_tokens, hash_of),
+        )
+    return requests.workload()
+
+
+def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
+    """One number per full unit, equal where the chunks up to its end are."""
+    hashes: list[int] = []
+    end, chain = 0, -1
+    for chunk, tokens in chunks:
+        end = min(end + tokens, prompt_tokens)
+        chain = hash_of.setdefault((chain, chunk), len(hash_of))
+        while (len(hashes) + 1) * UNIT_TOKENS <= end:
+            hashes.append(hash_of.setdefault(("unit", chain, len(hashes)), len(hash_of)))
+    return hashes
+
+
+def _chunk_tokens(source: Source) -> dict[int, int]:
+    lengths: dict[int, int] = {}
+    for stem in _LENGTHS:
+        places = [source.path.with_name(stem + ending) for ending in (".jsonl", ".jsonl.gz")]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            raise WorkloadError(
+                f"{places[0]} is missing; a RAGPulse trace is read with the other files of its release beside it."
+            )
+        for row in Source.open(file).json_rows():
+            id_field: Any = next((name for name in row.fields if name.endswith("_id")), "hash_id")
+            lengths[row.whole(id_field)] = row.whole("token_length")
+    return lengths

@@ -1,0 +1,100 @@
+"""Which requests of a workload are kept, and when they arrive: what studies say in a sentence below their figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.workload import Workload
+
+if TYPE_CHECKING:
+    from kvsim.workload import Arrivals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Lengths in tokens that a request must have to be kept, both ends included."""
+
+    min_tokens: int = 1
+    """Of a prompt, and of an answer."""
+    max_prompt_tokens: int | None = None
+    max_total_tokens: int | None = None
+    """Of a prompt and its answer together."""
+
+    def __str__(self) -> str:
+        rules = [f"prompts and answers of at least {self.min_tokens:,} tokens"]
+        if self.max_prompt_tokens is not None:
+            rules.append(f"prompts of at most {self.max_prompt_tokens:,}")
+        if self.max_total_tokens is not None:
+            rules.append(f"both together at most {self.max_total_tokens:,}")
+        return ", ".join(rules)
+
+
+def within(workload: Workload, limits: Limits) -> Workload:
+    """The requests of `workload` that keep `limits`; the description counts the others.
+
+    Raises:
+        WorkloadError: none does.
+    """
+    prompt, output = workload.prompt_tokens.astype(np.int64), workload.output_tokens.astype(np.int64)
+    kept = np.minimum(prompt, output) >= limits.min_tokens
+    if limits.max_prompt_tokens is not None:
+        kept &= prompt <= limits.max_prompt_tokens
+    if limits.max_total_tokens is not None:
+        kept &= prompt + output <= limits.max_total_tokens
+    rows = np.flatnonzero(kept)
+    if not len(rows):
+        raise WorkloadError(f"no request of {workload.name!r} keeps these limits: {limits}.")
+    if len(rows) == len(workload):
+        return workload
+    prompts = workload.prompt_token_ids
+    return Workload(
+        **{name: getattr(workload, name)[rows] for name in _COLUMNS},
+        prefix_names=workload.prefix_names,
+        prompt_hashes=workload.prompt_hashes.take(rows),
+        hash_unit_tokens=workload.hash_unit_tokens,
+        prompt_token_ids=None if prompts is None else prompts.take(rows),
+        ids=[workload.ids[row] for row in rows.tolist()],
+        name=workload.name,
+        description=f"{workload.description}, without {len(workload) - len(rows):,} outside these limits ({limits})",
+    )
+
+
+def first(workload: Workload, num_requests: int) -> Workload:
+    """The first `num_requests` of `workload` to arrive, or all; the description says so.
+
+    Raises:
+        UsageError: that is none.
+    """
+    part = workload.head(num_requests)
+    if len(part) == len(workload):
+        return workload
+    return replace(part, description=f"{workload.description}, the first {len(part):,} of them")
+
+
+def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
+    """The same requests in the same order, arriving anew as `arrivals` says; the same seed gives the same times.
+
+    Raises:
+        UsageError: the seed is negative.
+    """
+    if seed < 0:
+        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    arrival_s = arrivals.sample(len(workload), np.random.default_rng(seed))
+    return replace(
+        workload, arrival_s=arrival_s, description=f"{workload.description}, arriving as {arrivals} with seed {seed}"
+    )
+
+
+_COLUMNS = (
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "priority",
+    "prefix_group",
+    "prefix_tokens",
+)

@@ -1,0 +1,180 @@
+"""A file of requests as numbered lines, and the errors that name one of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A text file, read whole. Blank lines at its end are not part of it."""
+
+    path: Path
+    lines: list[str]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Source:
+        """Read `path`, through gzip where its first bytes say so.
+
+        Raises:
+            WorkloadError: it cannot be read, is not text, or has nothing in it.
+        """
+        file = Path(path)
+        try:
+            content = file.read_bytes()
+            if content.startswith(_GZIP):
+                content = gzip.decompress(content)
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise WorkloadError(
+                f"{file} is no text: byte {error.start} is not UTF-8; requests are imported from CSV and JSON."
+            ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
+        except OSError as error:
+            raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
+        # Not splitlines(): JSON text may hold other separators, and line numbers must be those of an editor.
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
+        while lines and not lines[-1].strip():
+            lines.pop()
+        if not lines:
+            raise WorkloadError(f"{file} is empty; it should have at least one request.")
+        return cls(path=file, lines=lines)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its endings: `conversation_trace.jsonl.gz` is `conversation_trace`."""
+        return self.path.name.partition(".")[0] or self.path.name
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The first line as the names of CSV columns."""
+        return tuple(field.strip() for field in next(csv.reader(self.lines[:1]), []))
+
+    def first_object(self) -> dict[str, Any]:
+        """The first line as a JSON object; an empty one where it is none."""
+        try:
+            document = json.loads(self.lines[0])
+        except (ValueError, RecursionError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Row]:
+        """The rows of a CSV file that has these columns, in any order, and perhaps others.
+
+        Raises:
+            WorkloadError: a column is missing or there twice, or a row has another number of fields.
+        """
+        columns = self.header
+        missing = [name for name in required if name not in columns]
+        if missing:
+            wanted = ",".join(required) + (f", and may have {', '.join(optional)}" if optional else "")
+            raise WorkloadError(
+                f"{self.path}, line 1: the column {missing[0]} is missing; the first line should name {wanted}."
+            )
+        twice = [name for name in columns if columns.count(name) > 1]
+        if twice:
+            raise WorkloadError(f"{self.path}, line 1: the column {twice[0]} is there more than once.")
+        reader = csv.reader(self.lines[1:], strict=True)
+        try:
+            for fields in reader:
+                line = reader.line_num + 1
+                if len(fields) != len(columns):
+                    raise WorkloadError(
+                        f"{self.path}, line {line}: there are {len(fields)} fields; there should be {len(columns)}, one per column."
+                    )
+                yield Row(path=self.path, line=line, fields=dict(zip(columns, fields, strict=True)))
+        except csv.Error as error:
+            raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {error}.") from error
+
+    def json_rows(self) -> Iterator[Row]:
+        """The objects of a JSON Lines file, one per line.
+
+        Raises:
+            WorkloadError: a line is no JSON object.
+        """
+        for number, line in enumerate(self.lines, 1):
+            try:
+                document = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise WorkloadError(f"{self.path}, line {number}: this is no JSON object: {error}.") from error
+            if not isinstance(document, dict):
+                raise WorkloadError(f"{self.path}, line {number}: there should be a JSON object, not {line[:40]!r}.")
+            yield Row(path=self.path, line=number, fields=document)
+
+    def json_document(self) -> Any:
+        """The whole file as one JSON value.
+
+        Raises:
+            WorkloadError: it is none; the message names the line.
+        """
+        try:
+            return json.loads("\n".join(self.lines))
+        except json.JSONDecodeError as error:
+            raise WorkloadError(f"{self.path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
+        except RecursionError as error:
+            raise WorkloadError(f"{self.path} is JSON nested too deeply to be a list of requests.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request as it stands in a file."""
+
+    path: Path
+    line: int
+    fields: Mapping[str, Any]
+
+    def error(self, sentence: str) -> WorkloadError:
+        """The error that says what is wrong with this row."""
+        return WorkloadError(f"{self.path}, line {self.line}: {sentence}.")
+
+    def whole(self, name: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
+        """The whole number in field `name`, from text or JSON.
+
+        Raises:
+            WorkloadError: it is none, or out of range.
+        """
+        value = self._value(name)
+        if isinstance(value, str):
+            digits = value.strip()
+            # Python's int() would take 1_000 and digits of other scripts.
+            number = int(digits) if digits.isascii() and digits.removeprefix("-").isdigit() else None
+        else:
+            number = value if isinstance(value, int) and not isinstance(value, bool) else None
+        if number is None or not minimum <= number <= maximum:
+            raise self.error(f"{name} should be a whole number from {minimum} to {maximum}, not {value!r}")
+        return number
+
+    def number(self, name: str) -> float:
+        """The finite number of at least 0 in field `name`, from text or JSON.
+
+        Raises:
+            WorkloadError: it is none.
+        """
+        value = self._value(name)
+        try:
+            number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else -1.0
+        except (ValueError, OverflowError):
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            raise self.error(f"{name} should be a finite number of at least 0, not {value!r}")
+        return number
+
+    def _value(self, name: str) -> Any:
+        if name not in self.fields:
+            raise self.error(f"{name} is missing")
+        return self.fields[name]

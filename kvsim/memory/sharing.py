@@ -1,0 +1,209 @@
+"""Sequences that branch: several answers to one prompt, over one pool, with reference counts and copy-on-write.
+
+A branch holds a table of blocks. Forking copies the table, not the blocks; whoever writes into a block that others hold gets
+a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
+
+    cache = BranchingCache(BlockPool(1000), block_size=16)
+    first = cache.start(prompt_tokens)
+    second = cache.fork(first)
+    cache.append(first)     # copies the last block, if it is not full
+    cache.append(second)    # is alone in it now
+
+What the tokens are, and which branches a beam search keeps, is not known here; `beam_search` draws it at random.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import BudgetError, IntegrityError, UsageError
+from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
+
+if TYPE_CHECKING:
+    from kvsim.memory.blocks import BlockPool
+
+
+class Branch:
+    """One answer while it grows."""
+
+    __slots__ = ("blocks", "num_tokens")
+
+    def __init__(self, blocks: list[int], num_tokens: int) -> None:
+        self.blocks = blocks
+        self.num_tokens = num_tokens
+        """Tokens written: the prompt's and its own."""
+
+
+class BranchingCache:
+    """Block tables of branches over a `BlockPool` that nobody else uses."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        if block_size < 1:
+            raise UsageError(f"block_size should be at least 1, not {block_size}.")
+        self.pool = pool
+        self.block_size = block_size
+        self.num_copies = 0
+        """Blocks that were copied because somebody wrote into them while others held them."""
+        self._branches: dict[Branch, None] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in use, each counted once."""
+        return self.pool.num_usable - self.pool.num_free
+
+    @property
+    def num_unshared(self) -> int:
+        """Blocks that would be in use if every branch had its own."""
+        return sum(len(branch.blocks) for branch in self._branches)
+
+    def start(self, prompt_tokens: int) -> Branch:
+        """A branch that has written its prompt.
+
+        Raises:
+            BudgetError: there are not enough free blocks.
+        """
+        branch = Branch(self._take(-(-prompt_tokens // self.block_size)), prompt_tokens)
+        self._branches[branch] = None
+        return branch
+
+    def fork(self, branch: Branch) -> Branch:
+        """A second branch with everything that `branch` has written."""
+        self.pool.touch(branch.blocks)
+        twin = Branch(list(branch.blocks), branch.num_tokens)
+        self._branches[twin] = None
+        return twin
+
+    def append(self, branch: Branch) -> None:
+        """Write one token.
+
+        Raises:
+            BudgetError: a new block is needed and none is free.
+        """
+        if branch.num_tokens == len(branch.blocks) * self.block_size:
+            branch.blocks += self._take(1)
+        elif self.pool.refs(branch.blocks[-1]) > 1:
+            [copy] = self._take(1)
+            self.pool.give([branch.blocks[-1]])
+            branch.blocks[-1] = copy
+            self.num_copies += 1
+        branch.num_tokens += 1
+
+    def free(self, branch: Branch) -> None:
+        """Let go of everything that `branch` holds."""
+        del self._branches[branch]
+        self.pool.give(branch.blocks[::-1])
+
+    def breakdown(self) -> Breakdown:
+        """Where every slot goes now; a slot that several branches share counts once."""
+        slots = [0] * NUM_STATES
+        written: dict[int, int] = {}
+        for branch in self._branches:
+            for index, block in enumerate(branch.blocks):
+                in_block = min(self.block_size, branch.num_tokens - index * self.block_size)
+                written[block] = max(written.get(block, 0), in_block)
+        slots[SlotState.TOKEN] = sum(written.values())
+        slots[SlotState.INTERNAL] = len(written) * self.block_size - slots[SlotState.TOKEN]
+        slots[SlotState.FREE] = self.pool.num_free * self.block_size
+        return Breakdown(slots=np.array(slots))
+
+    def check_integrity(self) -> None:
+        """Raise unless every block has as many references as tables name it, and every slot is in one state.
+
+        Raises:
+            IntegrityError: with the figures that do not agree.
+        """
+        self.pool.check_integrity()
+        named = Counter(block for branch in self._branches for block in branch.blocks)
+        for block, count in named.items():
+            if self.pool.refs(block) != count:
+                raise IntegrityError(f"{count} tables name block {block}, which has {self.pool.refs(block)} references.")
+        self.breakdown().check(self.pool.num_usable * self.block_size)
+
+    def _take(self, num_blocks: int) -> list[int]:
+        if num_blocks > self.pool.num_free:
+            raise BudgetError(
+                f"{num_blocks} blocks are needed and {self.pool.num_free} of {self.pool.num_usable} are free; "
+                "give the pool more blocks."
+            )
+        taken, _ = self.pool.take(num_blocks)
+        return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What sharing saved over the life of one request: sums over its steps, so that requests can be added up."""
+
+    held_block_steps: int
+    unshared_block_steps: int
+    num_copies: int
+
+    def __add__(self, other: Sharing) -> Sharing:
+        return Sharing(
+            held_block_steps=self.held_block_steps + other.held_block_steps,
+            unshared_block_steps=self.unshared_block_steps + other.unshared_block_steps,
+            num_copies=self.num_copies + other.num_copies,
+        )
+
+    @property
+    def saved_percent(self) -> float:
+        """Blocks saved by sharing, of those that would be needed without."""
+        return 100 * (1 - self.held_block_steps / self.unshared_block_steps)
+
+
+def parallel_sampling(cache: BranchingCache, prompt_tokens: int, output_tokens: int, num_samples: int) -> Sharing:
+    """Answer one prompt `num_samples` times, each with `output_tokens` tokens, in a cache that is empty before and after."""
+    return beam_search(cache, prompt_tokens, output_tokens, num_samples, reshuffle=0.0, rng=np.random.default_rng(0))
+
+
+def beam_search(
+    cache: BranchingCache,
+    prompt_tokens: int,
+    output_tokens: int,
+    width: int,
+    *,
+    reshuffle: float,
+    rng: np.random.Generator,
+) -> Sharing:
+    """Search for one answer of `output_tokens` tokens with `width` beams, in a cache that is empty before and after.
+
+    Args:
+        cache: where the beams live.
+        prompt_tokens: length of the prompt.
+        output_tokens: length of the answer.
+        width: beams that are kept after every token.
+        reshuffle: probability that after a token every kept beam continues one drawn at random, so that some have several
+            heirs and others none. Otherwise each continues itself. 0 is parallel sampling.
+        rng: what decides it.
+    """
+    if width < 1 or not 0 <= reshuffle <= 1:
+        raise UsageError(f"width is {width} and reshuffle {reshuffle}; they should be at least 1, and between 0 and 1.")
+    copies_before, held, unshared = cache.num_copies, 0, 0
+    beams = [cache.start(prompt_tokens)]
+    beams += [cache.fork(beams[0]) for _ in range(width - 1)]
+    reshuffled = rng.random(output_tokens) < reshuffle
+    for step in range(output_tokens - 1):  # the last token is never written
+        if reshuffled[step]:
+            beams = _heirs(cache, beams, rng.integers(width, size=width).tolist())
+        for beam in beams:
+            cache.append(beam)
+        held += cache.num_held
+        unshared += cache.num_unshared
+    for beam in beams:
+        cache.free(beam)
+    return Sharing(
+        held_block_steps=held, unshared_block_steps=unshared, num_copies=cache.num_copies - copies_before
+    )
+
+
+def _heirs(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
+    """The beams that continue those of index `parents`; a beam without an heir is freed."""
+    heirs = []
+    for parent, count in Counter(parents).items():
+        heirs += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]
+    for index in set(range(len(beams))) - set(parents):
+        cache.free(beams[index])
+    return heirs
