@@ -1,0 +1,100 @@
+"""Calibration on recordings whose truth is known: simulations with a step-time model of our own, told to be measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvsim.calibration import calibrate
+from kvsim.calibration.observed import observe
+from kvsim.calibration.predict import predict_ends, step_errors
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.recording import Recording, find, read
+from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.simulation import Machine, simulate
+from kvsim.steptime import Roofline
+from kvsim.workload import LogNormal, Poisson, generate
+
+H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+PRIOR = Roofline.for_gpu(H200, LLAMA)
+TRUTH = replace(
+    PRIOR,
+    weights_s=PRIOR.weights_s * 1.2,
+    active_weights_s=PRIOR.weights_s * 1.2,
+    token_s=PRIOR.token_s * 0.8,
+    context_token_s=PRIOR.context_token_s * 1.3,
+    eager_launch_s=PRIOR.eager_launch_s * 0.7,
+    turnaround_step_s=120e-6,
+)
+
+
+def measured(seed: int, *, asynchronous: bool = True, stalls: float = 0.0) -> Recording:
+    """A run whose step times are `TRUTH`, with a share of steps during which the host stalls."""
+    workload = generate(
+        80,
+        arrivals=Poisson(rate_per_s=15),
+        prompt=LogNormal(mean_tokens=250, sigma=1.0),
+        output=LogNormal(mean_tokens=60, sigma=0.8),
+        seed=seed,
+    )
+    policy = Paged(scheduler=ContinuousSettings(async_scheduling=asynchronous))
+    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=TRUTH)
+    recording = simulate(workload, policy, machine, stamp_at_entry=True)
+    steps = recording.steps
+    delayed = np.random.default_rng(seed).random(len(steps)) < stalls
+    late_s = np.maximum.accumulate(np.cumsum(delayed * 0.03))
+    engine = {"name": "vllm", "max_model_len": 8192}
+    return replace(
+        recording,
+        name=f"measured-{seed}",
+        meta=replace(recording.meta, source="vllm", engine=engine),
+        steps=replace(steps, start_s=steps.start_s + np.append(0.0, late_s[:-1]), end_s=steps.end_s + late_s),
+    )
+
+
+def mean_percent(times: Roofline, recording: Recording) -> float:
+    observed = observe(recording)
+    return 100 * float(step_errors(times, observed).mean() / np.diff(observed.end_s).mean())
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_true_model_predicts_every_step_of_its_own_simulation(asynchronous: bool) -> None:
+    observed = observe(measured(1, asynchronous=asynchronous))
+    assert np.abs(predict_ends(TRUTH, observed) - observed.end_s).max() < 1e-9
+
+
+def test_the_fit_finds_times_that_predict_a_run_it_has_not_seen() -> None:
+    profile = calibrate([measured(1), measured(2)], held_out=False)
+    unseen = measured(3)
+    assert abs(mean_percent(PRIOR, unseen)) > 5, "the roofline it starts from is far off"
+    assert abs(mean_percent(profile.times, unseen)) < 1
+    assert profile.times.turnaround_step_s == pytest.approx(TRUTH.turnaround_step_s, rel=0.1)
+
+
+def test_stalls_are_not_coefficients() -> None:
+    profile = calibrate([measured(1, stalls=0.004), measured(2, stalls=0.004)], held_out=False)
+    assert abs(mean_percent(profile.times, measured(3))) < 2
+
+
+def test_each_recording_is_left_out_once() -> None:
+    fits: list[tuple[int, int]] = []
+    profile = calibrate([measured(1), measured(2)], progress=lambda done, total: fits.append((done, total)))
+    assert fits == [(1, 3), (2, 3), (3, 3)]
+    assert all(residual.held_out_percent is not None for residual in profile.residuals)
+    assert all(abs(residual.held_out_percent or 0) < 2 for residual in profile.residuals)
+
+
+def test_what_cannot_be_calibrated_on_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to calibrate on"):
+        calibrate([])
+    simulated = replace(measured(1), meta=replace(measured(1).meta, source="simulation"))
+    with pytest.raises(UsageError, match="is a simulation"):
+        calibrate([simulated])
+    granite = read(find("vllm-h200-granite-350m-gsm8k"))
+    with pytest.raises(UsageError, match="a profile is for one model"):
+        calibrate([measured(1), granite])

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.hardware import find_gpu
+from kvsim.models import Model, find_model
+from kvsim.profiles import ENGINES, EXPLANATIONS, find, listed_name, load, match, save, shipped
+from kvsim.recording import find as find_recording
+from kvsim.recording import read
+from kvsim.steptime import Roofline, StepShape
+
+DECODE = StepShape(32, 32, 0, 12_000, 0)
+
+
+def test_every_shipped_profile_says_where_it_comes_from() -> None:
+    assert len(shipped()) >= 6
+    for profile in shipped():
+        assert profile.engine in ENGINES
+        assert profile.calibrated
+        assert profile.gpu in profile.label
+        for residual in profile.residuals:
+            assert find_recording(residual.recording).is_dir(), "the recordings that it was fitted to ship too"
+
+
+def test_no_shipped_profile_was_fitted_to_a_held_out_recording() -> None:
+    fitted = {residual.recording for profile in shipped() for residual in profile.residuals}
+    assert not [name for name in fitted if "heldout" in name]
+
+
+def test_no_coefficient_is_negative_and_each_is_explained() -> None:
+    names = {item.name for item in fields(Roofline)} - {"label", "calibrated"}
+    assert set(EXPLANATIONS) == names
+    for profile in shipped():
+        assert all(getattr(profile.times, name) >= 0 for name in names)
+
+
+@pytest.mark.parametrize("profile", shipped(), ids=lambda profile: f"{profile.engine}-{profile.model}")
+def test_a_profile_comes_back_from_its_file(profile: object, tmp_path: Path) -> None:
+    again = load(save(profile, tmp_path / "again.toml", "made by a test"))  # type: ignore[arg-type]
+    assert again.step_time(DECODE) == pytest.approx(profile.step_time(DECODE), rel=1e-5)  # type: ignore[attr-defined]
+    assert (again.residuals, again.ranges.keys()) == (profile.residuals, profile.ranges.keys())  # type: ignore[attr-defined]
+    assert [file.name for file in tmp_path.iterdir()] == ["again.toml"]
+
+
+def test_the_matching_profile_is_found_whatever_the_recording_calls_its_model() -> None:
+    model = Model.from_shape(read(find_recording("vllm-h200-llama-3-8b-sharegpt-pressure")).meta.model)
+    assert model.name == "llama-3-8b"
+    assert listed_name(model) == "meta-llama/Meta-Llama-3-8B"
+    profile = match(find_gpu("H200"), model, "vllm")
+    assert profile is not None
+    assert profile.model == "meta-llama/Meta-Llama-3-8B"
+
+
+def test_nothing_matches_another_gpu_or_engine() -> None:
+    llama = find_model("Meta-Llama-3-8B")
+    assert match(find_gpu("T4"), llama, "vllm") is None
+    assert match(find_gpu("H200"), llama, "hf-static") is None
+
+
+def test_a_transferred_profile_says_so_and_scales_with_the_hardware() -> None:
+    h200, t4 = find_gpu("H200"), find_gpu("T4")
+    profile = find("vllm-h200-llama-3-8b")
+    moved = profile.transfer(h200, t4)
+    assert not moved.calibrated
+    assert "transferred from H200 to T4" in moved.label
+    bandwidth = h200.bandwidth_bytes_per_s / t4.bandwidth_bytes_per_s
+    assert moved.times.weights_s == pytest.approx(profile.times.weights_s * bandwidth)
+    assert moved.times.host_step_s == profile.times.host_step_s, "the host stays"
+    assert moved.step_time(DECODE).gpu_s > 5 * profile.step_time(DECODE).gpu_s
+
+
+def test_a_step_beyond_the_fitted_range_is_named() -> None:
+    profile = find("vllm-h200-llama-3-8b")
+    assert profile.outside(DECODE) == []
+    beyond = profile.outside(DECODE._replace(num_seqs=5000, context_tokens=10**9))
+    assert [words.split()[0] for words in beyond] == ["num_seqs", "context_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "cannot be read"),
+        ("gpu = ", "is not TOML"),
+        ("gpu = 'H200'", "is incomplete or wrong: 'model'"),
+    ],
+)
+def test_a_bad_profile_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=sentence):
+        load(file)
+
+
+def test_an_unknown_profile_suggests_one() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean vllm-h200-llama-3-8b"):
+        find("vllm-h100-llama-3-8b")
