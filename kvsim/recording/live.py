@@ -92,7 +92,7 @@ class LiveFeed:
                     renew = self._read(lines)
             except (OSError, ValueError) as error:
                 self.ended = f"the connection to {self.name} broke: {error}."
-            except RecordingError as error:
+            except (RecordingError, LookupError, TypeError) as error:
                 self.ended = f"{self.name} sent something else than a recording: {error}"
             if not renew:
                 self.ended = self.ended or f"the server at {self.name} has hung up."

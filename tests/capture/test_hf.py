@@ -1,0 +1,111 @@
+"""Hugging Face, for real: a tiny model with random weights on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra hf is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+from click.testing import CliRunner  # noqa: E402
+
+from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model  # noqa: E402
+from kvsim.cli.capture import command  # noqa: E402
+from kvsim.errors import UsageError  # noqa: E402
+from kvsim.memory.waste import SlotState  # noqa: E402
+from kvsim.metrics import waste  # noqa: E402
+from kvsim.recording import Replay, read, write  # noqa: E402
+from kvsim.workload import Workload  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # the warnings of other people's packages are not ours
+
+PROMPTS, OUTPUTS = [5, 9, 3, 4, 8, 2], [4, 6, 3, 2, 9, 5]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("tiny")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        max_position_embeddings=256,
+        architectures=["LlamaForCausalLM"],
+        dtype="float32",
+    )
+    config.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return load_model(folder, device="cpu")
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload(arrival_s=np.zeros(6), prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_batches_are_recorded_as_the_rectangles_they_are(model: Any, workload: Workload, cache: str) -> None:
+    with GenerateRecorder(model) as recorder:
+        generate_workload(model, workload, batch_size=4, cache=cache, recorder=recorder)
+    recording = recorder.recording("tiny")
+    assert len(recording.steps) == 6 + 9, "each batch runs to its longest output"
+    assert recording.requests.prompt_tokens.tolist() == PROMPTS
+    assert recording.requests.output_tokens.tolist() == OUTPUTS
+    assert recording.meta.policy["cache"] == cache
+    assert recording.steps.prefill_tokens[[0, 6]].tolist() == [4 * 9, 2 * 8]
+    first, last = waste(Replay(recording)).slots[[0, 5]]
+    assert first[SlotState.TOKEN] == sum(PROMPTS[:4])
+    assert first[SlotState.PADDING] == 4 * 9 - sum(PROMPTS[:4])
+    assert last[SlotState.TOKEN] == 9 + 5, "only the longest row is alive in the batch's last step"
+    assert np.diff(recording.steps.start_s).min() >= 0
+
+
+def test_a_program_of_ones_own(model: Any) -> None:
+    ids = torch.tensor([[0, 0, 11, 12], [21, 22, 23, 24]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    plain = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    with GenerateRecorder(model) as recorder:
+        watched = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert torch.equal(plain, watched), "being watched changes nothing"
+    recording = recorder.recording()
+    assert recording.requests.prompt_tokens.tolist() == [2, 4]
+    assert len(recording.steps) == watched.shape[1] - 4
+    assert "generate" not in vars(model), "the model is as it was"
+
+
+def test_nothing_generated(model: Any) -> None:
+    with GenerateRecorder(model) as recorder:
+        pass
+    with pytest.raises(UsageError, match="nothing was recorded"):
+        recorder.recording()
+
+
+def test_a_recording_round_trips(model: Any, workload: Workload, tmp_path: Path) -> None:
+    with GenerateRecorder(model) as recorder:
+        generate_workload(model, workload, batch_size=6, recorder=recorder)
+    again = read(write(recorder.recording("tiny"), tmp_path / "tiny"))
+    assert again.meta.model["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4
+    assert again.requests.output_tokens.tolist() == OUTPUTS
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    arguments = ["hf", "--model", str(folder), "--arrivals", "at-once", "--num-requests", "5", "--prompt-tokens", "6:0.4"]
+    arguments += ["--output-tokens", "4:0.3", "--batch-size", "2", "-o", str(output), "--device", "cpu"]
+    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    recording = read(output)
+    assert len(recording.requests) == 5
+    assert recording.meta.policy["batch_size"] == 2
+    with pytest.raises(UsageError, match="exists; choose another name"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)

@@ -1,0 +1,92 @@
+"""Logs that the recording scheduler wrote inside vLLM 0.25.1, against what vLLM's scheduler said of the same workloads.
+
+The logs in `logs/` were recorded by `kvsim.capture.vllm` in the engine that also made the golden pairs of `tests/conformance/golden`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.conformance import verify_recording
+from kvsim.recording import Recording, Replay, RequestStatus, read, write
+from kvsim.recording.eventlog import FILE_NAME
+
+LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
+GOLDEN = Path(__file__).parent.parent / "conformance" / "golden"
+
+
+@pytest.fixture(params=LOGS, ids=lambda file: file.stem)
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = tmp_path / request.param.stem
+    folder.mkdir()
+    shutil.copy(request.param, folder / FILE_NAME)
+    return folder
+
+
+def steps_of_the_engine(name: str) -> list[dict[str, Any]]:
+    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in file]
+    return [item for item in records if item["kind"] == "schedule" and (item["total"] or item["preempted"])]
+
+
+def test_every_step_holds_what_the_engine_held(log: Path) -> None:
+    recording = read(log)
+    replay, engine = Replay(recording), steps_of_the_engine(log.name)
+    names = recording.requests.id
+    assert len(recording.steps) == len(engine)
+    for step, said in enumerate(engine):
+        replay.seek(step)
+        live = replay.live_requests()
+        assert [names[row] for row in live] == said["running"]
+        assert sorted(names[row] for row in replay.waiting_requests()) == sorted(said["waiting"])
+        assert {names[row]: replay.block_table(row)[1].tolist() for row in live} == said["blocks"]
+        computed = replay.computed(live)
+        assert {str(names[row]): int(tokens) for row, tokens in zip(live, computed, strict=True)} == {
+            name: said["computed"][name] for name in said["running"]
+        }
+        assert int((replay.owner == -1).sum()) == said["free"] == recording.steps.free_units[step]
+
+
+def test_cached_blocks_are_those_that_the_engine_could_hit(log: Path) -> None:
+    recording = read(log)
+    replay = Replay(recording)
+    for step, said in enumerate(steps_of_the_engine(log.name)):
+        replay.seek(step)
+        held_keys = said["cached_keys"]
+        assert int(replay.cached.sum()) <= held_keys, "a free block with a prefix has a key"
+
+
+def test_a_log_verifies_and_packs(log: Path, tmp_path: Path) -> None:
+    recording = read(log)
+    assert verify_recording(recording).equal
+    packed = read(write(recording, tmp_path / "packed"))
+    assert verify_recording(packed).equal
+    assert np.array_equal(packed.steps.free_units, recording.steps.free_units)
+
+
+def test_aborted_requests_are_told_apart(log: Path) -> None:
+    recording: Recording = read(log)
+    workload = json.loads((GOLDEN / f"{log.name}.json").read_text())
+    aborted = {item["id"] for item in workload["requests"] if item.get("abort_step") is not None}
+    status = recording.requests.status
+    assert set(recording.requests.id[status == RequestStatus.ABORTED].tolist()) <= aborted
+    assert RequestStatus.UNFINISHED not in status
+
+
+def test_a_killed_engine_leaves_a_recording(log: Path) -> None:
+    file = log / FILE_NAME
+    whole = file.read_bytes()
+    lines = whole.count(b"\n")
+    for share in (0.3, 0.6, 0.9):
+        file.write_bytes(whole[: int(len(whole) * share)])
+        recording = read(log)
+        assert 0 < len(recording.steps)
+        assert len(Replay(recording).live_requests()) >= 0
+    assert lines > 20

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.capture.prompts import token_ids
+from kvsim.capture.shapes import has_weights, model_folder
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.workload import Workload
+
+
+def test_prompts_share_what_the_workload_says_and_nothing_else() -> None:
+    workload = Workload(
+        arrival_s=np.zeros(4),
+        prompt_tokens=[40, 50, 45, 60],
+        output_tokens=[1, 1, 1, 1],
+        prefix_group=[0, 0, 1, -1],
+        prefix_tokens=[32, 16, 32, 0],
+        prefix_names=["a", "b"],
+    )
+    prompts = token_ids(workload, vocab_size=1000)
+    assert [len(prompt) for prompt in prompts] == [40, 50, 45, 60]
+    assert prompts[0][:16] == prompts[1][:16]
+    assert prompts[0][16:20] != prompts[1][16:20]
+    assert prompts[0][:16] != prompts[2][:16]
+    assert prompts == token_ids(workload, vocab_size=1000), "the same seed draws the same tokens"
+    assert all(10 <= token < 1000 for prompt in prompts for token in prompt)
+
+
+def test_a_listed_model_becomes_a_configuration(tmp_path: Path) -> None:
+    folder = model_folder("llama-3-8b", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["num_key_value_heads"], config["vocab_size"]) == (32, 8, 128256)
+    assert not has_weights(folder)
+    assert model_folder(str(folder), tmp_path) == folder, "a folder with a configuration is taken as it is"
+
+
+def test_what_random_weights_cannot_stand_in_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a plain grouped-query decoder"):
+        model_folder("DeepSeek-V3", tmp_path)
+    with pytest.raises(UnknownNameError, match="there is no model"):
+        model_folder("no-such-model", tmp_path)
