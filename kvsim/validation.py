@@ -198,7 +198,7 @@ class _Watched:
         return self._times.entry_s(prompt_tokens)
 
     def step_time(self, shape: StepShape) -> StepTime:
-        self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
+        self._largest = [max(most, np.max(value)) for most, value in zip(self._largest, shape, strict=True)]
         return self._times.step_time(shape)
 
     def outside(self) -> list[str]:

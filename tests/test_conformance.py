@@ -465,3 +465,10 @@ def test_a_workload_file_that_is_not_json_is_named_with_its_line(tmp_path: Path)
 def test_small_generated_workloads_are_equal_to_their_recordings(number: int) -> None:
     recording = Watch(parse_workload(small(Random(number)), "generated")).recording()
     assert verify_recording(recording).equal
+
+
+@pytest.mark.parametrize("modelled", [{"swap_gib": 1.0}, {"num_speculative_tokens": 3}])
+def test_what_is_only_modelled_is_not_compared(pressure: Recording, modelled: dict[str, object]) -> None:
+    recording = replace(pressure, meta=replace(pressure.meta, policy={**pressure.meta.policy, **modelled}))
+    with pytest.raises(RecordingError, match="swapping or speculation, which kvsim models"):
+        verify_recording(recording)

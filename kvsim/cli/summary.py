@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsim.cli.show import print_table, seconds
+from kvsim.cli.show import print_table, seconds, size
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.recording import Recording
@@ -34,6 +34,9 @@ def print_summaries(title: str, recordings: Sequence[Recording], summaries: Sequ
     row("aborted", [f"{summary.num_aborted:,}" for summary in summaries])
     row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
     row("kept waiting by fragmentation", [f"{summary.num_fragmented_requests:,}" for summary in summaries])
+    if any(summary.swapped_out_bytes for summary in summaries):
+        row("swapped out", [size(summary.swapped_out_bytes) for summary in summaries])
+        row("swapped in", [size(summary.swapped_in_bytes) for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
     note = "\n".join(dict.fromkeys(time_source(recording) for recording in recordings))

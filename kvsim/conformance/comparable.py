@@ -32,6 +32,11 @@ def check_comparable(recording: Recording) -> None:
             f"recording {recording.name!r} is of a {meta.policy_name} cache from {meta.source}; only a paged one, from "
             "vLLM or from kvsim run --policy paged, can be compared block for block."
         )
+    if meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"):
+        raise RecordingError(
+            f"recording {recording.name!r} was made with swapping or speculation, which kvsim models and vLLM 0.25.1 does "
+            "differently or not at all; only runs without them can be compared block for block."
+        )
     if meta.pool.num_units is None or meta.pool.first_unit != NULL_BLOCK + 1:
         raise RecordingError(
             f"recording {recording.name!r} has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's "

@@ -49,6 +49,9 @@ class Summary:
     """
     num_fragmented_requests: int
     """Requests that waited at the head of the queue for that reason, whether for a step or for a thousand."""
+    swapped_out_bytes: int
+    """Copied to the host instead of being computed again."""
+    swapped_in_bytes: int
     prefix_hit_tokens: int
     """Prompt tokens that needed no computing when their request was first scheduled."""
     mean_waiting: float
@@ -92,6 +95,8 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         num_preemptions=recording.num_preemptions,
         num_fragmented_steps=len(fragmented_s),
         num_fragmented_requests=_num_heads(recording, fragmented_s),
+        swapped_out_bytes=_bytes(recording, steps.swapped_out_units),
+        swapped_in_bytes=_bytes(recording, steps.swapped_in_units),
         prefix_hit_tokens=int(requests.cached_tokens.sum()),
         mean_waiting=_step_mean(slots, steps.waiting),
         wait_s=Distribution.of(times.wait_s),
@@ -106,6 +111,11 @@ def _num_heads(recording: Recording, time_s: FloatArray) -> int:
     """How many requests stood at the head of the queue at some of these times: it changes when somebody is admitted."""
     admitted_s = recording.requests.first_scheduled_s
     return len(np.unique(np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")))
+
+
+def _bytes(recording: Recording, units: IntArray | None) -> int:
+    """All units of a column of the steps, in bytes."""
+    return 0 if units is None else int(units.sum()) * recording.meta.pool.bytes_per_unit
 
 
 def _step_mean(slots: Waste | None, values: IntArray) -> float:

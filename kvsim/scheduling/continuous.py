@@ -81,16 +81,15 @@ class ContinuousScheduler:
 
     def schedule(self) -> Batch:
         """Decide the next step and allocate its memory."""
-        return self.schedule_rest(0, self.settings.max_num_batched_tokens)
+        return self.schedule_rest(0, self.settings.max_num_batched_tokens, [])
 
-    def schedule_rest(self, num_served: int, budget: int) -> Batch:
+    def schedule_rest(self, num_served: int, budget: int, preempted: list[Sequence]) -> Batch:
         """Decide the next step for all but the first `num_served` running sequences, which have had their tokens of it.
 
-        `budget` is what they have left of `max_num_batched_tokens`. The caller has made sure that none of them would
-        have to be preempted.
+        `budget` is what they have left of `max_num_batched_tokens`, and `preempted` who had to make room for them. The
+        caller has made sure that none of them would have to be preempted for others.
         """
         tokens: dict[Sequence, int] = {}
-        preempted: list[Sequence] = []
         budget = self._schedule_running(tokens, preempted, budget, num_served)
         num_admitted = 0
         if not preempted:
@@ -114,7 +113,8 @@ class ContinuousScheduler:
         """Outputs that the step under way yields for `sequence`, which is emitting: one, and the drafts accepted."""
         if self._speculation is None:
             return 1
-        return min(1 + self._speculation.num_accepted(sequence), self._num_outputs_left(sequence))
+        left = min(sequence.output_tokens, sequence.max_tokens) - sequence.num_outputs
+        return min(1 + self._speculation.num_accepted(sequence), left)
 
     def update(self, batch: Batch) -> list[Sequence]:
         """Process the outputs of `batch` and return the sequences that ended by it."""
@@ -142,9 +142,7 @@ class ContinuousScheduler:
             self._unflushed = True
         return ended
 
-    def _schedule_running(
-        self, tokens: dict[Sequence, int], preempted: list[Sequence], budget: int, index: int
-    ) -> int:
+    def _schedule_running(self, tokens: dict[Sequence, int], preempted: list[Sequence], budget: int, index: int) -> int:
         """Give every running sequence from `index` on its next tokens; return what is left of `budget`."""
         running, memory = self.running, self.memory
         longest = self.settings.max_model_len - 1
@@ -206,6 +204,12 @@ class ContinuousScheduler:
             return self.running[-1]
         return max(self.running, key=lambda sequence: (sequence.priority, sequence.arrival))
 
+    def preempt_last(self) -> Sequence:
+        """Preempt the sequence that was admitted last, and return it."""
+        sequence = self.running.pop()
+        self._preempt(sequence)
+        return sequence
+
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything back from a running sequence; it computes its tokens again unless the memory has a copy."""
         sequence.status = Status.PREEMPTED
@@ -220,11 +224,6 @@ class ContinuousScheduler:
         sequence.num_tokens += self.num_outputs_of(sequence)
         sequence.computed = sequence.num_tokens - 1
         sequence.drafts = speculation.num_tokens
-
-    def _num_outputs_left(self, sequence: Sequence) -> int:
-        """Outputs after which `sequence` is complete."""
-        wanted = min(sequence.output_tokens, sequence.max_tokens) - sequence.num_outputs
-        return min(wanted, self.settings.max_model_len - sequence.num_tokens)
 
     def _is_complete(self, sequence: Sequence) -> bool:
         outputs = sequence.num_outputs

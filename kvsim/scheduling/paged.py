@@ -44,6 +44,11 @@ class PagedManager:
         """Blocks that could be handed out now, those holding a reusable prefix included."""
         return self.pool.num_free
 
+    @property
+    def num_cached_units(self) -> int:
+        """Of them, the blocks that hold a reusable prefix."""
+        return self.pool.num_cached
+
     def unusable_units(self, head: Sequence | None) -> int:  # noqa: ARG002  the seam is wider than this policy
         """Any free block serves any sequence: there is no external fragmentation."""
         return 0
