@@ -33,6 +33,10 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_jso
     if list_only:
         print_table("", ["row", "what", "source"], [(row.name, row.title, row.source) for row in chosen])
         return
+    if plot is not None:
+        from kvsim.plots.files import file_type
+
+        file_type(plot)  # before minutes are spent on what could not be written
     outcomes = []
     for row in chosen:
         with progress(row.name) as report:

@@ -1,7 +1,7 @@
 """Sequences that branch: several answers to one prompt, over one pool, with reference counts and copy-on-write.
 
-A branch holds a table of blocks. Forking copies the table, not the blocks; whoever writes into a block that others hold gets
-a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
+A branch holds a table of blocks. Forking copies the table, not the blocks; whoever writes into a block that others hold
+gets a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
 
     cache = BranchingCache(BlockPool(1000), block_size=16)
     first = cache.start(prompt_tokens)
@@ -9,7 +9,7 @@ a copy of it first. Full blocks are never written again, so only last blocks are
     cache.append(first)     # copies the last block, if it is not full
     cache.append(second)    # is alone in it now
 
-What the tokens are, and which branches a beam search keeps, is not known here; `beam_search` draws it at random.
+What the tokens are, and which branches a beam search keeps, is not known here: `beam_search` draws it at random.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class BranchingCache:
         named = Counter(block for branch in self._branches for block in branch.blocks)
         for block, count in named.items():
             if self.pool.refs(block) != count:
-                raise IntegrityError(f"{count} tables name block {block}, which has {self.pool.refs(block)} references.")
+                raise IntegrityError(
+                    f"{count} tables name block {block}, which has {self.pool.refs(block)} references."
+                )
         self.breakdown().check(self.pool.num_usable * self.block_size)
 
     def _take(self, num_blocks: int) -> list[int]:
@@ -154,11 +156,6 @@ class Sharing:
         return 100 * (1 - self.held_block_steps / self.unshared_block_steps)
 
 
-def parallel_sampling(cache: BranchingCache, prompt_tokens: int, output_tokens: int, num_samples: int) -> Sharing:
-    """Answer one prompt `num_samples` times, each with `output_tokens` tokens, in a cache that is empty before and after."""
-    return beam_search(cache, prompt_tokens, output_tokens, num_samples, reshuffle=0.0, rng=np.random.default_rng(0))
-
-
 def beam_search(
     cache: BranchingCache,
     prompt_tokens: int,
@@ -170,13 +167,15 @@ def beam_search(
 ) -> Sharing:
     """Search for one answer of `output_tokens` tokens with `width` beams, in a cache that is empty before and after.
 
+    Beams that never change places are parallel sampling: `width` answers to one prompt, with nothing else in common.
+
     Args:
         cache: where the beams live.
         prompt_tokens: length of the prompt.
         output_tokens: length of the answer.
         width: beams that are kept after every token.
-        reshuffle: probability that after a token every kept beam continues one drawn at random, so that some have several
-            heirs and others none. Otherwise each continues itself. 0 is parallel sampling.
+        reshuffle: probability that after a token every kept beam continues one drawn at random, so that some have
+            several heirs and others none. Otherwise each continues itself.
         rng: what decides it.
     """
     if width < 1 or not 0 <= reshuffle <= 1:
@@ -194,9 +193,7 @@ def beam_search(
         unshared += cache.num_unshared
     for beam in beams:
         cache.free(beam)
-    return Sharing(
-        held_block_steps=held, unshared_block_steps=unshared, num_copies=cache.num_copies - copies_before
-    )
+    return Sharing(held_block_steps=held, unshared_block_steps=unshared, num_copies=cache.num_copies - copies_before)
 
 
 def _heirs(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:

@@ -12,9 +12,10 @@ from kvsim.kernels import KernelsSeen
 from kvsim.memory.padded import Rectangle
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 from kvsim.policies import Static
-from kvsim.recording import Pool, RecordingBuilder, RequestStatus
+from kvsim.recording import Pool, RequestStatus
 from kvsim.scheduling.static import StaticBatch, StaticScheduler
 from kvsim.simulation.arrivals import Arrivals
+from kvsim.simulation.recorder import Recorder
 from kvsim.steptime import StepShape, StepTimeModel
 
 
@@ -24,8 +25,9 @@ def static_engine(
     pool: Pool,
     step_time: StepTimeModel,
     arrivals: Arrivals,
-    recorder: RecordingBuilder,
+    recorder: Recorder,
     *,
+    leap: bool,
     check: bool,
 ) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process: take a batch, run it as far as the memory goes, look at the queue again."""
@@ -53,7 +55,7 @@ def _run_batch(
     pool: Pool,
     step_time: StepTimeModel,
     arrivals: Arrivals,
-    recorder: RecordingBuilder,
+    recorder: Recorder,
     scheduler: StaticScheduler,
     kernels: KernelsSeen,
     *,
@@ -109,7 +111,7 @@ def _run_batch(
         arrivals.ended(sequence, environment.now, status)
 
 
-def _record_growth(recorder: RecordingBuilder, batch: StaticBatch, step: int, stride: int) -> None:
+def _record_growth(recorder: Recorder, batch: StaticBatch, step: int, stride: int) -> None:
     """Report the memory that a step adds: the whole row at first, then, in a dynamic cache, a column."""
     rectangle = batch.rectangle
     position = 0 if step == 0 else rectangle.prompt_width + step - 1

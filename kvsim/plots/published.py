@@ -1,0 +1,106 @@
+"""Published figures and ours: a panel for each row, with the band around each figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from kvsim.errors import UsageError
+from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from kvsim.published import Outcome
+
+_BAND, _OURS, _FAILED = "#dde1e5", LINES[0][0], LINES[1][0]
+_BAND_HEIGHT = 0.62
+_ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
+"""Inches on the web that a figure, a panel's title and axis, and the title and legend take."""
+
+
+def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Published figures as ticks in their bands, ours as dots; crosses are outside.
+
+    Raises:
+        UsageError: there is no outcome.
+    """
+    if not outcomes:
+        raise UsageError("no published figure was reproduced, so there is nothing to draw; name at least one.")
+    counts = [len(outcome.ours) for outcome in outcomes]
+    with style(purpose):
+        height_in = _FRAME_IN + _PANEL_IN * len(outcomes) + _ROW_IN * sum(counts)
+        picture = Picture(purpose, size, aspect=height_in / 7.5)
+        panels = picture.subplots(len(outcomes), 1, squeeze=False, height_ratios=[count + 1.5 for count in counts])
+        for axes, outcome in zip(panels[:, 0], outcomes, strict=True):
+            _draw(axes, outcome)
+        misses = sum(
+            not figure.holds(ours)
+            for outcome in outcomes
+            for figure, ours in zip(outcome.row.figures, outcome.ours, strict=True)
+        )
+        verdict = f"{misses} outside the band" if misses else "all inside their bands"
+        picture.headline(
+            f"{sum(counts)} published figures and ours: {verdict}",
+            "Published: " + "; ".join(dict.fromkeys(outcome.row.source for outcome in outcomes)) + ". Ours: kvsim.",
+        )
+        picture.explain_with(
+            [
+                Patch(facecolor=_BAND, label="band"),
+                Line2D([], [], color=INK, linestyle="", marker="|", markersize=11, label="published"),
+                Line2D([], [], color=_OURS, linestyle="", marker="o", label="ours"),
+                Line2D([], [], color=_FAILED, linestyle="", marker="X", label="ours, outside the band"),
+            ],
+            num_columns=4 if purpose != "paper" else 2,
+        )
+    picture.alt_text = "Published figures and ours. " + " ".join(map(_sentence, outcomes))
+    return picture
+
+
+def _draw(axes: Axes, outcome: Outcome) -> None:
+    row = outcome.row
+    rows = range(len(row.figures))
+    axes.barh(
+        rows,
+        [figure.high - figure.low for figure in row.figures],
+        left=[figure.low for figure in row.figures],
+        height=_BAND_HEIGHT,
+        color=_BAND,
+        linewidth=0,
+    )
+    size = 0.55 * float(axes.yaxis.label.get_fontsize())
+    for place, figure, ours in zip(rows, row.figures, outcome.ours, strict=True):
+        axes.plot(figure.published, place, color=INK, marker="|", markersize=2 * size, linestyle="")
+        inside = figure.holds(ours)
+        axes.plot(
+            ours,
+            place,
+            color=_OURS if inside else _FAILED,
+            marker="o" if inside else "X",
+            markersize=size,
+            linestyle="",
+        )
+    left, right = axes.get_xlim()
+    units = dict.fromkeys(figure.unit for figure in row.figures if figure.unit)
+    axes.set(
+        yticks=list(rows),
+        yticklabels=[figure.label for figure in row.figures],
+        ylim=(len(rows) - 0.5, -0.5),
+        xlim=(min(0.0, left), right + 0.02 * (right - min(0.0, left))),  # bars leave no margin for the markers
+        xlabel=", ".join(units),
+    )
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_color(MUTED)
+    axes.set_title(f"{row.name}: {row.title}", loc="left", x=0, fontweight="bold", wrap=True)
+
+
+def _sentence(outcome: Outcome) -> str:
+    figures = "; ".join(
+        f"{figure.label}: published {figure.published:,.5g} {figure.unit}, ours {ours:,.5g}"
+        for figure, ours in zip(outcome.row.figures, outcome.ours, strict=True)
+    )
+    return f"{outcome.row.title}: {figures}."

@@ -1,0 +1,101 @@
+"""What was published, and whether ours agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+"""Called now and then with how many of a row's simulations are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One published number, and the interval around it in which ours counts as the same."""
+
+    label: str
+    published: float
+    low: float
+    high: float
+    unit: str = ""
+
+    @classmethod
+    def within(cls, label: str, published: float, margin: float, unit: str = "") -> Figure:
+        """A number that ours may miss by `margin`, in its own unit."""
+        return cls(label=label, published=published, low=published - margin, high=published + margin, unit=unit)
+
+    @classmethod
+    def near(cls, label: str, published: float, share: float, unit: str = "") -> Figure:
+        """A number that ours may miss by a `share` of it."""
+        return cls.within(label, published, share * abs(published), unit)
+
+    @classmethod
+    def exactly(cls, label: str, published: float, unit: str = "") -> Figure:
+        """A number that ours must be, to the last digit."""
+        return cls.within(label, published, 0, unit)
+
+    def holds(self, ours: float) -> bool:
+        """Whether `ours` is inside the band."""
+        return self.low <= ours <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A table, a diagram or a sentence that somebody published, and the run that reproduces it."""
+
+    name: str
+    """What it is called on the command line."""
+    title: str
+    source: str
+    band: str
+    """How far ours may be off, and why so far, in words."""
+    figures: tuple[Figure, ...]
+    reproduce: Callable[[ProgressCallback], Sequence[float]]
+    """Our numbers, in the order of `figures`."""
+    note: str = ""
+    """What was assumed, and what was chosen in the light of the published figures themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One row beside ours."""
+
+    row: Row
+    ours: tuple[float, ...]
+    """In the order of `row.figures`."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every number is inside its band."""
+        return all(figure.holds(ours) for figure, ours in zip(self.row.figures, self.ours, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as nested dictionaries of strings and numbers."""
+        return {
+            "name": self.row.name,
+            "title": self.row.title,
+            "source": self.row.source,
+            "band": self.row.band,
+            "note": self.row.note,
+            "passed": self.passed,
+            "figures": [
+                {
+                    "label": figure.label,
+                    "unit": figure.unit,
+                    "published": figure.published,
+                    "low": figure.low,
+                    "high": figure.high,
+                    "ours": ours,
+                    "passed": figure.holds(ours),
+                }
+                for figure, ours in zip(self.row.figures, self.ours, strict=True)
+            ],
+        }
+
+
+def reproduce(row: Row, progress: ProgressCallback = lambda done, total: None) -> Outcome:  # noqa: ARG005
+    """Run what `row` needs and put our numbers beside its own."""
+    ours = tuple(float(number) for number in row.reproduce(progress))
+    assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
+    return Outcome(row=row, ours=ours)

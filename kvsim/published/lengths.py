@@ -1,0 +1,89 @@
+"""How long the requests of the published experiments are, as far as the papers say.
+
+Only means are published. The shapes stand in `lengths.toml` beside this file, with where they come from. A sample
+takes the distribution's own quantiles in random order, so its means are the distribution's whatever the seed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.workload import Arrivals
+
+    Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedLengths:
+    """Prompt and answer lengths in tokens, and what they have to do with each other."""
+
+    name: str
+    about: str
+    """Where the figures come from, for a workload's description."""
+    limit_tokens: int
+    """The longest sequence, prompt and answer together."""
+    prompt_quantiles: tuple[float, ...]
+    prompt_tokens: tuple[float, ...]
+    """Prompt lengths at `prompt_quantiles`."""
+    output_quantiles: tuple[float, ...]
+    output_tokens: tuple[tuple[float, ...], ...]
+    """Answer lengths at `output_quantiles`, for as many groups of prompts, from the shortest to the longest."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Int64Array, Int64Array]:
+        """`n` pairs of a prompt length and an answer length, in tokens: int64[n] each."""
+        prompt = _round(np.interp(_midpoints(n), self.prompt_quantiles, self.prompt_tokens))
+        output = np.empty(n, np.int64)
+        for rows, tokens in zip(np.array_split(np.arange(n), len(self.output_tokens)), self.output_tokens, strict=True):
+            output[rows] = _round(np.interp(rng.permutation(_midpoints(len(rows))), self.output_quantiles, tokens))
+        order = rng.permutation(n)
+        return prompt[order], np.minimum(output, self.limit_tokens - prompt)[order]
+
+    def workload(self, n: int, *, arrivals: Arrivals, seed: int = 0) -> Workload:
+        """`n` requests with these lengths."""
+        rng = np.random.default_rng(seed)
+        prompt, output = self.sample(n, rng)
+        return Workload(
+            arrival_s=arrivals.sample(n, rng),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            name=self.name,
+            description=f"{n} requests like {self.name}: {self.about}; {arrivals}, {seed=}.",
+        )
+
+
+@cache
+def paper_lengths(name: str) -> PairedLengths:
+    """The lengths called `name`: `sharegpt` or `alpaca`."""
+    tables: dict[str, dict[str, Any]] = tomllib.loads(
+        Path(__file__).with_name("lengths.toml").read_text(encoding="utf-8")
+    )
+    table = tables[name]
+    return PairedLengths(
+        name=name,
+        about=table["about"],
+        limit_tokens=table["limit_tokens"],
+        prompt_quantiles=tuple(table["prompt_quantiles"]),
+        prompt_tokens=tuple(table["prompt_tokens"]),
+        output_quantiles=tuple(table["output_quantiles"]),
+        output_tokens=tuple(map(tuple, table["output_tokens"])),
+    )
+
+
+def _midpoints(n: int) -> npt.NDArray[np.float64]:
+    """The middle of each of `n` equal parts of the range from 0 to 1."""
+    return (np.arange(n) + 0.5) / n
+
+
+def _round(tokens: npt.NDArray[np.float64]) -> Int64Array:
+    return np.maximum(np.rint(tokens), 1).astype(np.int64)

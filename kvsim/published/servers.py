@@ -1,0 +1,96 @@
+"""The four servers that the PagedAttention paper compares, and what it runs them on: OPT-13B on an A100 of 40 GB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.hardware import GIB, find_gpu
+from kvsim.metrics import WasteShares, waste, waste_shares
+from kvsim.models import find_model
+from kvsim.policies import Contiguous, Paged
+from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve
+from kvsim.simulation import Machine
+from kvsim.steptime import ARITHMETIC_EFFICIENCY, HF_ARITHMETIC_EFFICIENCY, Roofline
+
+if TYPE_CHECKING:
+    from kvsim.models import Model
+    from kvsim.policies import Policy
+    from kvsim.recording import Recording
+
+KV_BYTES = 12 * GIB
+"""The paper's Table 1 says 12 GB and 15.7K slots: binary ones, since 12 GiB / 800 KiB is 15,728.6."""
+HOST_STEP_S = 4e-3
+"""Host time of a step in the Python engines of 2023, none of it hidden behind the GPU."""
+HOST_SEQUENCE_S = 0.178e-3
+"""Host time that one more sequence added to it: sampling, bookkeeping and turning tokens into text, one by one.
+
+The paper says neither. These two were chosen so that vLLM's own two batches in Figure 13 come out.
+"""
+WARM_UP = 0.1
+"""Share of a run's steps that is left out of averages, while sequences still start together."""
+
+_SCHEDULER = ContinuousSettings(
+    max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=2048, async_scheduling=False
+)
+
+
+def orca(reserve: Reserve) -> Contiguous:
+    """Iteration-level scheduling over a buddy allocator, as the paper's authors built it to compare with."""
+    return Contiguous(scheduler=_SCHEDULER, cache=ContiguousSettings(reserve=reserve, fit="buddy"))
+
+
+def vllm(block_size: int = 16, *, prefix_caching: bool = False) -> Paged:
+    """Paging."""
+    return Paged(scheduler=_SCHEDULER, cache=PagedSettings(block_size=block_size, enable_prefix_caching=prefix_caching))
+
+
+SERVERS: dict[str, Policy] = {
+    "Orca (Max)": orca(Reserve.MAX),
+    "Orca (Pow2)": orca(Reserve.POW2),
+    "Orca (Oracle)": orca(Reserve.ORACLE),
+    "vLLM": vllm(),
+}
+"""In the paper's order."""
+
+
+def machine(policy: Policy, model: Model | None = None) -> Machine:
+    """What `policy` runs on: `model`, OPT-13B by default, with 12 GiB for keys and values.
+
+    The engines of 2023 ran PyTorch's kernels one by one, and so compute as Hugging Face's modules do.
+    """
+    model = model or find_model("facebook/opt-13b")
+    gpu = find_gpu("A100-40G")
+    roofline = Roofline.for_gpu(gpu, model, enforce_eager=True)
+    # The first vLLM had no null block; give the one that today's cannot hand out on top.
+    null_bytes = policy.unit_tokens * model.kv_bytes_per_token if isinstance(policy, Paged) else 0
+    return Machine(
+        gpu=gpu,
+        model=model,
+        kv_bytes=KV_BYTES + null_bytes,
+        step_time=replace(
+            roofline,
+            label=f"{roofline.label}, an engine of 2023",
+            token_s=roofline.token_s * ARITHMETIC_EFFICIENCY / HF_ARITHMETIC_EFFICIENCY,
+            host_step_s=HOST_STEP_S,
+            host_sequence_s=HOST_SEQUENCE_S,
+        ),
+    )
+
+
+def saturated_shares(recording: Recording) -> WasteShares:
+    """Where the memory was on average while somebody waited for it, after the warm-up."""
+    slots = waste(recording)
+    last = int(np.flatnonzero(recording.steps.waiting)[-1])
+    window = slice(int(WARM_UP * last), last + 1)
+    return waste_shares(replace(slots, time_s=slots.time_s[window], slots=slots.slots[window], held=slots.held[window]))
+
+
+def mean_running(recording: Recording, until_s: float) -> float:
+    """Sequences that run, averaged over time from the warm-up to `until_s`."""
+    steps = recording.steps
+    start_s = np.append(steps.start_s, recording.duration_s)
+    window = (steps.start_s >= WARM_UP * until_s) & (steps.start_s < until_s)
+    return float(np.average(steps.running[window], weights=np.diff(start_s)[window]))

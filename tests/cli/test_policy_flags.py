@@ -1,0 +1,52 @@
+"""The flags of the contiguous and the static policy reach the simulation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+REQUESTS = (
+    *("--arrivals", "at-once", "--num-requests", "60", "--prompt-tokens", "40:0.8", "--output-tokens", "60:0.8"),
+    *("--num-blocks", "60", "--max-model-len", "512", "--check", "--json"),
+)
+
+
+@pytest.fixture(scope="module")
+def summary(kvsim: Run) -> Callable[..., dict[str, Any]]:
+    def run(*flags: str) -> dict[str, Any]:
+        done = kvsim("run", *flags, *REQUESTS)
+        assert (done.returncode, done.stderr) == (0, "")
+        return dict(json.loads(done.stdout))
+
+    return run
+
+
+def test_contiguous_reservations_can_grow_move_and_be_compacted(summary: Callable[..., dict[str, Any]]) -> None:
+    contiguous = ("--policy", "contiguous", "--reserve")
+    oracle, compacted = summary(*contiguous, "oracle"), summary(*contiguous, "oracle", "--compaction")
+    assert oracle["num_fragmented_requests"] > 0 == compacted["num_fragmented_requests"]
+    moving, failing = summary(*contiguous, "doubling"), summary(*contiguous, "doubling", "--growth", "fail")
+    assert failing["num_preemptions"] > moving["num_preemptions"] > oracle["num_preemptions"] == 0
+    assert summary(*contiguous, "oracle", "--request-level")["mean_batch"] < oracle["mean_batch"]
+
+
+def test_static_batches_can_wait_be_sorted_and_run_out_of_memory(summary: Callable[..., dict[str, Any]]) -> None:
+    static = ("--policy", "static")
+    plain, alike = summary(*static), summary(*static, "--sort-by-length")
+    assert alike["waste"]["allocated_percent"]["padding"] < plain["waste"]["allocated_percent"]["padding"]
+    unguarded = summary(*static, "--batch-size", "60", "--no-memory-guard")
+    assert (unguarded["num_aborted"], unguarded["num_finished"]) == (60, 0)
+    assert summary(*static, "--batch-size", "61", "--batch-timeout", "7")["wait_s"]["mean"] >= 7
+
+
+def test_a_time_out_that_cannot_be_is_refused(kvsim: Run) -> None:
+    done = kvsim("run", "--policy", "static", "--batch-timeout", "-1", *REQUESTS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "timeout_s should be" in done.stderr
