@@ -18,6 +18,7 @@ from kvsim.errors import KvsimError
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
     "compare": "Put the same requests through all three policies.",
+    "sweep": "Run a grid of settings and write one table.",
     "tui": "Watch the memory pool of a recording or a fresh simulation.",
     "explain": "Print a lesson on where the memory goes, with still pictures.",
     "plot": "Draw a figure from recordings.",
@@ -27,6 +28,7 @@ _COMMANDS = {
     "size": "Explain how many blocks a GPU and a model leave room for.",
     "calibrate": "Fit step times to recordings of a real engine.",
     "validate": "Simulate a recording's own requests and print the errors.",
+    "pack": "Pack sequences for training into rows, beside padded batches.",
     "reproduce": "Put figures from papers, posts and logs beside ours.",
     "capture": "Record a real run of vLLM or Hugging Face.",
     "import": "Turn a published trace into a workload to simulate.",

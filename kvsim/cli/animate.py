@@ -11,11 +11,22 @@ from kvsim.errors import UsageError
 
 @click.command("animate")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="pool.gif", show_default=True, help=".gif, .mp4 or .html.")
-@click.option("--until", "until_s", type=float, metavar="SECONDS", help="Where the film ends.  [the end of the longest run]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="pool.gif",
+    show_default=True,
+    help=".gif, .mp4 or .html.",
+)
+@click.option(
+    "--until", "until_s", type=float, metavar="SECONDS", help="Where the film ends.  [the end of the longest run]"
+)
 @click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
 @click.option("--frames-per-second", type=float, default=12.5, show_default=True)
-@click.option("--max-mib", type=float, default=4.75, show_default=True, help="Largest file; a GIF drops frames to keep it.")
+@click.option(
+    "--max-mib", type=float, default=4.75, show_default=True, help="Largest file; a GIF drops frames to keep it."
+)
 def command(
     *,
     recordings: tuple[str, ...],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvsim.cli.show import json_option, print_json, print_table
 from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags
 from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FORMAT_NAMES = ("azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench")
 """Written out, so that help is shown without loading the readers; a test compares them."""

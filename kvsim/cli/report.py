@@ -11,7 +11,9 @@ from kvsim.cli.show import progress
 
 @click.command("report")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True, help="Folder to write.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True, help="Folder to write."
+)
 def command(*, recordings: tuple[str, ...], output: Path) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.
 

@@ -77,8 +77,8 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
         return _part(read_workload(path) if source is None else workload_of(source), flags), source
     if flags["workload"] is not None:
         raise UsageError(
-            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and --shared-prefix; "
-            "kvsim import can give them new arrivals."
+            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and "
+            "--shared-prefix; kvsim import can give them new arrivals."
         )
     return _generated(flags), None
 
@@ -93,13 +93,13 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
     rate = 30.0 if flags["rate"] is None else flags["rate"]
-    arrivals: Arrivals = {
+    processes: dict[str, Callable[[], Arrivals]] = {
         "poisson": lambda: Poisson(rate_per_s=rate),
         "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
         "constant": lambda: Constant(rate_per_s=rate),
         "at-once": AllAtOnce,
-    }[flags["arrivals"] or "poisson"]()
-    return arrivals
+    }
+    return processes[flags["arrivals"] or "poisson"]()
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:

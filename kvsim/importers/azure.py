@@ -50,14 +50,13 @@ def read(source: Source) -> Workload:
 
 def _nanoseconds(row: Row, stamp: str) -> int:
     """Nanoseconds since 1970; a time without a zone counts as UTC, since only differences matter."""
+    wrong = row.error(f"TIMESTAMP should be a time such as 2023-11-16 18:15:46.6805900, or {_UNKNOWN}, not {stamp!r}")
     match = _STAMP.fullmatch(stamp)
+    if match is None:
+        raise wrong
     try:
-        if match is None:
-            raise ValueError
         seconds = datetime.fromisoformat(match[1] + (match[3] or ""))
     except ValueError:
-        raise row.error(
-            f"TIMESTAMP should be a time such as 2023-11-16 18:15:46.6805900, or {_UNKNOWN}, not {stamp!r}"
-        ) from None
+        raise wrong from None
     since = (seconds if seconds.tzinfo else seconds.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int((match[2] or "0").ljust(9, "0"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from kvsim.importers.source import Source
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from kvsim.workload import Workload
 

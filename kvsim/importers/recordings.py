@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from kvsim.errors import WorkloadError
-from kvsim.recording import Recording
 from kvsim.workload import Workload
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
 
 
 def workload_of(recording: Recording) -> Workload:

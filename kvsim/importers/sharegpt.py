@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError, WorkloadError
@@ -51,7 +52,7 @@ def _first_exchange(source: Source, number: int, entry: Any) -> tuple[dict[str, 
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise WorkloadError(f"{source.path}, entry {number}: it should be an object with a list of conversations.")
-    for question, answer in zip(turns, turns[1:], strict=False):
+    for question, answer in pairwise(turns):
         if question.get("from") in _ASKS and answer.get("from") in _ANSWERS:
             return question, answer
     return {}, {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import WorkloadError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
 _GZIP = b"\x1f\x8b"
@@ -95,7 +95,7 @@ class Source:
                 line = reader.line_num + 1
                 if len(fields) != len(columns):
                     raise WorkloadError(
-                        f"{self.path}, line {line}: there are {len(fields)} fields; there should be {len(columns)}, one per column."
+                        f"{self.path}, line {line}: there are {len(fields)} fields, not {len(columns)}, one per column."
                     )
                 yield Row(path=self.path, line=line, fields=dict(zip(columns, fields, strict=True)))
         except csv.Error as error:

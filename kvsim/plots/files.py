@@ -22,16 +22,25 @@ _METADATA: dict[str, dict[str, Any]] = {
 """No dates and no versions: a picture changes only when what it shows does."""
 
 
+def file_type(path: str | os.PathLike[str]) -> str:
+    """The extension of a figure's file, with its dot.
+
+    Raises:
+        UsageError: it is none that a figure can be written as.
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in _METADATA:
+        raise UsageError(f"{path} ends in {kind or 'nothing'}; a figure is written as {', '.join(_METADATA)}.")
+    return kind
+
+
 def save(picture: Picture, path: str | os.PathLike[str]) -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
 
     Raises:
         UsageError: the extension is none of the three, or the file cannot be written.
     """
-    target = Path(path)
-    kind = target.suffix.lower()
-    if kind not in _METADATA:
-        raise UsageError(f"{target} ends in {kind or 'nothing'}; a figure is written as {', '.join(_METADATA)}.")
+    target, kind = Path(path), file_type(path)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             drawn, words = Path(scratch, target.name), Path(scratch, "alt.txt")

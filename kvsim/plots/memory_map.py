@@ -8,14 +8,16 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import waste, waste_shares
+from kvsim.metrics import waste_shares
 from kvsim.plots.sampling import TimeBins
+from kvsim.plots.shared import replay_of, waste_of
 from kvsim.plots.style import STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, percentages, source_line
-from kvsim.recording import Recording, Replay
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from kvsim.recording import Recording, Replay
 
 MAX_COLUMNS, MAX_ROWS = 1500, 800
 _GOLDEN = (5**0.5 - 1) / 2
@@ -32,12 +34,12 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     Raises:
         RecordingError: the recording has no steps, or no time passes in it.
     """
-    replay = Replay(recording)
+    replay = replay_of(recording)
     states, bins = pixel_states(replay)
     pool = recording.meta.pool
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
-    shares = waste_shares(waste(replay)).pool_percent
+    shares = waste_shares(waste_of(recording)).pool_percent
     palette = np.array([to_rgb(STATE_COLORS[state]) for state in SlotState])
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.68)
@@ -64,8 +66,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], TimeBins]:
     """The state of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the columns' times."""
     num_rows = min(MAX_ROWS, replay.num_units)
-    row = np.arange(num_rows)
-    units = ((row + row * _GOLDEN % 1) * (replay.num_units / num_rows)).astype(np.int64)
+    units = sampled_units(replay.num_units, num_rows)
     bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)
     frames, column_of = np.unique(
         np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
@@ -75,6 +76,12 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], TimeBins]:
         replay.seek(frame)
         states[:, column] = replay.slots(units if num_rows < replay.num_units else slice(None)).argmax(axis=1)
     return states[:, column_of], bins
+
+
+def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:
+    """One unit of each of `num_rows` equal parts of a pool, at no regular distance; all, where that is as many."""
+    row = np.arange(num_rows)
+    return ((row + row * _GOLDEN % 1) * (num_units / num_rows)).astype(np.int64)
 
 
 def _title(replay: Replay, num_rows: int) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import UsageError
-from kvsim.metrics import Summary, summarize, waste
+from kvsim.metrics import Summary, summarize
 from kvsim.plots.sampling import TimeBins
+from kvsim.plots.shared import waste_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
-from kvsim.plots.words import distinct_names, source_line
+from kvsim.plots.words import names_for, source_line
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -31,26 +31,29 @@ def occupancy(
         UsageError: there is no recording or more than four, or not one name for each.
         RecordingError: a recording has no steps, or no time passes in it.
     """
-    names = names or distinct_names(recordings)
-    if not 1 <= len(recordings) == len(names) <= len(LINES):
-        raise UsageError(
-            f"{len(recordings)} recordings and {len(names)} names were given; "
-            f"there must be 1 to {len(LINES)} of them and a name for each."
-        )
+    names = names_for(recordings, names, len(LINES))
     summaries = []
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.85)
         panels = picture.subplots(3, 1, sharex=True)
         for recording, name, (color, dashes) in zip(recordings, names, LINES, strict=False):
-            bins, slots = TimeBins.of(recording), waste(recording)
+            bins, slots = TimeBins.of(recording), waste_of(recording)
             summaries.append(summarize(recording, slots))
             columns = (slots.held, np.append(recording.steps.num_scheduled, 0), np.append(recording.steps.waiting, 0))
             for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
                 means = scale * bins.mean(slots.time_s, values)
-                axes.stairs(means, bins.edges_s, baseline=None, color=color, linestyle=dashes, label=name)
+                axes.stairs(
+                    means,
+                    bins.edges_s,
+                    baseline=None,
+                    color=color,
+                    linestyle=dashes,
+                    linewidth=picture.line_pt,
+                    label=name,
+                )
         panels[0].set(ylabel="%", ylim=(0, 105), yticks=(0, 50, 100))
         panels[1].set(ylabel="sequences", ylim=(0, None))
-        panels[2].set(ylabel="requests", ylim=(0, None), xlabel="time (s)")
+        panels[2].set(ylabel="requests", ylim=(0, max(1.0, panels[2].get_ylim()[1])), xlabel="time (s)")
         for axes, shown in zip(panels, ("KV pool in use", "batch: scheduled in each step", "waiting"), strict=True):
             axes.set_title(shown, loc="left")
         picture.align_ylabels(panels)

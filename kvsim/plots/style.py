@@ -137,6 +137,8 @@ class Picture(Figure):
         self.purpose: Purpose = purpose
         medium = _MEDIA[purpose]
         self._font_pt = medium.font_pt
+        self.line_pt = medium.line_pt
+        """Width of a line; a step plot is a patch to matplotlib, whose edges are thinner."""
         self._engine = ConstrainedLayoutEngine()
         default = (medium.width_in, medium.stretch * aspect * medium.width_in)
         super().__init__(figsize=size or default, layout=self._engine)
@@ -172,8 +174,15 @@ class Picture(Figure):
         ]
         self.explain_with(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
 
-    def explain_with(self, handles: list[Any], *, num_columns: int = 1) -> None:
-        """Put a legend of labelled `handles` between the title, which comes first, and the panels."""
+    def explain_with(self, handles: list[Any], *, num_columns: int | None = None) -> None:
+        """Put a legend of labelled `handles` between the title, which comes first, and the panels.
+
+        By default in as many columns as the longest label leaves room for.
+        """
+        if num_columns is None:
+            longest = max(len(str(handle.get_label())) for handle in handles)
+            width_pt = 72 * float(self.get_size_inches()[0])
+            num_columns = max(1, min(len(handles), int(width_pt / (0.9 * self._font_pt * (0.57 * longest + 4)))))
         self.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2)
         num_rows = -(-len(handles) // num_columns)
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)

@@ -8,7 +8,8 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import waste, waste_shares
+from kvsim.metrics import waste_shares
+from kvsim.plots.shared import waste_of
 from kvsim.plots.style import (
     INK,
     LEGEND_PERCENT,
@@ -60,7 +61,7 @@ def waste_bars(
         raise UsageError(f"{len(recordings)} recordings and {len(names)} names were given; a bar needs one of each.")
     shares, sizes = [], []
     for recording in recordings:
-        slots = waste(recording)
+        slots = waste_of(recording)
         mean = waste_shares(slots)
         shares.append(mean.pool_percent if of == "pool" else mean.allocated_percent)
         pool = recording.meta.pool

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import waste, waste_shares
+from kvsim.metrics import waste_shares
 from kvsim.plots.sampling import TimeBins
+from kvsim.plots.shared import waste_of
 from kvsim.plots.style import (
     INK,
     LEGEND_PERCENT,
@@ -35,7 +36,7 @@ def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Siz
     Raises:
         RecordingError: the recording has no steps, or no time passes in it.
     """
-    bins, slots = TimeBins.of(recording), waste(recording)
+    bins, slots = TimeBins.of(recording), waste_of(recording)
     pool = recording.meta.pool
     bytes_per_slot = pool.bytes_per_unit / pool.unit_tokens
     unit = ByteUnit.for_size(slots.capacity * bytes_per_slot)

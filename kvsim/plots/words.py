@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
@@ -52,7 +53,7 @@ def provenance(*recordings: Recording) -> str:
             f"{'simulated by' if meta.source == 'simulation' else 'measured on'} {engine}",
             *filter(None, (model, meta.gpu, step_time and f"step time: {step_time}")),
         )
-        policies.setdefault(key, []).append(_policy(meta.policy))
+        policies.setdefault(key, []).append(policy_label(meta.policy))
     return "; ".join(
         ", ".join((engine, listed(dict.fromkeys(names)), *rest)) for (engine, *rest), names in policies.items()
     )
@@ -65,12 +66,13 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
     """What to call each recording: its name, or its policy where two have the same."""
-    named = [(recording.name, _policy(recording.meta.policy)) for recording in recordings]
+    named = [(recording.name, policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
 
-def _policy(policy: Mapping[str, Any]) -> str:
+def policy_label(policy: Mapping[str, Any]) -> str:
+    """A policy as a legend names it: "contiguous (reserve max)"."""
     name = str(policy.get("name", "paged"))
     reserve = f" (reserve {policy['reserve']})" if "reserve" in policy else ""
     return f"{name}{reserve}"
@@ -86,3 +88,25 @@ def percentages(shares_percent: FloatArray) -> str:
     """The shares of the states as a sentence lists them, the largest first: "75.5% token and 24.5% free"."""
     order = [SlotState(state) for state in np.argsort(-shares_percent, kind="stable") if shares_percent[state] > 0]
     return listed(f"{shares_percent[state]:.2g}% {state.name.lower()}" for state in order)
+
+
+def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: int) -> tuple[str, ...]:
+    """What to call each recording: `names` where they are given.
+
+    Raises:
+        UsageError: there is no recording, more than can be told apart, or not one name for each.
+    """
+    named = tuple(names) or distinct_names(recordings)
+    if not 1 <= len(recordings) == len(named) <= at_most:
+        raise UsageError(
+            f"{len(recordings)} recordings and {len(named)} names were given; "
+            f"there must be 1 to {at_most} of them and a name for each."
+        )
+    return named
+
+
+def seconds(value: float) -> str:
+    """A duration as a person says it: "34 ms", "1.6 s", "2.5 h"."""
+    if value < 0.9995:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:.3g} s" if value < 999.5 else f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.3g} h"

@@ -15,7 +15,17 @@ from matplotlib.patches import StepPatch
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
-from kvsim.plots import FIGURES, memory_map, occupancy, style, waste_bars, waste_over_time
+from kvsim.plots import (
+    FIGURES,
+    OF_A_SWEEP,
+    OF_ONE,
+    OF_SEVERAL,
+    memory_map,
+    occupancy,
+    style,
+    waste_bars,
+    waste_over_time,
+)
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
@@ -28,7 +38,9 @@ if TYPE_CHECKING:
     from kvsim.plots import Picture
     from kvsim.recording import Recording
 
-OVER_TIME = [name for name in FIGURES if name != "waste-bars"]
+ALONE = [name for name in OF_SEVERAL | OF_ONE | OF_A_SWEEP if name != "roofline"]
+"""What draws a single recording, on a GPU that nobody knows."""
+OVER_TIME = ["waste-over-time", "occupancy", "queue", "memory-map"]
 
 
 def bars(axes: Axes) -> list[BarContainer]:
@@ -39,24 +51,24 @@ def words_on(picture: Picture) -> str:
     return " ".join(text.get_text() for text in picture.texts).replace("\n", " ")
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("purpose", ["paper", "slide", "web"])
 def test_every_figure_says_what_it_shows_and_where_that_comes_from(by_hand: Recording, name: str, purpose: str) -> None:
     picture = FIGURES[name](by_hand, purpose=purpose)
     assert "Source: simulated by kvsim, contiguous (reserve max), tiny, A GPU." in words_on(picture)
     labels = [label for axes in picture.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
-    units = ("(s)", "KiB)", "%", "sequences", "requests")
+    units = ("(s)", "KiB)", "%", "sequences", "requests", "tokens")
     assert labels
     assert all(any(unit in label for unit in units) for label in labels), labels
     assert picture.alt_text.endswith(".")
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_clock_that_nobody_calibrated_is_named(uncalibrated: Recording, name: str) -> None:
     assert "uncalibrated" in words_on(FIGURES[name](uncalibrated))
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_size_that_is_asked_for_is_used(by_hand: Recording, name: str) -> None:
     assert FIGURES[name](by_hand, size=(5, 4)).get_size_inches().tolist() == [5, 4]
 

@@ -28,7 +28,7 @@ from kvsim.recording import (
     shipped_names,
 )
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
-from kvsim.simulation import simulate
+from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 if TYPE_CHECKING:
@@ -529,3 +529,24 @@ def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> N
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
     assert player.waiting_requests().tolist() == [0]
+
+
+def test_long_runs_and_units_one_by_one_leave_the_same_pool(
+    make_machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Contiguous(scheduler=ContinuousSettings(max_model_len=200))
+    lengths = Uniform(low=5, high=60)
+    workload = generate(40, arrivals=Poisson(rate_per_s=50), prompt=lengths, output=lengths, seed=4)
+    recording = simulate(workload, policy, make_machine(1000))
+    by_runs = Replay(recording)
+    assert by_runs._long_runs
+    monkeypatch.setattr(replay, "_LONG_RUN_UNITS", 1 << 40)
+    by_units = Replay(recording)
+    assert not by_units._long_runs
+    for frame in (5, by_runs.num_frames - 1, 30, 12, 2, by_runs.num_frames // 2):
+        by_runs.seek(frame)
+        by_units.seek(frame)
+        for name in ("owner", "refs", "cached"):
+            assert np.array_equal(getattr(by_runs, name), getattr(by_units, name)), name
+        held = by_runs.owner >= 0
+        assert np.array_equal(by_runs.position[held], by_units.position[held])

@@ -1,0 +1,101 @@
+"""The requests of a recording in the formats of published traces, for other simulators and load generators."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.atomic import whole_file
+from kvsim.errors import UsageError
+from kvsim.importers import azure, burstgpt
+from kvsim.importers.mooncake import HASH_TOKENS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Hashable, Iterable, Iterator
+
+    from kvsim.workload import Workload
+
+
+def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
+    """CSV as Azure's traces: times to 100 nanoseconds, counted from the beginning of 1970 since no date is known."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+
+    def lines() -> Iterator[str]:
+        yield ",".join(azure.COLUMNS)
+        for arrival_s, prompt, output in _rows(workload):
+            ticks = round(arrival_s * 1e7)
+            moment = epoch + timedelta(seconds=ticks // 10_000_000)
+            yield f"{moment:%Y-%m-%d %H:%M:%S}.{ticks % 10_000_000:07},{prompt},{output}"
+
+    return _write(lines(), path)
+
+
+def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
+    """CSV as BurstGPT, whose requests name a model and a kind of log; both are made up here and say so."""
+
+    def lines() -> Iterator[str]:
+        yield ",".join(burstgpt.COLUMNS)
+        for arrival_s, prompt, output in _rows(workload):
+            yield f"{arrival_s:.6f},kvsim,{prompt},{output},{prompt + output},API log"
+
+    return _write(lines(), path)
+
+
+def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
+    """JSON Lines as Mooncake's traces: whole milliseconds, and one id per 512 prompt tokens.
+
+    Two prompts have an id in common where they are known to share everything up to its end. A unit of which that is not
+    known, the last and partial one included, has an id of its own.
+
+    Raises:
+        UsageError: the workload's hashes are of units that neither divide 512 tokens nor are a multiple of them.
+    """
+    unit = workload.hash_unit_tokens
+    if HASH_TOKENS % unit and unit % HASH_TOKENS:
+        raise UsageError(
+            f"the prompts are hashed in units of {unit} tokens, and Mooncake's are of {HASH_TOKENS}; "
+            f"one must divide the other."
+        )
+    ids: dict[Hashable, int] = {}
+
+    def lines() -> Iterator[str]:
+        for row, (arrival_s, prompt, output) in enumerate(_rows(workload)):
+            hashes = workload.prompt_hashes[row].tolist()
+            known = _units_of_512(hashes, unit, prompt)
+            keys: list[Hashable] = [*known, *((row, place) for place in range(len(known), -(-prompt // HASH_TOKENS)))]
+            request = {
+                "timestamp": round(1000 * arrival_s),
+                "input_length": prompt,
+                "output_length": output,
+                "hash_ids": [ids.setdefault(key, len(ids)) for key in keys],
+            }
+            yield json.dumps(request)
+
+    return _write(lines(), path)
+
+
+def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
+    """What stands for each full unit of 512 tokens whose prefix is known."""
+    if HASH_TOKENS % unit == 0:
+        each = HASH_TOKENS // unit
+        return [("hash", value) for value in hashes[each - 1 :: each]]
+    each = unit // HASH_TOKENS
+    # A unit of many 512s says nothing about where inside it two prompts part, unless all of it is equal.
+    full = min(len(hashes) * each, prompt_tokens // HASH_TOKENS)
+    return [("hash", hashes[place // each], place % each) for place in range(full)]
+
+
+def _rows(workload: Workload) -> Iterable[tuple[float, int, int]]:
+    columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)
+    return zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+
+
+def _write(lines: Iterable[str], path: str | os.PathLike[str]) -> Path:
+    with whole_file(path) as file, file.open("w", encoding="utf-8", newline="\n") as text:
+        text.writelines(f"{line}\n" for line in lines)
+    return Path(path)

@@ -1,0 +1,90 @@
+"""A recording as tables for a spreadsheet or a data frame: CSV, or Parquet, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kvsim.atomic import whole_folder
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import latencies, waste
+from kvsim.workload import Ragged
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import Table
+
+
+def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
+    """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
+
+    The first four are those of the recording; requests have their latencies beside them. `pool` has a row per step with
+    the slots in each of the seven states. In CSV, lists are numbers with spaces between them.
+
+    Raises:
+        RecordingError: the recording has no steps.
+        UsageError: the folder exists, or cannot be written.
+    """
+    target = Path(path)
+    tables = {
+        "requests": _columns(recording.requests) | _latencies(recording),
+        **{table.name: _columns(table) for table in (recording.steps, recording.schedule, recording.memory)},
+        "pool": _pool(recording),
+    }
+    with whole_folder(target) as folder:
+        for name, columns in tables.items():
+            _write(columns, folder / f"{name}.{form}")
+    return target
+
+
+def _columns(table: Table) -> dict[str, Any]:
+    columns = {}
+    for name, spec in table.columns():
+        value = getattr(table, name)
+        if value is not None:
+            names = spec.names
+            columns[name] = value if names is None else np.array([member.name.lower() for member in names])[value]
+    return columns
+
+
+def _latencies(recording: Recording) -> dict[str, Any]:
+    times = latencies(recording)
+    columns = {}
+    for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s"):
+        columns[name] = np.full(len(recording.requests), np.nan)
+        columns[name][times.request] = getattr(times, name)
+    return columns
+
+
+def _pool(recording: Recording) -> dict[str, Any]:
+    slots = waste(recording)
+    return {"time_s": slots.time_s} | {f"{state.name.lower()}_slots": slots.slots[:, state] for state in SlotState}
+
+
+def _write(columns: dict[str, Any], file: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
+    import pyarrow.csv as pa_csv  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    as_csv = file.suffix == ".csv"
+    table = pa.table({name: _array(values, as_text=as_csv) for name, values in columns.items()})
+    if as_csv:
+        pa_csv.write_csv(table, file)
+    else:
+        pq.write_table(table, file, compression="zstd")
+
+
+def _array(values: Any, *, as_text: bool) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415
+
+    if not isinstance(values, Ragged):
+        # An unknown time is an empty cell, not the word nan.
+        return pa.array(values, from_pandas=True)
+    rows = [values[row].tolist() for row in range(len(values))]
+    return pa.array([" ".join(map(str, row)) for row in rows]) if as_text else pa.array(rows, pa.list_(pa.int64()))

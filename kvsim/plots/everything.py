@@ -1,0 +1,110 @@
+"""Which figures suit some recordings: the set that `kvsim plot --all` and a report show."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvsim.plots.agreement import agreement
+from kvsim.plots.free_runs import free_runs
+from kvsim.plots.latency import latency
+from kvsim.plots.lifetimes import lifetimes
+from kvsim.plots.memory_map import memory_map
+from kvsim.plots.occupancy import occupancy
+from kvsim.plots.queue import queue
+from kvsim.plots.roofline import roofline
+from kvsim.plots.style import LINES
+from kvsim.plots.sweeps import hits_capacity, throughput_block_size, throughput_memory
+from kvsim.plots.waste_bars import waste_bars
+from kvsim.plots.waste_over_time import waste_over_time
+from kvsim.plots.words import distinct_names, policy_label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvsim.plots.style import Picture
+    from kvsim.recording import Recording
+
+OF_SEVERAL: dict[str, Callable[..., Picture]] = {
+    "waste-bars": waste_bars,
+    "occupancy": occupancy,
+    "queue": queue,
+    "latency": latency,
+    "lifetimes": lifetimes,
+    "free-runs": free_runs,
+}
+"""What compares recordings, or shows a single one."""
+
+OF_ONE: dict[str, Callable[..., Picture]] = {
+    "waste-over-time": waste_over_time,
+    "memory-map": memory_map,
+    "roofline": roofline,
+}
+"""What shows exactly one recording."""
+
+OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
+    "throughput-memory": throughput_memory,
+    "throughput-block-size": throughput_block_size,
+    "hits-capacity": hits_capacity,
+}
+"""What makes each recording, or each row of a table, one point."""
+
+OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
+"""What sets a simulation beside the run it is of."""
+
+FIGURES = OF_SEVERAL | OF_ONE | OF_A_SWEEP | OF_A_PAIR
+"""Name on the command line -> what draws it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A figure that has not been drawn yet."""
+
+    kind: str
+    """A key of `FIGURES`."""
+    rows: tuple[int, ...]
+    """Which of the recordings it shows."""
+    file_stem: str
+    """What to call it: the kind, and the recording's name where several have one each."""
+    draw: Callable[..., Picture]
+    """Takes `purpose` and `size`."""
+
+
+def plans(recordings: Sequence[Recording]) -> list[Plan]:
+    """The figures that suit `recordings`: what compares them, what shows each, and what they show as a sweep or a
+    pair.
+    """
+    everyone = tuple(range(len(recordings)))
+    compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
+    found = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
+    found += [(kind, (row,)) for kind in OF_ONE for row in everyone]
+    pools = [recording.meta.pool for recording in recordings]
+    if _varies(recordings, [(pool.num_units or 0) * pool.bytes_per_unit for pool in pools]):
+        found.append(("throughput-memory", everyone))
+        if any(recording.requests.cached_tokens.any() for recording in recordings):
+            found.append(("hits-capacity", everyone))
+    if _varies(recordings, [pool.unit_tokens for pool in pools]):
+        found.append(("throughput-block-size", everyone))
+    simulated = [recording.meta.source == "simulation" for recording in recordings]
+    if sorted(simulated) == [False, True]:
+        found.append(("agreement", (simulated.index(False), simulated.index(True))))
+
+    names = distinct_names(recordings)
+    stems = [re.sub(r"[^A-Za-z0-9.+-]+", "-", name).strip("-") for name in names]
+    return [
+        Plan(
+            kind=kind,
+            rows=rows,
+            file_stem=f"{kind}-{stems[rows[0]]}" if len(rows) < len(recordings) else kind,
+            draw=partial(FIGURES[kind], *(recordings[row] for row in rows)),
+        )
+        for kind, rows in found
+    ]
+
+
+def _varies(recordings: Sequence[Recording], values: Sequence[int]) -> bool:
+    """Whether runs of one policy differ in a value, which makes them a sweep."""
+    labels = [policy_label(recording.meta.policy) for recording in recordings]
+    return len(set(zip(labels, values, strict=True))) > len(set(labels))

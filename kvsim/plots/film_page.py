@@ -1,0 +1,72 @@
+"""A film as one page that needs nothing else: a canvas, a play button and a slider, with the data in the page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvsim.atomic import whole_file
+from kvsim.errors import UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+
+if TYPE_CHECKING:
+    import os
+
+    from kvsim.plots.film import Film
+
+_TEMPLATE = Path(__file__).with_name("film_page.html")
+
+
+def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
+    """Write `film` as a page that plays it, by mouse, touch or keyboard.
+
+    Raises:
+        UsageError: the page is larger than `max_bytes`, or cannot be written.
+    """
+    page = page_of(film, frames_per_s=frames_per_s).encode()
+    if len(page) > max_bytes:
+        raise UsageError(f"the page takes {len(page):,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
+    with whole_file(path) as file:
+        file.write_bytes(page)
+    return Path(path)
+
+
+def page_of(film: Film, *, frames_per_s: float) -> str:
+    """The page as HTML."""
+    data = {
+        "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
+        "framesPerSecond": frames_per_s,
+        "states": [{"color": STATE_COLORS[state], "label": STATE_LABELS[state]} for state in SlotState],
+        "reels": [
+            {
+                "name": reel.name,
+                "about": reel.about,
+                "cells": reel.states.shape[1],
+                "end": round(reel.end_s, 6),
+                "requests": reel.num_requests,
+                "shares": [[round(share, 2) for share in row] for row in reel.shares_percent.tolist()],
+                "batch": reel.batch.tolist(),
+                "waiting": reel.waiting.tolist(),
+                "finished": reel.finished.tolist(),
+                "packed": base64.b64encode(zlib.compress(reel.states.tobytes(), 9)).decode(),
+            }
+            for reel in film.reels
+        ],
+    }
+    names = " and ".join(html.escape(reel.name) for reel in film.reels)
+    # "</" would end the script, wherever it stands.
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    for mark, value in (
+        ("@TITLE@", f"KV pool over time: {names}"),
+        ("@ALT@", html.escape(film.alt_text, quote=True)),
+        ("@SOURCE@", html.escape(film.source)),
+        ("@DATA@", text),
+    ):
+        page = page.replace(mark, value)
+    return page

@@ -1,0 +1,213 @@
+"""A film as pictures that move: GIF through Pillow, MP4 through ffmpeg where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colors import to_rgb
+from PIL import Image, ImageDraw, ImageFont
+
+from kvsim.atomic import whole_file
+from kvsim.errors import UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.plots.style import INK, MUTED, STATE_COLORS, STATE_LABELS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from kvsim.plots.film import Film, Reel
+
+_PANEL_PX = {1: 640, 2: 420, 3: 320}
+"""Width of each pool by how many there are."""
+_MARGIN, _GAP = 16, 20
+_STATES = np.array([[round(255 * part) for part in to_rgb(STATE_COLORS[state])] for state in SlotState], np.uint8)
+_GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
+"""Letters have soft edges; these are all that a GIF's palette needs for them."""
+
+
+def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
+    """Write `film` as a GIF that repeats.
+
+    A file that would be larger than `max_bytes` is written again with every second frame, as often as it takes.
+
+    Raises:
+        UsageError: two frames are larger than that, or the file cannot be written.
+    """
+    images = list(_images(film))
+    with whole_file(path) as file:
+        stride = 1
+        while True:
+            kept = images[::stride]
+            kept[0].save(
+                file, format="GIF", save_all=True, append_images=kept[1:], duration=round(1000 * stride / frames_per_s),
+                loop=0, optimize=False, disposal=1,
+            )  # fmt: skip
+            size = file.stat().st_size
+            if size <= max_bytes:
+                return Path(path)
+            if len(kept) <= 2:
+                raise UsageError(
+                    f"two frames of this film take {size:,} bytes, more than the {max_bytes:,} allowed; allow more."
+                )
+            stride *= 2
+
+
+def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
+    """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH.
+
+    Raises:
+        UsageError: there is no ffmpeg, it fails, the file is larger than `max_bytes`, or it cannot be written.
+    """
+    ffmpeg = shutil.which("ffmpeg")
+    if ffmpeg is None:
+        raise UsageError("an MP4 needs ffmpeg, which is not on the PATH; install it, or write a .gif or .html.")
+    width, height = _Layout(film).size
+    with whole_file(path) as file:
+        command = [
+            ffmpeg, "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
+            "-r", f"{frames_per_s:g}", "-i", "-", "-an", "-c:v", "libx264", "-preset", "slow", "-crf", "20",
+            "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-fflags", "+bitexact", "-flags:v", "+bitexact",
+            "-threads", "1", str(file),
+        ]  # fmt: skip
+        frames = b"".join(image.convert("RGB").tobytes() for image in _images(film))
+        done = subprocess.run(command, input=frames, capture_output=True, check=False)
+        if done.returncode:
+            reason = done.stderr.decode(errors="replace").strip().splitlines()
+            raise UsageError(f"ffmpeg could not write {path}: {reason[-1] if reason else 'it does not say why'}.")
+        size = file.stat().st_size
+        if size > max_bytes:
+            raise UsageError(f"the film takes {size:,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
+    return Path(path)
+
+
+def frame_image(film: Film, frame: int) -> Image.Image:
+    """One frame of `film` as a picture with a palette."""
+    return next(_images(film, frame, frame + 1))
+
+
+def _images(film: Film, begin: int = 0, end: int | None = None) -> Iterator[Image.Image]:
+    layout = _Layout(film)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(np.vstack((_STATES, _GREYS)).ravel().tolist())
+    for frame in range(begin, len(film.times_s) if end is None else end):
+        yield layout.draw(frame).quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Cells of one pool in a panel."""
+
+    num_columns: int
+    num_rows: int
+    cell_px: int
+
+    @classmethod
+    def of(cls, num_cells: int, width_px: int, max_height_px: int) -> _Grid:
+        """The largest square cells that fit."""
+        for cell_px in range(40, 1, -1):
+            num_columns = width_px // cell_px
+            num_rows = -(-num_cells // num_columns)
+            if num_rows * cell_px <= max_height_px:
+                return cls(num_columns=num_columns, num_rows=num_rows, cell_px=cell_px)
+        raise AssertionError("a panel has fewer cells than pixels")
+
+    def picture(self, states: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The cells as colours, with a line between them where there is room for one: uint8[height, width, 3]."""
+        cells = np.full(self.num_columns * self.num_rows, len(SlotState), np.uint8)
+        cells[: len(states)] = states
+        colors = np.vstack((_STATES, [[255, 255, 255]])).astype(np.uint8)[cells]
+        picture = colors.reshape(self.num_rows, self.num_columns, 3)
+        picture = picture.repeat(self.cell_px, axis=0).repeat(self.cell_px, axis=1)
+        if self.cell_px > 3:
+            picture[self.cell_px - 1 :: self.cell_px] = 255
+            picture[:, self.cell_px - 1 :: self.cell_px] = 255
+        return picture
+
+
+class _Layout:
+    """Where everything stands in a frame."""
+
+    def __init__(self, film: Film) -> None:
+        self._film = film
+        fonts = Path(mpl.get_data_path(), "fonts", "ttf")
+        self._plain, self._small = (ImageFont.truetype(str(fonts / "DejaVuSans.ttf"), size) for size in (14, 11))
+        self._bold = ImageFont.truetype(str(fonts / "DejaVuSans-Bold.ttf"), 16)
+        self._panel_px = _PANEL_PX[len(film.reels)]
+        self._grids = [_Grid.of(reel.states.shape[1], self._panel_px, 400) for reel in film.reels]
+        grid_px = max(grid.num_rows * grid.cell_px for grid in self._grids)
+        self._width = 2 * _MARGIN + len(film.reels) * self._panel_px + (len(film.reels) - 1) * _GAP
+        self._states = [
+            state for state in SlotState if any((reel.shares_percent[:, state] > 0.2).any() for reel in film.reels)
+        ]
+        # A letter of this font is about 0.6 of its size wide.
+        self._source = textwrap.wrap(film.source, int((self._width - 2 * _MARGIN) / (0.6 * 11)))
+        self._grid_top = 84
+        self._bar_top = self._grid_top + grid_px + 10
+        self._legend_top = self._bar_top + 62
+        columns = max(1, (self._width - 2 * _MARGIN) // 215)
+        self._legend_columns = columns
+        self._source_top = self._legend_top + 20 * -(-len(self._states) // columns) + 8
+        height = self._source_top + 15 * len(self._source) + 10
+        # H.264 wants even numbers.
+        self.size = (self._width + self._width % 2, height + height % 2)
+
+    def draw(self, frame: int) -> Image.Image:
+        """The picture of one frame, in full colour."""
+        image = Image.new("RGB", self.size, "white")
+        pen = ImageDraw.Draw(image)
+        film = self._film
+        now_s, end_s = float(film.times_s[frame]), float(film.times_s[-1])
+        pen.text((_MARGIN, 10), f"{now_s:,.2f} s" if end_s < 100 else f"{now_s:,.0f} s", INK, self._bold)
+        left, right = _MARGIN + 110, self._width - _MARGIN
+        pen.rectangle((left, 18, right, 20), "#d5d9dd")
+        pen.rectangle((left, 16, left + (right - left) * now_s / end_s, 22), INK)
+        for number, (reel, grid) in enumerate(zip(film.reels, self._grids, strict=True)):
+            x = _MARGIN + number * (self._panel_px + _GAP)
+            self._draw_reel(image, pen, reel, grid, x, frame)
+        for place, state in enumerate(self._states):
+            row, column = divmod(place, self._legend_columns)
+            x, y = _MARGIN + 215 * column, self._legend_top + 20 * row
+            pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
+            pen.text((x + 18, y), STATE_LABELS[state], INK, self._small)
+        pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), MUTED, self._small, spacing=3)
+        return image
+
+    def _draw_reel(
+        self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
+    ) -> None:
+        pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
+        pen.text((x, 60), self._cut(reel.about, self._small), MUTED, self._small)
+        image.paste(Image.fromarray(grid.picture(reel.states[frame])), (x, self._grid_top))
+        y, edge = self._bar_top, 0.0
+        for state in SlotState:
+            share = float(reel.shares_percent[frame, state])
+            begin, end = (x + round(self._panel_px * part / 100) for part in (edge, edge + share))
+            if end > begin:
+                pen.rectangle((begin, y, end - 1, y + 13), STATE_COLORS[state])
+            edge += share
+        over = self._film.times_s[frame] >= reel.end_s
+        done = (
+            f"finished after {reel.end_s:,.4g} s"
+            if over
+            else f"{reel.batch[frame]:,} running, {reel.waiting[frame]:,} waiting"
+        )
+        pen.text(
+            (x, y + 18), f"{reel.shares_percent[frame, SlotState.TOKEN]:.0f}% live tokens · {done}", INK, self._small
+        )
+        pen.text((x, y + 35), f"{reel.finished[frame]:,} of {reel.num_requests:,} answered", MUTED, self._small)
+
+    def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
+        """`text` as far as the panel is wide."""
+        while text and font.getlength(text) > self._panel_px:
+            text = text[:-2].rstrip(" ,") + "…" if len(text) > 2 else ""
+        return text

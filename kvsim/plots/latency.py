@@ -1,0 +1,92 @@
+"""How long requests took: distributions of the time to the first token, per token after it, and to the last one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import NullFormatter
+
+from kvsim.metrics import Distribution, latencies
+from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.words import names_for, seconds, source_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kvsim.metrics import Latencies
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray
+
+_QUANTILES = np.linspace(0, 1, 501)
+"""A curve through these cannot be told from one through a million requests."""
+_PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
+
+
+def latency(
+    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+) -> Picture:
+    """Cumulative distributions of TTFT, TPOT and end-to-end latency of the requests that finished, log time axes.
+
+    Args:
+        recordings: at most four, told apart by colour and dashes.
+        purpose: the medium to draw for.
+        size: inches; chosen for the medium if left out.
+        names: what to call the recordings; their own names, or their policies, if left out.
+
+    Raises:
+        UsageError: there is no recording or more than four, or not one name for each.
+    """
+    names = names_for(recordings, names, len(LINES))
+    times = [latencies(recording) for recording in recordings]
+    column = purpose == "paper"
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=1.1 if column else 0.62)
+        panels = picture.subplots(*((3, 1) if column else (1, 3)), sharey=not column, squeeze=True)
+        for axes, (title, field) in zip(panels, _PANELS, strict=True):
+            for of_run, name, (color, dashes) in zip(times, names, LINES, strict=False):
+                _draw(axes, getattr(of_run, field), color, dashes, name)
+            axes.axhline(50, color=MUTED, linewidth=0.6, zorder=0)
+            _log_seconds(axes)
+            axes.set(ylim=(0, 101), yticks=(0, 25, 50, 75, 100), xlabel="(s)")
+            axes.set_title(title, loc="left")
+        for axes in panels if column else panels[:1]:
+            axes.set_ylabel("% of requests")
+        picture.headline(_title(times, names), source_line(recordings))
+        if len(recordings) > 1:
+            picture.explain_with(panels[0].get_lines()[: len(recordings)])
+    picture.alt_text = "Distributions of the latencies of finished requests. " + " ".join(
+        f"{name}, {len(of_run.request):,} requests: "
+        + ", ".join(f"{title} {_sentence(getattr(of_run, field))}" for title, field in _PANELS)
+        + "."
+        for name, of_run in zip(names, times, strict=True)
+    )
+    return picture
+
+
+def _log_seconds(axes: Axes) -> None:
+    """A logarithmic time axis of whole decades where it is short, so that at least two of its ticks have a number."""
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_xlim()
+    if high < 10 * low:
+        axes.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
+
+
+def _draw(axes: Axes, values_s: FloatArray, color: str, dashes: str, name: str) -> None:
+    known = values_s[values_s > 0]  # NaN is not above 0 either, and no log axis shows 0
+    curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
+    axes.plot(curve, 100 * _QUANTILES, color=color, linestyle=dashes, label=name)
+
+
+def _title(times: list[Latencies], names: tuple[str, ...]) -> str:
+    medians = [np.nanmedian(of_run.ttft_s) if len(of_run.request) else np.nan for of_run in times]
+    if len(times) == 1:
+        return f"Half of the requests wait at most {seconds(medians[0])} for their first token"
+    said = ", ".join(f"{seconds(median)} ({name})" for median, name in zip(medians, names, strict=True))
+    return f"Median wait for the first token: {said}"
+
+
+def _sentence(values_s: FloatArray) -> str:
+    of_all = Distribution.of(values_s)
+    return f"median {seconds(of_all.p50)}, 99th percentile {seconds(of_all.p99)}"

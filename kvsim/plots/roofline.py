@@ -1,0 +1,135 @@
+"""What bounds a step: its arithmetic against the bytes it streams, under the roof that the GPU's data sheet draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.hardware import find_gpu
+from kvsim.models import Model
+from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.words import source_line
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray
+
+_MAX_DOTS = 2000
+"""Of each kind of step, evenly sampled: more would be drawn on top of each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepWork:
+    """What each step of a recording had to do, from the model's shape: nothing here is measured but the time."""
+
+    flops: FloatArray
+    streamed_bytes: FloatArray
+    """The weights once, and the keys and values of every scheduled sequence."""
+    duration_s: FloatArray
+    """From the previous output to this one, where steps overlap; from its schedule, where they do not."""
+    prefill: npt.NDArray[np.bool_]
+    """Whether the step computed prompt tokens: bool[num_steps]."""
+
+    @classmethod
+    def of(cls, recording: Recording, model: Model) -> StepWork:
+        """The work of every step of `recording`, in the order of the steps."""
+        schedule, steps = recording.schedule, recording.steps
+        repeats = schedule.repeats.astype(np.int64)
+        row = np.repeat(np.arange(len(repeats)), repeats)
+        nth = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        step, tokens = schedule.step[row] + nth, schedule.tokens[row].astype(np.float64)
+        before = schedule.computed_before[row] + tokens * nth
+
+        def per_step(values: FloatArray) -> FloatArray:
+            total: FloatArray = np.bincount(step, weights=values, minlength=len(steps)).astype(np.float64)
+            return total
+
+        num_tokens, num_seqs = per_step(tokens), per_step(np.ones(len(row)))
+        pairs = per_step(tokens * before + tokens * (tokens + 1) / 2)
+        begin = np.maximum(steps.start_s, np.concatenate(([-np.inf], np.maximum.accumulate(steps.end_s)[:-1])))
+        return cls(
+            flops=num_tokens * model.flops_per_token
+            + num_seqs * model.flops_per_logits
+            + pairs * model.flops_per_attention_pair,
+            streamed_bytes=model.weight_bytes + per_step(before + tokens) * model.kv_bytes_per_token,
+            duration_s=steps.end_s - begin,
+            prefill=steps.prefill_tokens > 0,
+        )
+
+
+def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Every step as a dot: arithmetic per byte to the right, arithmetic per second upwards, both logarithmic.
+
+    The roof is the GPU's: the slope is its memory bandwidth, the flat part its dense arithmetic peak. How far a dot
+    lies below it is what overheads cost.
+
+    Raises:
+        RecordingError: the recording has no step that took time, or its model's shape is incomplete.
+        UnknownNameError: its GPU is not listed.
+    """
+    gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
+    work = StepWork.of(recording, model)
+    timed = np.flatnonzero((work.duration_s > 0) & (work.flops > 0))
+    if not len(timed):
+        raise RecordingError(f"recording {recording.name!r} has no step that took time, so there is no speed to show.")
+    shown = np.concatenate([_sample(timed[work.prefill[timed] == flag]) for flag in (False, True)])
+    intensity, speed = work.flops / work.streamed_bytes, work.flops / np.maximum(work.duration_s, 1e-12) / 1e12
+    ridge = gpu.dense_flops / gpu.bandwidth_bytes_per_s
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.66)
+        axes = picture.subplots()
+        left, right = (
+            10 ** np.floor(np.log10(intensity[shown].min())),
+            10 ** np.ceil(np.log10(max(4 * ridge, intensity[shown].max()))),
+        )
+        axes.plot(
+            [left, ridge, right],
+            np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12,
+            color=INK,
+            label=f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s",
+        )
+        axes.axvline(ridge, color=MUTED, linewidth=0.6, linestyle=":")
+        for flag, marker, (color, _), label in (
+            (True, "^", LINES[1], "step with prompt tokens"),
+            (False, "o", LINES[0], "decoding step"),
+        ):
+            dots = shown[work.prefill[shown] == flag]
+            if len(dots):
+                axes.plot(
+                    intensity[dots], speed[dots], linestyle="none", marker=marker, markersize=2 * picture.line_pt,
+                    alpha=0.5, markeredgewidth=0, color=color, label=label, rasterized=True,
+                )  # fmt: skip
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlim=(left, right),
+            xlabel="arithmetic intensity (FLOP per byte)",
+            ylabel="TFLOP/s",
+        )
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter("{x:g}")
+        bound = 100 * float(np.average(intensity[timed] < ridge, weights=work.duration_s[timed]))
+        picture.headline(
+            f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds", source_line([recording])
+        )
+        picture.explain_with(axes.get_legend_handles_labels()[0])
+    reached = 100 * float(
+        np.median(speed[timed] / np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops) * 1e12)
+    )
+    picture.alt_text = (
+        f"Roofline of {len(timed):,} steps of {model.name} on {gpu.name}, {len(shown):,} of them drawn. "
+        f"{bound:.1f}% of the time goes to steps below the ridge of {ridge:.0f} FLOP per byte, "
+        f"which the memory's bandwidth bounds. "
+        f"The median step reaches {reached:.0f}% of its roof."
+    )
+    return picture
+
+
+def _sample(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """At most `_MAX_DOTS` of `rows`, evenly."""
+    return rows[np.linspace(0, len(rows) - 1, min(len(rows), _MAX_DOTS)).astype(np.int64)]

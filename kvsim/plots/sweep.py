@@ -1,0 +1,81 @@
+"""A sweep at a glance: output per second against the first setting that varies, a line for each value of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+_REPEATS = "seed"
+"""Runs that differ in this alone are one point: their mean."""
+
+
+def draw_sweep(
+    table: str | os.PathLike[str], axes: Sequence[str], *, purpose: Purpose = "web", size: Size | None = None
+) -> Picture:
+    """Draw the runs of a sweep's `table` that could be served, by the settings named in `axes`.
+
+    Raises:
+        UsageError: the table cannot be read, has no such runs, or too many lines to tell apart.
+    """
+    rows = _rows(Path(table), axes)
+    shown = [name for name in axes if name != _REPEATS] or [_REPEATS]
+    x_name, line_names = shown[0], shown[1:]
+    lines: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+    for row in rows:
+        line = lines.setdefault(tuple(row[name] for name in line_names), {})
+        line.setdefault(row[x_name], []).append(row["output_tokens_per_s"])
+    if len(lines) > len(LINES):
+        raise UsageError(
+            f"the sweep has {len(lines)} lines and a figure can tell {len(LINES)} apart; vary fewer flags."
+        )
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.6)
+        axis = picture.subplots()
+        names = []
+        for (values, line), (color, dashes) in zip(lines.items(), LINES, strict=False):
+            names.append(", ".join(map(_words, line_names, values)))
+            x = (
+                sorted(line)
+                if all(isinstance(value, int | float) for value in line)
+                else [str(value) for value in line]
+            )
+            y = [float(np.mean(line[value])) for value in (sorted(line) if x == sorted(line) else line)]
+            axis.plot(x, y, color=color, linestyle=dashes, marker="o", label=names[-1])
+        axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second", ylim=(0, None))
+        best = max(rows, key=lambda row: row["output_tokens_per_s"])
+        at = ", ".join(_words(name, best[name]) for name in shown)
+        picture.headline(
+            f"At best {best['output_tokens_per_s']:,.0f} output tokens per second, with {at}",
+            " ".join(dict.fromkeys(row["source"] for row in rows)),
+        )
+        if len(lines) > 1:
+            picture.explain_with(axis.get_legend_handles_labels()[0])
+    picture.alt_text = f"Output tokens per second of {len(rows)} runs against {x_name}; at best with {at}."
+    return picture
+
+
+def _words(name: str, value: Any) -> str:
+    return str(value) if name == "policy" else f"{name.replace('_', ' ')} {value}"
+
+
+def _rows(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
+    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{file} is no table of a sweep: {str(error).splitlines()[0].rstrip('.')}.") from error
+    served = [row for row in rows if not row.get("error", "") and all(row.get(name) is not None for name in axes)]
+    if not served:
+        raise UsageError(f"{file} has no run that could be served with {', '.join(axes) or 'these settings'}.")
+    return served

@@ -1,0 +1,233 @@
+"""How a run answers to one setting: throughput against memory and block size, prefix hits against capacity.
+
+A point is a run: a recording, or a row of a table that a sweep wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import summarize
+from kvsim.plots.style import LINES, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.words import ByteUnit, memory, policy_label, source_line
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from kvsim.recording import Recording
+
+_ALIKE = 0.98
+"""Runs whose speeds lie in a wider ratio than this differ."""
+_NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run as a point of a figure; its field names are the columns of a table of them."""
+
+    series: str
+    """Points of one series are joined: the policy, as a rule."""
+    kv_bytes: float
+    """The pool."""
+    unit_tokens: int
+    """The block size; 1 where memory is not handed out in blocks."""
+    output_tokens_per_s: float
+    unused_percent: float
+    """Of the pool, mean over time: held and never written, padding, or in useless pieces."""
+    hit_percent: float
+    """Of the prompt tokens: those found in the prefix cache."""
+    source: str = ""
+
+    @classmethod
+    def of(cls, recording: Recording) -> Point:
+        """The point that a recording makes."""
+        summary, pool = summarize(recording), recording.meta.pool
+        prompt_tokens = int(recording.requests.prompt_tokens[recording.requests.output_tokens > 0].sum())
+        return cls(
+            series=policy_label(recording.meta.policy),
+            kv_bytes=float((pool.num_units or 0) * pool.bytes_per_unit),
+            unit_tokens=pool.unit_tokens,
+            output_tokens_per_s=summary.output_tokens_per_s,
+            unused_percent=float(summary.waste.pool_percent[list(_NEVER_USED)].sum()),
+            hit_percent=100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else np.nan,
+            source=source_line([recording]),
+        )
+
+
+def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
+    """The points in a CSV or Parquet table whose columns are the fields of `Point`; others are ignored.
+
+    Raises:
+        UsageError: it cannot be read, or lacks a column.
+    """
+    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
+    import pyarrow.csv as pa_csv  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    file = Path(path)
+    try:
+        table = pq.read_table(file) if file.suffix == ".parquet" else pa_csv.read_csv(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{file} is no table of runs: {str(error).splitlines()[0].rstrip('.')}.") from error
+    wanted = [field.name for field in fields(Point)]
+    missing = [name for name in wanted if name not in table.column_names and name != "source"]
+    if missing or not len(table):
+        raise UsageError(
+            f"{file} should have the columns {', '.join(wanted)} and a row per run; "
+            f"{(missing or ['a row'])[0]} is missing."
+        )
+    rows: list[dict[str, Any]] = table.select([name for name in wanted if name in table.column_names]).to_pylist()
+    try:
+        return [Point(**{key: _typed(key, value) for key, value in row.items()}) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{file}: a cell is empty or no number: {error}.") from error
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name in ("series", "source"):
+        return str(value)
+    return int(value) if name == "unit_tokens" else float(value)
+
+
+def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Output tokens per second against the size of the KV pool, a line per policy.
+
+    Raises:
+        UsageError: there is no run, or there are more than four policies.
+    """
+    points = _points(runs)
+    unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.6)
+        axes = picture.subplots()
+        _draw(axes, points, "kv_bytes", "output_tokens_per_s", scale=unit.num_bytes)
+        axes.set(xlabel=f"KV pool ({unit.name})", ylabel="output tokens per second", xlim=(0, None))
+        _from_zero(axes)
+        _finish(picture, axes, points, _best(points, "output_tokens_per_s", "tokens per second"))
+    picture.alt_text = "Throughput against the size of the KV pool. " + _sentences(
+        points, lambda point: f"{memory(point.kv_bytes)}: {point.output_tokens_per_s:,.0f} tokens per second"
+    )
+    return picture
+
+
+def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Output tokens per second, and the part of the pool that nobody will ever use, against the block size.
+
+    Raises:
+        UsageError: there is no run, or there are more than four policies.
+    """
+    points = _points(runs)
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.75)
+        above, below = picture.subplots(2, 1, sharex=True)
+        _draw(above, points, "unit_tokens", "output_tokens_per_s")
+        _draw(below, points, "unit_tokens", "unused_percent", color=STATE_COLORS[SlotState.INTERNAL])
+        above.set_ylabel("tokens per second")
+        below.set(ylabel="% of the pool", xlabel="block size (tokens)")
+        for axes in (above, below):
+            _from_zero(axes)
+        sizes = sorted({point.unit_tokens for point in points})
+        below.set_xscale("log", base=2)
+        below.set_xticks(sizes, [f"{tokens:,}" for tokens in sizes])
+        below.xaxis.set_minor_locator(_nothing())
+        above.set_title("output", loc="left")
+        below.set_title("waste: never written, padding, or in useless pieces", loc="left")
+        picture.align_ylabels([above, below])
+        _finish(picture, above, points, _best_size(points))
+    picture.alt_text = "Throughput and waste against the block size. " + _sentences(
+        points,
+        lambda point: (
+            f"blocks of {point.unit_tokens}: {point.output_tokens_per_s:,.0f} tokens per second, "
+            f"{point.unused_percent:.2g}% of the pool wasted"
+        ),
+    )
+    return picture
+
+
+def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """The part of the prompt tokens that the prefix cache had, against the size of the pool.
+
+    Raises:
+        UsageError: there is no run, or there are more than four policies.
+    """
+    points = _points(runs)
+    unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.6)
+        axes = picture.subplots()
+        _draw(axes, points, "kv_bytes", "hit_percent", scale=unit.num_bytes)
+        axes.set(xlabel=f"KV pool ({unit.name})", ylabel="prefix hits (% of prompt tokens)", xlim=(0, None))
+        _from_zero(axes)
+        best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
+        _finish(
+            picture,
+            axes,
+            points,
+            f"Of the prompt tokens, {best.hit_percent:.3g}% are cache hits with a pool of {memory(best.kv_bytes)}",
+        )
+    picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
+        points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
+    )
+    return picture
+
+
+def _points(runs: Sequence[Recording | Point]) -> list[Point]:
+    points = [run if isinstance(run, Point) else Point.of(run) for run in runs]
+    series = list(dict.fromkeys(point.series for point in points))
+    if not 1 <= len(series) <= len(LINES):
+        raise UsageError(f"there are runs of {len(series)} policies; a figure can tell 1 to {len(LINES)} apart.")
+    return points
+
+
+def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float = 1.0, color: str | None = None) -> None:
+    for series, (line_color, dashes) in zip(dict.fromkeys(point.series for point in points), LINES, strict=False):
+        row = sorted((getattr(point, x) / scale, getattr(point, y)) for point in points if point.series == series)
+        several = len({point.series for point in points}) > 1
+        axes.plot(
+            *zip(*row, strict=True), color=line_color if several or color is None else color, linestyle=dashes,
+            marker="o", label=series,
+        )  # fmt: skip
+
+
+def _finish(picture: Picture, axes: Axes, points: Sequence[Point], title: str) -> None:
+    picture.headline(title, " ".join(dict.fromkeys(point.source for point in points if point.source)))
+    handles = axes.get_legend_handles_labels()[0]
+    if len(handles) > 1:
+        picture.explain_with(handles)
+
+
+def _best(points: Sequence[Point], field: str, unit: str) -> str:
+    best = max(points, key=lambda point: getattr(point, field))
+    return f"At best {getattr(best, field):,.0f} {unit}, with {best.series} and {memory(best.kv_bytes)}"
+
+
+def _best_size(points: Sequence[Point]) -> str:
+    speeds = [point.output_tokens_per_s for point in points]
+    if min(speeds) > _ALIKE * max(speeds):
+        return f"The block size hardly matters: about {np.mean(speeds):,.0f} output tokens per second with any"
+    return f"Blocks of {points[int(np.argmax(speeds))].unit_tokens} tokens give the most output"
+
+
+def _from_zero(axes: Axes) -> None:
+    """An axis from 0 to a little above its highest point."""
+    top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
+    axes.set_ylim(0, 1.1 * top or 1.0)
+
+
+def _sentences(points: Sequence[Point], say: Any) -> str:
+    return " ".join(f"{point.series}, {say(point)}." for point in points)
+
+
+def _nothing() -> Any:
+    from matplotlib.ticker import NullLocator  # noqa: PLC0415  powers of two in between would only be in the way
+
+    return NullLocator()

@@ -1,0 +1,45 @@
+"""`kvsim animate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
+
+
+def test_a_gif_is_small_enough_for_a_post_by_default(kvsim: Run, tmp_path: Path) -> None:
+    done = kvsim("animate", PRESSURE, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "pool.gif\n", "")
+    assert (tmp_path / "pool.gif").stat().st_size < 5_000_000
+
+
+def test_two_runs_on_one_page(kvsim: Run, tmp_path: Path) -> None:
+    done = kvsim("animate", PRESSURE, PRESSURE, "-o", "two.html", "--length", "1", "--until", "5", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "two.html").read_text(encoding="utf-8").count('"name":') == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("-o", "x.avi"), "x.avi ends in .avi; a film is written as .gif, .mp4, .html."),
+        (("--length", "0"), "--length should be above 0 and below 10,000, not 0.0."),
+        (("--frames-per-second", "nan"), "--frames-per-second should be above 0"),
+        (("--until", "-1"), "the film should end at a time above 0 s"),
+        ((PRESSURE, PRESSURE, PRESSURE), "4 recordings and 4 names were given; there must be 1 to 3"),
+        (("--max-mib", "0.001", "--length", "0.2"), "two frames of this film take"),
+    ],
+)
+def test_what_cannot_be_filmed(kvsim: Run, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = kvsim("animate", PRESSURE, *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kvsim: {sentence}")
+    assert not list(tmp_path.iterdir())

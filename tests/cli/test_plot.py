@@ -1,0 +1,67 @@
+"""`kvsim plot` of one kind, and of all that suit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.cli.plot import _KINDS
+from kvsim.plots import FIGURES
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(kvsim: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same requests under three policies, and in two sizes of memory."""
+    folder = tmp_path_factory.mktemp("plot")
+    assert kvsim("compare", "--num-requests", "12", "-o", "cmp", folder=folder).returncode == 0
+    for blocks in ("700", "1400"):
+        machine = ("--num-blocks", blocks, "--model", "Llama-3-8B")
+        done = kvsim("run", "--num-requests", "12", *machine, "-o", f"b{blocks}", folder=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_kinds_of_the_help_are_those_that_there_are() -> None:
+    words = set(_KINDS.replace(",", " ").split())
+    assert set(FIGURES) <= words
+
+
+def test_all_writes_what_suits_with_words_beside_it(kvsim: Run, folder: Path, tmp_path: Path) -> None:
+    runs = [folder / "cmp" / policy for policy in ("paged", "contiguous", "static")]
+    done = kvsim("plot", "--all", *runs, "-o", tmp_path / "all", "--as", "svg", "--for", "paper")
+    assert (done.returncode, done.stderr) == (0, "")
+    written = {path.name for path in (tmp_path / "all").iterdir()}
+    kinds = {"waste-bars", "occupancy", "queue", "latency", "lifetimes", "free-runs"}
+    each = {f"{kind}-{run.name}" for kind in ("waste-over-time", "memory-map", "roofline") for run in runs}
+    assert written == {f"{stem}{ending}" for stem in kinds | each for ending in (".svg", ".alt.txt")}
+    assert len(done.stdout.splitlines()) == len(written) // 2
+
+
+def test_runs_in_several_sizes_are_points(kvsim: Run, folder: Path) -> None:
+    done = kvsim("plot", "throughput-memory", "b700", "b1400", "-o", "sweep.pdf", folder=folder)
+    assert (done.returncode, done.stdout) == (0, "sweep.pdf\n")
+    assert (folder / "sweep.alt.txt").read_text().count("tokens per second") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("roofline",), "a figure of roofline needs at least one recording"),
+        (("roofline", "b700", "b1400"), "a figure of roofline shows one recording, and 2 were given."),
+        (("agreement", "b700"), "a figure of agreement shows a measured run and its simulation, and 1 were given."),
+        (("agreemnt", "b700"), "there is no kind of figure 'agreemnt'; did you mean agreement"),
+        (("occupancy", *["b700"] * 5), "5 recordings and 5 names were given"),
+    ],
+)
+def test_what_cannot_be_drawn(kvsim: Run, folder: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = kvsim("plot", *arguments, folder=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kvsim: {sentence}")

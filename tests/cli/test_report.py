@@ -1,0 +1,78 @@
+"""`kvsim report`: one page, a Markdown file, the figures, and commands that can be run again."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.recording import read
+from kvsim.report import write_report
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(kvsim: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison, and the report of two of its runs."""
+    folder = tmp_path_factory.mktemp("report")
+    assert kvsim("compare", "--num-requests", "12", "-o", "a <b> & c", folder=folder).returncode == 0
+    done = kvsim("report", "a <b> & c/paged", "a <b> & c/static", "-o", "out", folder=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out/report.html\n", "")
+    return folder
+
+
+def test_the_page_needs_nothing_else(folder: Path) -> None:
+    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"@[A-Z]+@", page)
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    figures = sorted(path.name for path in (folder / "out" / "figures").glob("*.png"))
+    assert page.count('src="data:image/png;base64,') == len(figures) == 12
+    assert all(re.findall(r'alt="([^"]*)"', page))
+    assert "<b>" not in page, "names are text, never markup"
+
+
+def test_the_words_are_the_same_in_markdown(folder: Path) -> None:
+    page = html.unescape((folder / "out" / "report.html").read_text(encoding="utf-8"))
+    text = (folder / "out" / "report.md").read_text(encoding="utf-8")
+    for sentence in re.findall(r"^- (.*)$", text, re.MULTILINE):
+        assert sentence in page
+    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert len(images) == 12
+    assert all((folder / "out" / image).is_file() for image in images)
+    assert "preemptions" in text
+
+
+def test_the_commands_do_it_again(kvsim: Run, folder: Path, tmp_path: Path) -> None:
+    text = (folder / "out" / "report.md").read_text(encoding="utf-8")
+    block = re.search(r"```\n(.*?)\n```", text, re.DOTALL)
+    assert block
+    made, again = block[1].splitlines()
+    assert made.startswith("kvsim compare --num-requests 12")
+    before = (folder / "out" / "report.html").read_bytes()
+    assert kvsim(*shlex.split(again)[1:], folder=folder).returncode == 0
+    assert (folder / "out" / "report.html").read_bytes() == before
+    command = shlex.split(re.findall(r"^`(kvsim plot waste-bars .*)`$", text, re.MULTILINE)[0])
+    assert kvsim(*command[1:-1], tmp_path / "again.png", folder=folder).returncode == 0
+    assert (tmp_path / "again.png").read_bytes() == (folder / "out" / "figures" / "waste-bars.png").read_bytes()
+
+
+def test_a_folder_that_is_no_report_is_left_alone(kvsim: Run, folder: Path) -> None:
+    done = kvsim("report", "a <b> & c/paged", "-o", "a <b> & c", folder=folder)
+    assert done.returncode == 2
+    assert done.stderr == "kvsim: a <b> & c exists; name a new folder, nothing was overwritten.\n"
+
+
+def test_progress_reaches_every_figure(folder: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    runs = [read(folder / "a <b> & c" / "paged")]
+    write_report(runs, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(number, 9) for number in range(9)]

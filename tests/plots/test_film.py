@@ -1,0 +1,157 @@
+"""Films: what is in a frame, and that the files are small, whole and the same every time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL.GifImagePlugin import GifImageFile
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste
+from kvsim.plots import film_of, write_gif, write_mp4, write_page
+from kvsim.plots.film_picture import frame_image
+from kvsim.plots.style import STATE_COLORS
+from kvsim.recording import Replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvsim.recording import Recording
+
+MIB = 1 << 20
+
+
+def test_a_frame_is_the_pool_at_that_moment(by_hand: Recording) -> None:
+    film = film_of([by_hand], num_frames=9)
+    (reel,) = film.reels
+    assert film.times_s.tolist() == np.linspace(0, 4, 9).tolist()
+    replay, slots = Replay(by_hand), waste(by_hand)
+    for row, time_s in enumerate(film.times_s.tolist()):
+        frame = replay.frame_at(time_s)
+        replay.seek(frame)
+        assert reel.states[row].tolist() == replay.slots().argmax(axis=1).tolist()
+        assert reel.shares_percent[row] == pytest.approx(100 * slots.slots[frame] / slots.capacity)
+    assert reel.waiting.tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 0]
+    assert reel.finished.tolist() == [0] * 8 + [2]
+    assert reel.about == "40 KiB, 40 slots"
+
+
+def test_a_large_pool_is_sampled(static: Recording) -> None:
+    (reel,) = film_of([static], num_frames=4).reels
+    assert reel.states.shape == (4, 3200)
+    assert re.search(r", one in [0-9.]+ shown$", reel.about)
+
+
+def test_reels_share_a_clock_and_the_shorter_one_stands_still(by_hand: Recording) -> None:
+    steps = replace(by_hand.steps, start_s=by_hand.steps.start_s * 2, end_s=by_hand.steps.end_s * 2)
+    slow = replace(by_hand, name="slow", steps=steps)
+    film = film_of([by_hand, slow], num_frames=5)
+    assert film.times_s[-1] == 8.0
+    assert [reel.end_s for reel in film.reels] == [4.0, 8.0]
+    assert (film.reels[0].states[2:] == film.reels[0].states[-1]).all()
+    assert film_of([by_hand, slow], num_frames=5, until_s=2.0).times_s[-1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("count", "arguments", "sentence"),
+    [
+        (4, {"num_frames": 3}, "4 recordings and 4 names were given; there must be 1 to 3"),
+        (0, {"num_frames": 3}, "0 recordings"),
+        (1, {"num_frames": 1}, "a film of 1 frames was asked for"),
+        (1, {"num_frames": 3, "until_s": 0.0}, r"end at a time above 0 s, not at 0\.0"),
+        (1, {"num_frames": 3, "until_s": float("nan")}, "not at nan"),
+    ],
+)
+def test_films_that_cannot_be(by_hand: Recording, count: int, arguments: dict[str, float], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        film_of([by_hand] * count, **arguments)  # type: ignore[arg-type]
+
+
+def test_nothing_moves_where_no_time_passes(frozen: Recording) -> None:
+    with pytest.raises(RecordingError, match="lasts no time"):
+        film_of([frozen], num_frames=3)
+
+
+def test_a_gif_shows_the_cells_in_their_colours(by_hand: Recording, tmp_path: Path) -> None:
+    film = film_of([by_hand], num_frames=3)
+    with GifImageFile(write_gif(film, tmp_path / "a.gif", frames_per_s=10, max_bytes=MIB)) as gif:
+        assert gif.n_frames == 3
+        assert gif.info["duration"] == 100
+        assert gif.info["loop"] == 0
+    picture = np.asarray(frame_image(film, 0).convert("RGB"))
+    for state in (SlotState.TOKEN, SlotState.RESERVED, SlotState.FREE, SlotState.INTERNAL):
+        color = [int(STATE_COLORS[state][place : place + 2], 16) for place in (1, 3, 5)]
+        area = (picture == color).all(axis=2).sum() > 1000
+        assert area == bool((film.reels[0].states[0] == state).any()), state
+
+
+def test_the_same_film_has_the_same_bytes(by_hand: Recording, paged: Recording, tmp_path: Path) -> None:
+    film = film_of([by_hand, paged], num_frames=4)
+    for write, ending in ((write_gif, "gif"), (write_page, "html")):
+        first, second = (
+            write(film, tmp_path / f"{name}.{ending}", frames_per_s=8, max_bytes=MIB).read_bytes() for name in "ab"
+        )
+        assert first == second
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_gif_drops_frames_to_stay_small(paged: Recording, tmp_path: Path) -> None:
+    film = film_of([paged], num_frames=12)
+    whole = write_gif(film, tmp_path / "whole.gif", frames_per_s=10, max_bytes=MIB).stat().st_size
+    small = write_gif(film, tmp_path / "small.gif", frames_per_s=10, max_bytes=whole // 2)
+    assert small.stat().st_size <= whole // 2
+    with GifImageFile(small) as gif:
+        assert gif.n_frames < 12
+        assert gif.n_frames * gif.info["duration"] == pytest.approx(1200), "it takes as long as before"
+    with pytest.raises(UsageError, match=r"two frames of this film take .* more than the 1,000 allowed"):
+        write_gif(film, tmp_path / "tiny.gif", frames_per_s=10, max_bytes=1000)
+    assert not (tmp_path / "tiny.gif").exists()
+
+
+def test_a_page_has_its_data_in_it(by_hand: Recording, tmp_path: Path) -> None:
+    rude = replace(by_hand, name='</script><b>"rude"')
+    film = film_of([rude], num_frames=6)
+    page = write_page(film, tmp_path / "a.html", frames_per_s=8, max_bytes=MIB).read_text(encoding="utf-8")
+    assert not re.search(r"@[A-Z]+@", page)
+    assert page.count("</script>") == 2
+    assert "<b>" not in page.replace(r"<\/script><b>", "")
+    assert not re.search(r'(src|href)="http', page), "it needs nothing from anywhere"
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    (reel,) = json.loads(match[1])["reels"]
+    states = np.frombuffer(zlib.decompress(base64.b64decode(reel["packed"])), np.uint8).reshape(6, reel["cells"])
+    assert (states == film.reels[0].states).all()
+    assert reel["name"] == rude.name
+    with pytest.raises(UsageError, match="the page takes"):
+        write_page(film, tmp_path / "b.html", frames_per_s=8, max_bytes=1000)
+
+
+def test_an_mp4_needs_ffmpeg(by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    film = film_of([by_hand], num_frames=3)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="needs ffmpeg, which is not on the PATH"):
+        write_mp4(film, tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
+    (tmp_path / "ffmpeg").write_text("#!/bin/sh\necho broken codec >&2\nexit 3\n")
+    (tmp_path / "ffmpeg").chmod(0o755)
+    with pytest.raises(UsageError, match=r"ffmpeg could not write .*a\.mp4: broken codec\."):
+        write_mp4(film, tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
+    assert [path.name for path in tmp_path.iterdir()] == ["ffmpeg"]
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
+def test_an_mp4_is_one(by_hand: Recording, tmp_path: Path) -> None:
+    film = film_of([by_hand], num_frames=3)
+    first, second = (
+        write_mp4(film, tmp_path / name, frames_per_s=10, max_bytes=MIB).read_bytes() for name in ("a.mp4", "b.mp4")
+    )
+    assert first[4:8] == b"ftyp"
+    assert first == second
