@@ -1,4 +1,4 @@
-"""Print the table of docs/accuracy.md: every shipped recording, simulated with the shipped profile: python benchmarks/accuracy.py"""
+"""Print the table of docs/accuracy.md, every shipped recording against its simulation: python benchmarks/accuracy.py"""
 
 from __future__ import annotations
 

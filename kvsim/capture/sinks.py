@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 

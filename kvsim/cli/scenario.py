@@ -119,7 +119,7 @@ _OPTIONS = (
         help="static: how long the oldest request waits for a batch to fill up.",
     ),
     click.option("--sort-by-length", is_flag=True, help="static: batch prompts of similar length."),
-    click.option("--no-memory-guard", is_flag=True, help="static: let batches run out of memory, and count the failed."),
+    click.option("--no-memory-guard", is_flag=True, help="static: let batches run out of memory, and count it."),
     click.option("--max-num-seqs", type=int, help="Sequences in one step."),
     click.option("--max-num-batched-tokens", type=int, help="Tokens in one step."),
     click.option("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
@@ -236,17 +236,29 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
 
     def _step_time(self, policy: Policy) -> StepTimeModel:
-        """The profile that was asked for, or the shipped one that matches; a roofline, uncalibrated, where there is
-        none.
+        """The profile that was asked for, carried to another GPU if need be, or the shipped one that matches.
+
+        A roofline, uncalibrated, where there is none, and for an engine that the profile is not of.
+
+        Raises:
+            UsageError: the profile is of another model.
         """
         from kvsim.policies import Static
-        from kvsim.profiles import find, match
+        from kvsim.hardware import find_gpu
+        from kvsim.profiles import find, listed_name, match
         from kvsim.steptime import Roofline
 
         cache = self.flags["cache"]
         engine = f"hf-{cache}" if isinstance(policy, Static) else "vllm"
         if self.flags["profile"] and self.flags["profile"] != "none":
-            return find(self.flags["profile"])
+            chosen = find(self.flags["profile"])
+            if chosen.model != listed_name(self.model):
+                raise UsageError(
+                    f"the profile {self.flags['profile']!r} is of {chosen.model}, not of {self.model.name}: step times "
+                    "carry over to another GPU, not to another model."
+                )
+            if chosen.engine == engine:
+                return chosen if chosen.gpu == self.gpu.name else chosen.transfer(find_gpu(chosen.gpu), self.gpu)
         profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
         if profile is not None:
             return profile

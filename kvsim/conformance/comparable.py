@@ -34,8 +34,8 @@ def check_comparable(recording: Recording) -> None:
         )
     if meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"):
         raise RecordingError(
-            f"recording {recording.name!r} was made with swapping or speculation, which kvsim models and vLLM 0.25.1 does "
-            "differently or not at all; only runs without them can be compared block for block."
+            f"recording {recording.name!r} was made with swapping or speculation, which kvsim models and vLLM 0.25.1 "
+            "does differently or not at all; only runs without them can be compared block for block."
         )
     if meta.pool.num_units is None or meta.pool.first_unit != NULL_BLOCK + 1:
         raise RecordingError(

@@ -50,3 +50,15 @@ def test_a_time_out_that_cannot_be_is_refused(kvsim: Run) -> None:
     done = kvsim("run", "--policy", "static", "--batch-timeout", "-1", *REQUESTS)
     assert (done.returncode, done.stdout) == (2, "")
     assert "timeout_s should be" in done.stderr
+
+
+def test_a_profile_is_carried_to_another_gpu_and_says_so(kvsim: Run) -> None:
+    done = kvsim("run", "--num-requests", "5", "--gpu", "A100-80G", "--profile", "vllm-h200-llama-3-8b")
+    assert "times: transferred from H200 to A100-80G" in done.stdout
+    assert "not measured there" in done.stdout
+
+
+def test_a_profile_of_another_model_is_refused(kvsim: Run) -> None:
+    done = kvsim("run", "--num-requests", "5", "--profile", "vllm-h200-llama-2-7b")
+    assert done.returncode == 2
+    assert "carry over to another GPU, not to another model" in done.stderr
