@@ -1,6 +1,6 @@
-"""The terminal interface: a player over one recording, whoever made it.
+"""The terminal interface: a player over recordings, whoever made them.
 
-It consumes a `Recording` and nothing else. Textual is imported when a function is called, not before.
+It consumes `Recording`s and nothing else. Textual is imported when a function is called, not before.
 """
 
 from __future__ import annotations
@@ -9,31 +9,59 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Sequence
 
     from kvsim.recording import Recording
 
-__all__ = ["run", "screenshot"]
+    from .comparison import Comparison
+    from .feed import Feed
+    from .lessons import Guided, Lesson
+    from .session import Session
+
+__all__ = ["attach", "run", "screenshot"]
 
 
-def run(recording: Recording, *, at_s: float | None = None, ascii: bool = False) -> None:  # noqa: A002 - the flag's name
-    """Show `recording` in this terminal until the person quits.
+def run(
+    shown: Recording | Sequence[Recording] | Lesson,
+    *,
+    at_s: float | None = None,
+    ascii: bool = False,  # noqa: A002 - the flag's name
+    runs: Callable[[], Sequence[Recording]] | None = None,
+) -> None:
+    """Show `shown` in this terminal until the person quits.
 
     Args:
-        recording: what to show, simulated or captured.
+        shown: a recording, simulated or captured; several, to be compared on one clock; or a lesson.
         at_s: seconds from the first event at which to begin; the beginning if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
+        runs: what serves the requests of `shown` under every policy, for when somebody wants to compare.
 
     Raises:
-        RecordingError: the recording has no steps.
+        RecordingError: a recording has no steps.
+        LessonError: the lesson cannot be played.
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
+
+    KvsimApp(_opened(shown, at_s), ascii=ascii, runs=runs).run()
+
+
+def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the flag's name
+    """Watch a recording that is still growing, until the person quits; return what was seen of it.
+
+    Raises:
+        RecordingError: the feed ended before its first step.
+    """
+    from .app import KvsimApp  # noqa: PLC0415
+    from .feed import first_recording  # noqa: PLC0415
     from .session import Session  # noqa: PLC0415
 
-    KvsimApp(Session(recording, at_s=at_s), ascii=ascii).run()
+    recording = first_recording(feed)
+    KvsimApp(Session(recording), ascii=ascii, feed=feed).run()
+    return feed.recording() or recording
 
 
 def screenshot(
-    recording: Recording,
+    shown: Recording | Sequence[Recording] | Lesson,
     file: str | os.PathLike[str],
     *,
     at_s: float | None = None,
@@ -45,12 +73,28 @@ def screenshot(
     The same recording, moment and size give the same bytes. The file is written beside its name and renamed into place.
 
     Raises:
-        RecordingError: the recording has no steps.
+        RecordingError: a recording has no steps.
+        LessonError: the lesson cannot be played.
         OSError: the file cannot be written.
     """
     from .app import KvsimApp  # noqa: PLC0415
     from .picture_file import render, write_atomically  # noqa: PLC0415
+
+    write_atomically(render(KvsimApp(_opened(shown, at_s), ascii=ascii), size), file)
+
+
+def _opened(shown: Recording | Sequence[Recording] | Lesson, at_s: float | None) -> Session | Comparison | Guided:
+    from kvsim.recording import Recording  # noqa: PLC0415
+
+    from .comparison import Comparison  # noqa: PLC0415
+    from .lessons import Guided, Lesson  # noqa: PLC0415
     from .session import Session  # noqa: PLC0415
 
-    app = KvsimApp(Session(recording, at_s=at_s), ascii=ascii)
-    write_atomically(render(app, size), file)
+    if isinstance(shown, Recording):
+        return Session(shown, at_s=at_s)
+    if not isinstance(shown, Lesson):
+        return Comparison(shown, at_s=at_s)
+    guided = Guided(shown)
+    if at_s is not None:
+        guided.player.go_to_time(at_s)
+    return guided

@@ -16,7 +16,7 @@ from rich.style import Style
 from kvsim.memory.waste import NUM_STATES, SlotState
 
 from .picture import EIGHTHS, EMPTY
-from .states import CURSOR_COLOR, GLYPH_FREE_COLOR, LOOKS, STACK, VOID_COLOR, Symbols, dimmed
+from .states import STACK, Symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,7 +73,8 @@ class Brush:
         self._symbols = symbols
         colors = [glyph_color(state, symbols) for state in SlotState]
 
-        self._colors = [*colors, VOID_COLOR, *map(dimmed, colors), CURSOR_COLOR]
+        palette = symbols.palette
+        self._colors = [*colors, palette.void, *map(palette.dimmed, colors), palette.cursor]
         self._known: dict[int, tuple[str, Style]] = {}
 
     def __getitem__(self, key: int) -> tuple[str, Style]:
@@ -84,11 +85,12 @@ class Brush:
 
     def _draw(self, key: int) -> tuple[str, Style]:
         if key & _REVERSE:
+            palette = self._symbols.palette
             if self._symbols.color:
-                return "▇", Style(color=CURSOR_COLOR, bgcolor=VOID_COLOR)
+                return "▇", Style(color=palette.cursor, bgcolor=palette.void)
             character, style = self._draw(key & ~_REVERSE)
             return character if character.strip() else "_", style + Style(
-                color=VOID_COLOR, bgcolor=CURSOR_COLOR, bold=True
+                color=palette.void, bgcolor=palette.cursor, bold=True
             )
         if key >= _FILL:
             return self._draw_fill(key - _FILL)
@@ -127,21 +129,23 @@ def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: S
 
     `eighths` are the nine characters that grow in the bar's direction.
     """
+    palette = symbols.palette
     for low, high, part in layers:
         if symbols.color:
-            style = Style(color=LOOKS[STACK[low]].color, bgcolor=LOOKS[STACK[high]].color)
+            style = Style(color=palette.states[STACK[low]], bgcolor=palette.states[STACK[high]])
             yield Segment(eighths[part], style)
         else:
             state = STACK[low] if part >= EIGHTHS // 2 else STACK[high]
-            yield Segment(symbols.states[state], Style(color=glyph_color(state, symbols), bgcolor=VOID_COLOR))
+            yield Segment(symbols.states[state], Style(color=glyph_color(state, symbols), bgcolor=palette.void))
 
 
 def swatch(state: SlotState, symbols: Symbols) -> Segment:
     """One character that looks as the state does in the pictures."""
     character = symbols.right[EIGHTHS:] or symbols.states[state]
-    return Segment(character, Style(color=glyph_color(state, symbols), bgcolor=VOID_COLOR))
+    return Segment(character, Style(color=glyph_color(state, symbols), bgcolor=symbols.palette.void))
 
 
 def glyph_color(state: SlotState, symbols: Symbols) -> str:
     """The colour of a state, as an area or as a glyph."""
-    return GLYPH_FREE_COLOR if state is SlotState.FREE and not symbols.color else LOOKS[state].color
+    palette = symbols.palette
+    return palette.free_glyph if state is SlotState.FREE and not symbols.color else palette.states[state]

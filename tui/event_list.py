@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from .events import EventKind
+from .events import EventFilter, EventKind
 from .words import ending, seconds, shortened
 
 if TYPE_CHECKING:
@@ -60,19 +60,33 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(id="events")
-        self._session = session
         self._symbols = symbols
-        self._line = max(session.events.up_to(session.player.frame) - 1, 0)
-        self.border_title = f"events ({len(session.events):,})"
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session = session
+        self._take_events()
+
+    def _take_events(self) -> None:
+        """Show what the session lets through."""
+        session = self._session
+        self._events = session.listed_events
+        self._line = max(self._events.up_to(session.player.frame) - 1, 0)
+        what = "events" if session.event_filter is EventFilter.ALL else session.event_filter.value
+        self.border_title = f"{what} ({len(self._events):,}), f filters"
+        self.virtual_size = Size(self.size.width, len(self._events))
 
     def on_resize(self) -> None:
         """Keep the current event in view."""
-        self.virtual_size = Size(self.size.width, len(self._session.events))
+        self.virtual_size = Size(self.size.width, len(self._events))
         self._show_line()
 
     def show_frame(self) -> None:
         """Follow the session to its current frame."""
-        events, frame = self._session.events, self._session.player.frame
+        if self._events is not self._session.listed_events:
+            self._take_events()
+        events, frame = self._events, self._session.player.frame
         # Of several events in one frame, the one that was jumped to stays the current one.
         if len(events) and int(events.frame[self._line]) != frame:
             self._line = max(events.up_to(frame) - 1, 0)
@@ -80,7 +94,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
 
     def action_move(self, lines: int) -> None:
         """Jump to a neighbouring event."""
-        self._jump_to(min(max(self._line + lines, 0), len(self._session.events) - 1))
+        self._jump_to(min(max(self._line + lines, 0), len(self._events) - 1))
 
     def action_jump(self) -> None:
         """Jump to the current event and follow its request."""
@@ -100,12 +114,12 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         """One event."""
         session, row = self._session, y + self.scroll_offset.y
         width = self.size.width
-        if not 0 <= row < len(session.events):
+        if not 0 <= row < len(self._events):
             return Strip.blank(width, self.get_component_rich_style("events--past"))
-        kind = EventKind(int(session.events.kind[row]))
-        frame = int(session.events.frame[row])
+        kind = EventKind(int(self._events.kind[row]))
+        frame = int(self._events.frame[row])
         time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
-        name = ending(session.request_name(int(session.events.request[row])), _NAME_WIDTH, self._symbols.cut)
+        name = ending(session.request_name(int(self._events.request[row])), _NAME_WIDTH, self._symbols.cut)
         text = shortened(f"{time} {MARKS[kind]} {name} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
         if frame > session.player.frame:
             look = "future"
@@ -116,7 +130,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip([Segment(text, self.get_component_rich_style(f"events--{look}"))])
 
     def _jump_to(self, line: int) -> None:
-        events = self._session.events
+        events = self._events
         if not 0 <= line < len(events):
             return
         self._line = line

@@ -6,7 +6,7 @@ Arrivals are left out: the queue shows them, and every request has one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,15 @@ NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
 """The kinds that tell of a shortage; everything is supposed to finish."""
 
 
+class EventFilter(Enum):
+    """Which events are listed and jumped to; the value is what people read."""
+
+    ALL = "all events"
+    SHORTAGES = "preemptions, refusals"
+    FINISHES = "finishes"
+    FOLLOWED = "events of the request"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Events:
     """One row per event, in the order in which they happened."""
@@ -51,9 +60,18 @@ class Events:
     @property
     def notable(self) -> Events:
         """The events worth stopping at: shortages, or everything where there never is one."""
-        rows = np.isin(self.kind, NOTABLE)
-        if not rows.any():
-            return self
+        shortages = self.of_kinds(NOTABLE)
+        return shortages if len(shortages) else self
+
+    def of_kinds(self, kinds: tuple[EventKind, ...]) -> Events:
+        """The events of some kinds."""
+        return self._rows(np.isin(self.kind, kinds))
+
+    def of_request(self, request: int) -> Events:
+        """The events of one request."""
+        return self._rows(self.request == request)
+
+    def _rows(self, rows: npt.NDArray[np.bool_]) -> Events:
         return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows])
 
     def up_to(self, frame: int) -> int:

@@ -12,10 +12,15 @@ from kvsim.recording.ledger import NOBODY
 from kvsim.recording.tables import RequestStatus
 
 from .states import LOOKS
-from .words import gib, plural, seconds
+from .words import gib, percent, plural, seconds
 
 if TYPE_CHECKING:
+    from .comparison import Comparison
     from .session import Session
+
+
+_STAYS_SHOWN = 3
+"""Earlier holders of a unit that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,36 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     return [*lines, ("held by", holders), ("its slots", place)]
 
 
+def unit_heading(session: Session, unit: int) -> str:
+    """A unit's number and, where units are filled again and again, its generation: `block 412#3`."""
+    number = f"{session.unit_name} {unit + session.replay.first_unit:,}"
+    if session.replay.unit_tokens == 1:
+        return number
+    past = [stay.generation for stay in session.stays(unit) if stay.begin_frame <= session.player.frame]
+    return f"{number}#{past[-1]}" if past else number
+
+
+def unit_story(session: Session, unit: int) -> list[tuple[str, str]]:
+    """What there is to know about a unit beyond the moment: who shares it, what it is known by, who had it before."""
+    replay, frame = session.replay, session.player.frame
+    past = [stay for stay in session.stays(unit) if stay.begin_frame <= frame]
+    lines = []
+    holders = [session.request_name(stay.request) for stay in past if stay.end_frame > frame]
+    if len(holders) > 1:
+        lines.append(("shared by", ", ".join(holders)))
+    owner, position = int(replay.owner[unit]), int(replay.position[unit])
+    hashes = session.recording.requests.prompt_hashes[owner] if owner != NOBODY else ()
+    if replay.unit_tokens > 1 and position < len(hashes):
+        lines.append(("prefix hash", f"{int(hashes[position]) & (1 << 64) - 1:016x}"))
+    resolution_s = session.player.duration_s / 1000
+    for stay in [stay for stay in past if stay.end_frame <= frame][: -_STAYS_SHOWN - 1 : -1]:
+        begin, end = (seconds(float(session.times_s[at]), resolution_s) for at in (stay.begin_frame, stay.end_frame))
+        lines.append((f"before, #{stay.generation}", f"{session.request_name(stay.request)}, {begin} to {end}"))
+    if past and replay.unit_tokens > 1:
+        lines.append(("filled", f"{past[-1].generation} of {session.stays(unit)[-1].generation} times in all"))
+    return lines
+
+
 def request_lines(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
     """A request, as labels and values."""
     requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
@@ -116,24 +151,40 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         ),
         ("written", f"{facts.computed:,} of {facts.full:,} slots"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
+        *([("wasted", _wasted(facts))] if facts.holds else []),
         ("preempted", plural(int(requests.preemptions[request]), "time") + " in all"),
     ]
+    waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
+    begun = requests.first_scheduled_s[request] <= session.player.clock_s
     for label, times_s in (
         ("arrived", requests.arrival_s),
         ("first token", requests.first_token_s),
         ("finished" if requests.finished_s[request] <= session.player.clock_s else "will finish", requests.finished_s),
     ):
         lines.append((label, seconds(float(times_s[request]), resolution_s)))
+    if begun:
+        lines.append(("waited", seconds(waited_s, resolution_s)))
     return lines
+
+
+def _wasted(facts: RequestFacts) -> str:
+    """Slots of a request's units that nobody will ever read, and their share."""
+    wasted = sum(facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL))
+    return f"{plural(wasted, 'slot')}, {percent(wasted, sum(facts.slots))}"
+
+
+def unit_summary(session: Session, unit: int) -> str:
+    """A unit in one line."""
+    values = dict(unit_lines(session, unit))
+    number = unit + session.replay.first_unit
+    return f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}"
 
 
 def selection(session: Session) -> str:
     """The selected unit and the followed request in one line, for screens without an inspector; empty for neither."""
     parts = []
     if session.selected is not None:
-        values = dict(unit_lines(session, session.selected))
-        number = session.selected + session.replay.first_unit
-        parts.append(f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}")
+        parts.append(unit_summary(session, session.selected))
     if session.followed is not None:
         facts = request_facts(session, session.followed)
         held = plural(facts.num_units, session.unit_name) if facts.holds else "no memory"
@@ -154,6 +205,18 @@ def headline(session: Session, *, short: bool) -> list[str]:
     if replay.unit_tokens > 1:
         units += f" of {replay.unit_tokens} slots"
     return [_origin(session, engine), policy, f"{model} on {gpu}", f"{size} for KV = {units}"]
+
+
+def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
+    """What is the same for all runs of a comparison."""
+    session = comparison.lanes[0].session
+    meta = session.recording.meta
+    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
+    requests = plural(len(session.recording.requests), "request")
+    if short:
+        return [f"the same {requests}, one clock", f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} each"]
+    return [f"the same {requests} on one clock", f"{model} on {gpu}", f"{size} for KV in each"]
 
 
 def _origin(session: Session, engine: str) -> str:

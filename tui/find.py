@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Label
+
+from .modal import Modal
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -38,10 +39,10 @@ def look_up(session: Session, text: str) -> tuple[str, int] | None:
     return ("request", int(exact[0])) if len(exact) == 1 else None
 
 
-class FindScreen(ModalScreen[tuple[str, int] | None]):
+class FindScreen(Modal[tuple[str, int]]):
     """One line to type in."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -74,4 +75,4 @@ class FindScreen(ModalScreen[tuple[str, int] | None]):
         if found is None:
             self.query_one("#find-answer", Label).update("There is no such request or place in the pool.")
         else:
-            self.dismiss(found)
+            self.answer(found)

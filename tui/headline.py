@@ -8,22 +8,26 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
-from .facts import headline
-
 if TYPE_CHECKING:
-    from .session import Session
     from .states import Symbols
 
 
 class Headline(Widget):
-    """Where the recording comes from, and the pool; in short words where long ones do not fit."""
+    """One line of parts; in short words where long ones do not fit, and without the last ones where those do not."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--name", "headline--text"}
 
-    def __init__(self, session: Session, symbols: Symbols) -> None:
+    def __init__(self, symbols: Symbols) -> None:
         super().__init__(id="headline")
         self._separator = f" {symbols.dot} "
-        self._long, self._short = headline(session, short=False), headline(session, short=True)
+        self._long: list[str] = []
+        self._short: list[str] = []
+
+    def tell(self, long: list[str], short: list[str]) -> None:
+        """Say this from now on: parts from the most to the least important, in long words and in short ones."""
+        if (long, short) != (self._long, self._short):
+            self._long, self._short = long, short
+            self.refresh()
 
     def render_line(self, y: int) -> Strip:
         """The one line."""

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from .brush import swatch
+from .modal import Modal
 from .states import LOOKS, STACK
 
 if TYPE_CHECKING:
@@ -31,17 +31,22 @@ KEYS: Final = (
     ("tab", "move to the pool or the events; there arrows or hjkl move, escape leaves"),
     ("enter", "in the pool: follow the request that holds this place"),
     ("/", "find a request by its id, or a place in the pool as #number"),
-    ("s", "save a picture of the screen (SVG)"),
+    ("c", "compare: the same requests under every policy, on one clock"),
+    ("l", "lessons: short scenarios that say what there is to see"),
+    ("1 2 3 4 5", "show or hide waste, timeline, inspector, queue, events"),
+    ("m", "the pool, or the panel that has the keyboard, as large as the screen"),
+    ("f", "which events are listed, and jumped to"),
+    ("s S x", "save the screen as SVG or PNG, or its numbers as CSV"),
     ("ctrl+p", "all commands by name"),
     ("q", "quit"),
     ("mouse", "click selects, double click follows, the wheel scrolls, dragging the timeline scrubs"),
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Modal[None]):
     """One page: the idea, the states, the keys."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "dismiss(None)", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The player's keys. Each has an id, so that a person can bind another key to it."""
+"""The player's keys, on every screen that plays. Each has an id, so that a person can bind another key to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,21 @@ BINDINGS: Final = (
     Binding("z", "zoom(1)", "More detail", group=_ZOOM, id="zoom.in"),
     Binding("Z", "zoom(-1)", "Less detail", group=_ZOOM, id="zoom.out"),
     Binding("slash", "find", "Find", key_display="/", id="find"),
-    Binding("s", "save", "Save", id="save"),
+    Binding("c", "app.compare", "Compare", id="compare"),
+    Binding("l", "app.lessons", "Lessons", id="lessons"),
+    Binding("s", "app.save", "Save", id="save"),
+    Binding("S", "app.save_png", "Save as PNG", show=False, id="save.png"),
+    Binding("x", "app.save_numbers", "Save numbers", show=False, id="save.numbers"),
     Binding("question_mark", "help", "Help", key_display="?", id="help"),
-    Binding("q", "quit", "Quit", id="quit"),
 )
+
+PANEL_BINDINGS: Final = (
+    Binding("f", "filter", "Filter events", show=False, id="events.filter"),
+    Binding("m", "maximise", "Maximise", show=False, id="maximise"),
+    Binding("1", "toggle_panel('waste')", "Waste bar", show=False, id="panel.waste"),
+    Binding("2", "toggle_panel('timeline')", "Timeline", show=False, id="panel.timeline"),
+    Binding("3", "toggle_panel('inspector')", "Inspector", show=False, id="panel.inspector"),
+    Binding("4", "toggle_panel('queue')", "Queue", show=False, id="panel.queue"),
+    Binding("5", "toggle_panel('events')", "Events", show=False, id="panel.events"),
+)
+"""Keys of the screen with panels."""

@@ -12,7 +12,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from .brush import stack_cells
-from .facts import RequestFacts, request_facts, request_lines, unit_lines
+from .facts import RequestFacts, request_facts, request_lines, unit_heading, unit_lines, unit_story
 from .stack import stacked
 from .states import STACK
 from .words import ending, shortened
@@ -46,6 +46,10 @@ class Panel(Widget):
         self.session = session
         self.symbols = symbols
         self._lines: list[Strip] = []
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self.session = session
 
     def on_resize(self) -> None:
         """Write the lines for this size."""
@@ -104,12 +108,16 @@ class Inspector(Panel):
         """The unit first, then the request."""
         session = self.session
         lines = []
-        if session.selected is None:
-            lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
+        if session.selected is not None:
+            unit = session.selected
+            lines += [Strip([self.text(unit_heading(session, unit), "strong")])]
+            lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit))
+        elif session.hovered is not None:
+            # What a tooltip says must not be known to mice alone.
+            lines += [Strip([self.text(unit_heading(session, session.hovered), "strong")])]
+            lines += self.labelled(unit_lines(session, session.hovered))
         else:
-            number = session.selected + session.replay.first_unit
-            lines += [Strip([self.text(f"{session.unit_name} {number:,}", "strong")])]
-            lines += self.labelled(unit_lines(session, session.selected))
+            lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
         lines.append(self.blank())
         if session.followed is None:
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]

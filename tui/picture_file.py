@@ -1,9 +1,11 @@
-"""A screen as an SVG file."""
+"""A screen as a file: SVG, or PNG where there is a converter."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,13 +30,22 @@ def svg_of(app: KvsimApp) -> str:
     return app.export_screenshot(simplify=True)
 
 
-def write_atomically(text: str, file: str | os.PathLike[str]) -> Path:
-    """Write `text` beside `file` and rename it into place; return where it is."""
+def png_of(svg: str) -> bytes | None:
+    """`svg` as PNG, where this machine has a converter; None where it has none, or it fails."""
+    converter = shutil.which("rsvg-convert")
+    if converter is None:
+        return None
+    done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def write_atomically(content: str | bytes, file: str | os.PathLike[str]) -> Path:
+    """Write `content` beside `file` and rename it into place; return where it is."""
     target = Path(file)
     handle, scratch = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content if isinstance(content, bytes) else content.encode())
         Path(scratch).chmod(0o644)  # mkstemp makes it private; a picture is for sharing
         Path(scratch).replace(target)
     except BaseException:

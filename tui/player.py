@@ -36,19 +36,33 @@ class Player:
     """Plays the frames of one recording.
 
     `times_s` says when each frame begins (ascending, at least one frame); `notable` names the frames that `jump`
-    stops at, in ascending order. At first, the whole recording plays in about `DEFAULT_PLAY_S` seconds.
+    stops at, in any order. At first, the whole recording plays in about `DEFAULT_PLAY_S` seconds.
     """
 
-    def __init__(self, times_s: FloatArray, notable: IntArray) -> None:
-        self._times_s = times_s
-        self._notable = np.unique(notable)
-        self.duration_s = float(times_s[-1])
+    def __init__(self, times_s: FloatArray, notable: IntArray, *, span_s: float | None = None) -> None:
+        """Args: times and frames as above; and what should play in the default time, if not the whole recording."""
+        self.times_s = times_s
+        """When each frame begins."""
+        self.notable = notable
+        self.stops_at_notable = False
+        """Whether playing pauses where `jump` would."""
+        self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0
-        self.clock_s = float(times_s[0])
+        self.clock_s = self.begin_s
         """Recorded time that the picture stands for; inside the current frame while playing."""
-        self._default_index = speed_index(max(self.duration_s, 1e-6) / DEFAULT_PLAY_S)
+        span_s = self.duration_s - self.begin_s if span_s is None else span_s
+        self._default_index = speed_index(max(span_s, 1e-6) / DEFAULT_PLAY_S)
         self._index = self._default_index
+
+    @property
+    def notable(self) -> IntArray:
+        """The frames that `jump` stops at, ascending."""
+        return self._notable
+
+    @notable.setter
+    def notable(self, frames: IntArray) -> None:
+        self._notable = np.unique(frames)
 
     @property
     def speed(self) -> float:
@@ -58,7 +72,7 @@ class Player:
     @property
     def last_frame(self) -> int:
         """The frame after the last step."""
-        return len(self._times_s) - 1
+        return len(self.times_s) - 1
 
     @property
     def at_end(self) -> bool:
@@ -79,16 +93,21 @@ class Player:
         self.clock_s = min(self.clock_s + wall_s * self.speed, self.duration_s)
         self.frame = self._frame_at(self.clock_s)
         self.playing = not self.at_end
+        if self.stops_at_notable:
+            passed = self._notable[(self._notable > before) & (self._notable <= self.frame)]
+            if len(passed):
+                self.playing = False
+                self.go_to_frame(int(passed[0]))
         return self.frame != before
 
     def go_to_frame(self, frame: int) -> None:
         """Show `frame`, clamped to the recording."""
         self.frame = min(max(frame, 0), self.last_frame)
-        self.clock_s = float(self._times_s[self.frame])
+        self.clock_s = float(self.times_s[self.frame])
 
     def go_to_time(self, time_s: float) -> None:
         """Show the frame that is current at `time_s` seconds, clamped to the recording."""
-        self.clock_s = min(max(time_s, float(self._times_s[0])), self.duration_s)
+        self.clock_s = min(max(time_s, self.begin_s), self.duration_s)
         self.frame = self._frame_at(self.clock_s)
 
     def step(self, frames: int) -> None:
@@ -108,10 +127,16 @@ class Player:
         self.go_to_frame(int(self._notable[at]))
         return True
 
+    def take_over(self, other: Player) -> None:
+        """Stand where `other` stands, which plays a shorter recording of the same run, and go on as fast."""
+        self.playing = other.playing
+        self.go_to_time(other.clock_s)
+        self._index = min(max(other._index, self._default_index - _SPEED_RANGE), self._default_index + _SPEED_RANGE)
+
     def change_speed(self, direction: int) -> None:
         """Play faster (`direction` 1) or slower (-1), along 1, 2, 5, 10, ..."""
         slowest, fastest = self._default_index - _SPEED_RANGE, self._default_index + _SPEED_RANGE
         self._index = min(max(self._index + direction, slowest), fastest)
 
     def _frame_at(self, time_s: float) -> int:
-        return max(0, int(np.searchsorted(self._times_s, time_s, side="right")) - 1)
+        return max(0, int(np.searchsorted(self.times_s, time_s, side="right")) - 1)

@@ -49,32 +49,54 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
     class Selected(Message):
         """The cursor stands on another unit; None where there is no cursor any more."""
 
-        def __init__(self, unit: int | None) -> None:
+        def __init__(self, pool: PoolView, unit: int | None) -> None:
             super().__init__()
+            self.pool = pool
+            self.unit = unit
+
+    class Hovered(Message):
+        """The mouse is over another unit; None where it is over none."""
+
+        def __init__(self, pool: PoolView, unit: int | None) -> None:
+            super().__init__()
+            self.pool = pool
             self.unit = unit
 
     class Follow(Message):
         """Somebody asks to follow a request, or None."""
 
-        def __init__(self, request: int | None) -> None:
+        def __init__(self, pool: PoolView, request: int | None) -> None:
             super().__init__()
+            self.pool = pool
             self.request = request
 
-    def __init__(self, replay: Replay, symbols: Symbols) -> None:
-        super().__init__(id="pool")
-        self._replay = replay
+    def __init__(self, replay: Replay, symbols: Symbols, *, id: str = "pool", heading: str = "memory pool") -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
         self._symbols = symbols
-        self._lines = Lines(replay)
-        self._stride = self._stride_now()
-        self._canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=symbols.color)
-        self._levels: list[Tiling] = []
+        self._heading = heading
         self._level = 0
         self._zoomed = False
-        self._keys = np.empty((0, 0), np.int32)
+        self._hovered: int | None = None
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
         """Lines asked to be painted again so far: what the frame budget is counted in."""
+        self._take(replay)
+
+    def open(self, replay: Replay) -> None:
+        """Show the pool of `replay` from now on, at the level of detail and with the cursor of the last one."""
+        cursor, followed = self._canvas.cursor, self._canvas.followed
+        self._take(replay)
+        self._canvas.cursor, self._canvas.followed = cursor, followed
+        self._measure()
+
+    def _take(self, replay: Replay) -> None:
+        self._replay = replay
+        self._lines = Lines(replay)
+        self._stride = self._stride_now()
+        self._canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=self._symbols.color)
+        self._levels: list[Tiling] = []
+        self._keys = np.empty((0, 0), np.int32)
 
     @property
     def cursor(self) -> int | None:
@@ -89,6 +111,12 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """All filters but one that these colours do not need, and that would cost a third of a frame."""
         return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
+
+    def notify_style_update(self) -> None:
+        """Draw in the colours of another theme."""
+        super().notify_style_update()
+        self._brush = Brush(self._symbols)
+        self._strips.clear()
 
     def show_frame(self) -> None:
         """Follow the replay to its current frame."""
@@ -119,7 +147,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self._canvas.cursor = unit
         self._scroll_to_cursor()
         self._repaint()
-        self.post_message(self.Selected(unit))
+        self.post_message(self.Selected(self, unit))
 
     def action_move(self, right: int, down: int) -> None:
         """Move the cursor by cells."""
@@ -135,14 +163,14 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         cell = self.tiling.units_of(int(self.tiling.cell_of(np.array([self.cursor]))[0]))
         owners = self._replay.owner[np.append(self.cursor, cell)]
         held = owners[owners != NOBODY]
-        self.post_message(self.Follow(int(held[0]) if len(held) else None))
+        self.post_message(self.Follow(self, int(held[0]) if len(held) else None))
 
     def action_leave(self) -> None:
         """Follow nobody, select nothing, and give the arrow keys back to the player."""
         self._canvas.cursor = None
         self._repaint()
-        self.post_message(self.Selected(None))
-        self.post_message(self.Follow(None))
+        self.post_message(self.Selected(self, None))
+        self.post_message(self.Follow(self, None))
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
@@ -154,6 +182,20 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self.select(unit)
         if event.chain > 1:
             self.action_follow()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Say what is under the mouse."""
+        at = event.get_content_offset(self)
+        self._hover(None if at is None else self._unit_at(at.x, at.y))
+
+    def on_leave(self) -> None:
+        """Nothing is under the mouse any more."""
+        self._hover(None)
+
+    def _hover(self, unit: int | None) -> None:
+        if unit != self._hovered:
+            self._hovered = unit
+            self.post_message(self.Hovered(self, unit))
 
     def on_resize(self) -> None:
         """Make the picture as large as the widget."""
@@ -218,6 +260,8 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
         self.virtual_size = Size(self.tiling.width, self._canvas.height)
+        # Left to itself, a scrollbar that was needed for a moment while the screen was laid out would stay.
+        self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
 
@@ -235,7 +279,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
                 cell = f"1 cell = {plural(tiling.across, unit)}" + (
                     " of a sequence" if self._stride is not None else ""
                 )
-        return f"memory pool, {plural(tiling.num_units, unit)}: {cell}"
+        return f"{self._heading}, {plural(tiling.num_units, unit)}: {cell}"
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

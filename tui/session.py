@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.metrics import waste
 from kvsim.recording.replay import Replay
+from kvsim.recording.tables import RequestStatus
 
-from .events import events_of
+from .events import NOTABLE, EventFilter, EventKind, events_of
+from .history import Stay, stays
 from .player import Player
+from .served import tokens_served
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,13 +39,34 @@ class Session:
         """When each frame begins."""
         self.events = events_of(self.replay)
         self.player = Player(self.times_s, self.events.notable.frame)
+        self.event_filter = EventFilter.ALL
+        self.listed_events = self.events
+        """The events that the filter lets through."""
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
         """The request that a person wants to see more of."""
         self.selected: int | None = None
         """The unit under the cursor, from 0 in address order."""
+        self.hovered: int | None = None
+        """The unit under the mouse."""
+        self._stays: tuple[int, list[Stay]] = (-1, [])
         self.show()
+
+    def filter_events(self, which: EventFilter) -> None:
+        """List and jump to some events only."""
+        self.event_filter = which
+        match which:
+            case EventFilter.ALL:
+                self.listed_events = self.events
+            case EventFilter.SHORTAGES:
+                self.listed_events = self.events.of_kinds(NOTABLE)
+            case EventFilter.FINISHES:
+                self.listed_events = self.events.of_kinds((EventKind.FINISHED, EventKind.IDLE))
+            case EventFilter.FOLLOWED:
+                self.listed_events = self.events.of_request(-1 if self.followed is None else self.followed)
+        jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
+        self.player.notable = jumps.frame
 
     @property
     def capacity(self) -> int:
@@ -59,6 +84,28 @@ class Session:
         slots: npt.NDArray[np.int64] = self.slots[self.player.frame]
         return slots
 
+    @cached_property
+    def served(self) -> npt.NDArray[np.int64]:
+        """Tokens of answers put out before each frame."""
+        return tokens_served(self.replay)
+
+    @cached_property
+    def finish_times_s(self) -> npt.NDArray[np.float64]:
+        """When requests finished, ascending."""
+        finished_s = self.recording.requests.finished_s
+        return np.sort(finished_s[~np.isnan(finished_s)])
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that have finished at the player's clock."""
+        return int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that have been refused at the player's clock."""
+        requests = self.recording.requests
+        return int(((requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)).sum())
+
     def show(self) -> None:
         """Make the replay's frame the player's."""
         self.replay.seek(self.player.frame)
@@ -75,6 +122,12 @@ class Session:
         births, deaths = tables.birth_seq[rows][first], tables.death_seq[rows][first]
         frames = np.minimum(np.searchsorted(self.replay.frame_seq, (births, deaths)), self.replay.num_frames - 1)
         return list(zip(*frames.tolist(), strict=True))
+
+    def stays(self, unit: int) -> list[Stay]:
+        """Everyone who ever holds `unit`, in order; remembered for the unit that was asked for last."""
+        if self._stays[0] != unit:
+            self._stays = (unit, stays(self, unit))
+        return self._stays[1]
 
     def request_name(self, request: int) -> str:
         """What the recording calls a request."""

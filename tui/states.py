@@ -52,17 +52,48 @@ STACK: Final = (
 )
 """The order in which bars and charts pile the states up: use first, then waste, then what is left."""
 
-GLYPH_FREE_COLOR: Final = "#77828f"
-"""Free memory as a glyph: a dark dot would not be seen."""
 VOID_COLOR: Final = "#12151a"
-"""The background of the pictures."""
-CURSOR_COLOR: Final = "#ffffff"
+"""The background of dark pictures, and dark ink on light colours."""
+LIGHT_INK: Final = "#ffffff"
 
 
-def dimmed(color: str, amount: float = 0.72) -> str:
-    """`color` moved towards the background, for everything that is not the request being followed."""
-    channels = zip(_channels(color), _channels(VOID_COLOR), strict=True)
-    return "#" + "".join(f"{round(front + (back - front) * amount):02x}" for front, back in channels)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Palette:
+    """The colours of pictures on a dark or on a light background."""
+
+    states: dict[SlotState, str]
+    free_glyph: str
+    """Free memory as a glyph: a dot in its area's colour would not be seen."""
+    void: str
+    cursor: str
+
+    def dimmed(self, color: str, amount: float = 0.72) -> str:
+        """`color` moved towards the background, for everything that is not the request being followed."""
+        channels = zip(_channels(color), _channels(self.void), strict=True)
+        return "#" + "".join(f"{round(front + (back - front) * amount):02x}" for front, back in channels)
+
+
+DARK: Final = Palette(
+    states={state: look.color for state, look in LOOKS.items()},
+    free_glyph="#77828f",
+    void=VOID_COLOR,
+    cursor="#ffffff",
+)
+LIGHT: Final = Palette(
+    states={
+        SlotState.TOKEN: "#083f75",
+        SlotState.RESERVED: "#8fbdf0",
+        SlotState.INTERNAL: "#d9480f",
+        SlotState.PADDING: "#f7dc3a",
+        SlotState.CACHED: "#0b7a53",
+        SlotState.EXTERNAL: "#c77fae",
+        SlotState.FREE: "#e2e8ee",
+    },
+    free_glyph="#8a95a1",
+    void="#f9fafb",
+    cursor="#000000",
+)
+"""The same hues, ordered the other way round in luminance: what is in use stands out from the paper."""
 
 
 def luma(color: str) -> float:
@@ -76,9 +107,9 @@ def _channels(color: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Symbols:
-    """The characters that a terminal can show."""
+    """The characters that a terminal can show, and the colours of the present theme: the one thing that may change."""
 
     color: bool
     """Whether states are told apart by colour; if not, by glyph."""
@@ -98,6 +129,12 @@ class Symbols:
     times: str
     cut: str
     """Ends a text that did not fit."""
+    palette: Palette = DARK
+
+    @property
+    def ascii(self) -> bool:
+        """Whether nothing but ASCII may be drawn."""
+        return self.cut.isascii()
 
 
 _UP, _RIGHT = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"

@@ -6,7 +6,7 @@ from typing import Final
 
 from textual.theme import Theme
 
-from .states import VOID_COLOR
+from .states import LIGHT, VOID_COLOR
 
 THEMES: Final = (
     Theme(
@@ -22,6 +22,20 @@ THEMES: Final = (
         surface="#181c22",
         panel="#1f252d",
         dark=True,
+    ),
+    Theme(
+        name="kvsim-light",
+        primary="#083f75",
+        secondary="#3a6ea5",
+        accent="#b3430b",
+        warning="#c2410c",
+        error="#c2410c",
+        success="#0b7a53",
+        foreground="#1c2430",
+        background=LIGHT.void,
+        surface="#eef1f5",
+        panel="#e4e9ef",
+        dark=False,
     ),
     Theme(
         name="kvsim-contrast",

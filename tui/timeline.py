@@ -1,4 +1,4 @@
-"""The whole run on one axis: memory by state, the batch, the queue, and a scrubber. The mouse scrubs anywhere on it."""
+"""The whole run on one axis: memory by state, the batch, the queue, and a scrubber."""
 
 from __future__ import annotations
 
@@ -8,33 +8,29 @@ import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Size
-from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from kvsim.memory.waste import SlotState
 
 from .brush import stack_cells
+from .scrubber import GUTTER, Scrubber
 from .stack import EIGHTHS, columns, stacked
-from .states import CURSOR_COLOR, STACK
+from .states import STACK
 from .words import percent, seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.color import Color
-    from textual import events
 
     from .session import Session
     from .states import Symbols
 
-GUTTER = 15
-"""Characters to the left of the axis, for labels and current values."""
 _FULL_MARK = 4
 """Events in one column that fill its mark, where no column has more."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
-class Timeline(Widget):
+class Timeline(Scrubber):
     """Charts over time above a scrubber, all with the same axis, and a cursor through all of them."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -47,36 +43,23 @@ class Timeline(Widget):
         "timeline--held",
     }
 
-    class Scrubbed(Message):
-        """The mouse asks for another moment."""
-
-        def __init__(self, time_s: float) -> None:
-            super().__init__()
-            self.time_s = time_s
-
     def __init__(self, session: Session, symbols: Symbols) -> None:
-        super().__init__(id="timeline")
-        self._session = session
-        self._symbols = symbols
+        super().__init__(session.player, symbols, id="timeline")
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session, self.player = session, session.player
         self._num_running, self._num_waiting = session.counts("running"), session.counts("waiting")
         self._charts: list[Strip] = []
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
-        self._scrubbing = False
 
     def show_frame(self) -> None:
         """Follow the session to its current frame, and the request that it follows."""
         if self._followed != self._session.followed:
             self._drawn_size = Size(0, 0)
         self.refresh()
-
-    def show_transport(self) -> None:
-        """Say in the title whether the clock runs, and how fast."""
-        player, dot = self._session.player, self._symbols.dot
-        state = "playing" if player.playing else "paused"
-        title = f"{state} {dot} {player.speed:g} s per second {dot} step {player.frame:,} of {player.last_frame:,}"
-        if self.border_title != title:
-            self.border_title = title
 
     def notify_style_update(self) -> None:
         """Draw the charts in the colours of another theme."""
@@ -87,56 +70,29 @@ class Timeline(Widget):
         """A line of a chart behind the cursor, with its label and value of this moment."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
-            self._charts = self._draw_charts(self._axis_width, self.size.height)
-        if not 0 <= y < len(self._charts) or not self._axis_width:
+            self._charts = self._draw_charts(self.axis_width, self.size.height)
+        if not 0 <= y < len(self._charts) or not self.axis_width:
             return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
-        column = self._cursor_column()
+        column = self.cursor_column
         chart = self._charts[y]
         before, after = chart.crop(0, column), chart.crop(column + 1)
         last = y == len(self._charts) - 1
-        line = self._symbols.knob if last else "│" if self._symbols.color else "|"
+        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
         cursor = Segment(
-            line, Style(color=CURSOR_COLOR, bgcolor=None if last else self._color_at(y, column), bold=True)
+            line,
+            Style(color=self.symbols.palette.cursor, bgcolor=None if last else self._color_at(y, column), bold=True),
         )
         return Strip([*self._label(y), *before, cursor, *after]).adjust_cell_length(
             self.size.width, self.get_component_rich_style("timeline--text")
         )
-
-    def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Go to the moment under the mouse, and follow it until the button is released."""
-        self._scrubbing = True
-        self.capture_mouse()
-        self._scrub(event)
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Scrub while the button is down."""
-        if self._scrubbing:
-            self._scrub(event)
-
-    def on_mouse_up(self) -> None:
-        """Stop scrubbing."""
-        self._scrubbing = False
-        self.release_mouse()
-
-    def _scrub(self, event: events.MouseEvent) -> None:
-        offset = event.get_content_offset_capture(self)
-        share = (offset.x - GUTTER + 0.5) / max(self._axis_width, 1)
-        self.post_message(self.Scrubbed(min(max(share, 0.0), 1.0) * self._session.player.duration_s))
 
     def _color_at(self, y: int, column: int) -> Color | None:
         """The colour that most of a character has."""
         (segment,) = self._charts[y].crop(column, column + 1)
         if segment.style is None:
             return None
-        mostly_ink = self._symbols.color and self._symbols.up.find(segment.text) > EIGHTHS // 2
+        mostly_ink = self.symbols.color and self.symbols.up.find(segment.text) > EIGHTHS // 2
         return segment.style.color if mostly_ink else segment.style.bgcolor
-
-    @property
-    def _axis_width(self) -> int:
-        return max(self.size.width - GUTTER - 1, 0)
-
-    def _cursor_column(self) -> int:
-        return int(self._column_of(np.array([self._session.player.clock_s]), self._axis_width)[0])
 
     def _label(self, y: int) -> list[Segment]:
         session, height = self._session, len(self._charts)
@@ -176,7 +132,7 @@ class Timeline(Widget):
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first and the last frame that each column of the axis stands for."""
         times_s = self._session.times_s
-        edges_s = np.linspace(0.0, self._session.player.duration_s, width + 1)
+        edges_s = self.edges_s(width)
         first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
         last = np.maximum(np.searchsorted(times_s, edges_s[1:], side="left") - 1, first)
         return first, last
@@ -184,21 +140,21 @@ class Timeline(Widget):
     def _memory(self, slots: npt.NDArray[np.float64], height: int) -> list[Strip]:
         if not height:
             return []
-        if height == 1 and not self._symbols.color:  # a single glyph cannot say how much
+        if height == 1 and not self.symbols.color:  # a single glyph cannot say how much
             free = slots[:, [STACK.index(state) for state in _FREE]].sum(axis=1)
             return [self._bars(self._session.capacity - free, self._session.capacity)]
         layers = np.stack(stacked(slots, height), axis=-1)
         rows = range(height - 1, -1, -1)
-        return [Strip(stack_cells(layers[:, row].tolist(), self._symbols.up, self._symbols)).simplify() for row in rows]
+        return [Strip(stack_cells(layers[:, row].tolist(), self.symbols.up, self.symbols)).simplify() for row in rows]
 
     def _bars(self, values: npt.NDArray[Any], most: int) -> Strip:
         style = self.get_component_rich_style("timeline--bar")
-        text = "".join(self._symbols.up[eighths] for eighths in columns(values, most, 1)[0])
+        text = "".join(self.symbols.up[eighths] for eighths in columns(values, most, 1)[0])
         return Strip([Segment(text, style)])
 
     def _track(self, width: int) -> Strip:
         """The scrubber: the notable events of each column; or the life of the followed request and its own events."""
-        _session, symbols = self._session, self._symbols
+        _session, symbols = self._session, self.symbols
         events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
         held = self._residency(width)
@@ -217,7 +173,7 @@ class Timeline(Widget):
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
         session, events = self._session, self._session.events.notable
         mine = slice(None) if session.followed is None else events.request == session.followed
-        return np.bincount(self._column_of(session.times_s[events.frame[mine]], width), minlength=width)
+        return np.bincount(self.column_of(session.times_s[events.frame[mine]], width), minlength=width)
 
     def _residency(self, width: int) -> npt.NDArray[np.bool_]:
         """Columns in which the followed request holds memory."""
@@ -226,10 +182,6 @@ class Timeline(Widget):
         if session.followed is None:
             return held
         for begin, end in session.residencies(session.followed):
-            first, last = self._column_of(session.times_s[[begin, end]], width)
+            first, last = self.column_of(session.times_s[[begin, end]], width)
             held[first : last + 1] = True
         return held
-
-    def _column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
-        duration_s = max(self._session.player.duration_s, 1e-300)
-        return np.minimum((times_s / duration_s * width).astype(np.int64), width - 1)

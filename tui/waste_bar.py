@@ -14,7 +14,7 @@ from textual.widget import Widget
 from .brush import stack_cells, swatch
 from .facts import selection
 from .stack import stacked
-from .states import CURSOR_COLOR, LOOKS, STACK, VOID_COLOR, luma
+from .states import LIGHT_INK, LOOKS, STACK, VOID_COLOR, luma
 from .words import percent, shortened
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.memory.waste import SlotState
 
     from .session import Session
-    from .states import Symbols
+    from .states import Palette, Symbols
 
 _ENTRY_WIDTH = 40
 _SHORT_ENTRY_WIDTH = 20
@@ -41,11 +41,17 @@ class WasteBar(Widget):
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(id="waste")
-        self._session = session
         self._symbols = symbols
+        self.border_title = _TITLE
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session = session
         ever = session.slots.max(axis=0)
         self._listed = [state for state in STACK if ever[state]]
-        self.border_title = _TITLE
+        if self.is_attached:
+            self._take_lines()
 
     def show_frame(self) -> None:
         """Follow the session to its current frame."""
@@ -58,13 +64,16 @@ class WasteBar(Widget):
     def on_resize(self) -> None:
         """Take as many lines as the legend needs at this width."""
         self.show_frame()
+        self._take_lines()
+
+    def _take_lines(self) -> None:
         per_line, _ = self._columns()
         self.styles.height = 2 + -(-len(self._listed) // per_line)
 
     def render_line(self, y: int) -> Strip:
         """The bar, then the legend."""
         if y == 0:
-            return self._bar()
+            return state_bar(self._session.breakdown, self.size.width, self._symbols)
         per_line, width = self._columns()
         entries = self._listed[(y - 1) * per_line : y * per_line]
         segments = [segment for state in entries for segment in self._entry(state, width)]
@@ -80,26 +89,6 @@ class WasteBar(Widget):
         num_lines = -(-len(self._listed) // short)
         return -(-len(self._listed) // num_lines), _SHORT_ENTRY_WIDTH
 
-    def _bar(self) -> Strip:
-        first, second, eighths = stacked(self._session.breakdown[None, list(STACK)], self.size.width)
-        cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
-        bar = Strip(stack_cells(cells, self._symbols.right, self._symbols))
-        return self._named(bar, first[0]) if self._symbols.color else bar
-
-    def _named(self, bar: Strip, layers: npt.NDArray[np.int64]) -> Strip:
-        """The bar with names in its parts, so that nobody has to match colours."""
-        pieces = []
-        for begin, end in zip(*_runs(layers), strict=True):
-            look, piece = LOOKS[STACK[layers[begin]]], bar.crop(begin, end)
-            text = f" {look.name} "
-            # The last character of a part may be shared with the next one.
-            if len(text) < end - begin:
-                ink = VOID_COLOR if luma(look.color) > _LIGHT else CURSOR_COLOR
-                label = Strip([Segment(text, Style(color=ink, bgcolor=look.color, bold=True))])
-                piece = Strip.join([label, piece.crop(len(text))])
-            pieces.append(piece)
-        return Strip.join(pieces)
-
     def _entry(self, state: SlotState, width: int) -> list[Segment]:
         session, look = self._session, LOOKS[state]
         base = self.get_component_rich_style("waste--text")
@@ -109,6 +98,30 @@ class WasteBar(Widget):
         if width > _SHORT_ENTRY_WIDTH:
             segments.append(Segment(look.meaning, self.get_component_rich_style("waste--meaning")))
         return list(Strip(segments).adjust_cell_length(width, base))
+
+
+def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols) -> Strip:
+    """`slots` by state, shape (7,), as a bar of `width`, with names where they fit: nobody should have to match
+    colours.
+    """
+    first, second, eighths = stacked(slots[None, list(STACK)], width)
+    cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
+    bar = Strip(stack_cells(cells, symbols.right, symbols))
+    return _named(bar, first[0], symbols.palette) if symbols.color else bar
+
+
+def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
+    pieces = []
+    for begin, end in zip(*_runs(layers), strict=True):
+        state, piece = STACK[layers[begin]], bar.crop(begin, end)
+        text, color = f" {LOOKS[state].name} ", palette.states[state]
+        # The last character of a part may be shared with the next one.
+        if len(text) < end - begin:
+            ink = VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
+            label = Strip([Segment(text, Style(color=ink, bgcolor=color, bold=True))])
+            piece = Strip.join([label, piece.crop(len(text))])
+        pieces.append(piece)
+    return Strip.join(pieces)
 
 
 def _runs(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:

@@ -40,3 +40,16 @@ def ending(text: str, width: int, cut: str) -> str:
 def shortened(text: str, width: int, cut: str) -> str:
     """`text` in at most `width` characters, ending in `cut` where something is missing."""
     return text if len(text) <= width else text[: max(width - len(cut), 0)] + cut
+
+
+def gigabytes(num_bytes: float) -> str:
+    """A number of bytes in the largest of MB and GB (of a thousand each) that it fills, with three digits."""
+    value, unit = (num_bytes / 1e9, "GB") if num_bytes >= 1e9 else (num_bytes / 1e6, "MB")
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+
+
+def milliseconds(time_s: float) -> str:
+    """A time in the larger of milliseconds and seconds that it fills; a dash where it is not known."""
+    if math.isnan(time_s):
+        return "-"
+    return f"{time_s:,.2f} s" if time_s >= 1 else f"{time_s * 1e3:,.0f} ms"

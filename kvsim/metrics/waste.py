@@ -194,6 +194,8 @@ class _Ramps:
         """The frame at which each row's request gives its memory back; 0 where it holds none at `begin`."""
         tables = replay.ledger.tables
         first = np.flatnonzero(tables.position == 0)
+        if not len(first):
+            return np.zeros(len(request), np.int64)
         birth_seq, death_seq = tables.birth_seq[first], tables.death_seq[first]
         # What gives its memory back and takes other at the same moment has moved, and what it computed with it.
         stays = np.append(

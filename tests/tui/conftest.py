@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvsim.policies import Contiguous, Paged, Static
 from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
-from kvsim.workload import Ragged
+from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.simulation import simulate
+from kvsim.workload import Ragged, Workload
 from tui.app import KvsimApp
 from tui.session import Session
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Meta
+    from kvsim.simulation import Machine
 
 SHIPPED = {
     "paged": "vllm-h200-llama-3-8b-sharegpt-pressure",
@@ -147,3 +151,20 @@ def batch(tiny: Recording, make_meta: Callable[..., Meta]) -> Recording:
     )
     meta = make_meta(None, policy="static")
     return Recording(meta=meta, requests=requests, steps=steps, schedule=schedule, memory=Memory.empty(), name="batch")
+
+
+@pytest.fixture(scope="session")
+def three_runs(make_machine: Callable[[int], Machine]) -> list[Recording]:
+    """Twelve requests under the three policies, in room for 640 tokens; one request fits nowhere and is refused."""
+    workload = Workload(
+        arrival_s=[0.0] * 10 + [0.1, 0.2],
+        prompt_tokens=[40, 12, 30, 8, 60, 20, 16, 33, 9, 50, 24, 300],
+        output_tokens=[30, 9, 80, 20, 12, 44, 60, 5, 25, 18, 33, 4],
+        ids=[f"q{number}" for number in range(12)],
+    )
+    policies = (
+        Paged(scheduler=ContinuousSettings(max_model_len=160), cache=PagedSettings(enable_prefix_caching=False)),
+        Contiguous(scheduler=ContinuousSettings(max_model_len=160)),
+        Static(scheduler=StaticSettings(batch_size=4, max_model_len=160)),
+    )
+    return [simulate(workload, policy, make_machine(640), refuse_misfits=True) for policy in policies]

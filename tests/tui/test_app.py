@@ -377,11 +377,11 @@ async def test_a_step_repaints_only_the_lines_that_changed(
 
 def test_colour_glyphs_or_letters(paged: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(paged)
-    assert KvsimApp(session).symbols is COLOR
-    assert KvsimApp(session, ascii=True).symbols is ASCII
+    assert KvsimApp(session).symbols == COLOR
+    assert KvsimApp(session, ascii=True).symbols == ASCII
     monkeypatch.setenv("NO_COLOR", "1")
-    assert KvsimApp(session).symbols is GLYPHS
-    assert KvsimApp(session, ascii=True).symbols is ASCII
+    assert KvsimApp(session).symbols == GLYPHS
+    assert KvsimApp(session, ascii=True).symbols == ASCII
 
 
 @pytest.mark.parametrize("name", ["paged", "static"])

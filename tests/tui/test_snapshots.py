@@ -13,6 +13,9 @@ import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 import tui
+from tui.app import KvsimApp
+from tui.comparison import Comparison
+from tui.lessons import Guided, find_lesson
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
 
     from kvsim.recording import Recording
-    from tui.app import KvsimApp
 
 
 class SvgExtension(SingleFileSnapshotExtension):
@@ -81,6 +83,40 @@ async def test_ascii(
     make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], picture: SnapshotAssertion
 ) -> None:
     assert await _draw(make_app(shipped("paged"), at_s=10.0, ascii=True), (80, 24)) == picture
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("kind", ["compare", "lesson"])
+async def test_guided_and_compared(
+    three_runs: list[Recording], picture: SnapshotAssertion, kind: str, size: tuple[int, int]
+) -> None:
+    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
+    assert await _draw(KvsimApp(opening, clock=lambda: 0.0), size, *(["]"] * (kind == "lesson"))) == picture
+
+
+@pytest.mark.parametrize("kind", ["compare", "lesson"])
+async def test_guided_and_compared_without_color(
+    three_runs: list[Recording], picture: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("3"))
+    assert await _draw(KvsimApp(opening, clock=lambda: 0.0), (120, 40)) == picture
+
+
+async def test_light(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], picture: SnapshotAssertion
+) -> None:
+    app = make_app(shipped("paged"), at_s=10.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.theme = "kvsim-light"
+        await pilot.pause()
+        await pilot.press("right")
+        await pilot.pause()
+        assert app.export_screenshot(simplify=True) == picture
+
+
+async def test_list_of_lessons(make_app: Callable[..., KvsimApp], tiny: Recording, picture: SnapshotAssertion) -> None:
+    assert await _draw(make_app(tiny), (80, 24), "l") == picture
 
 
 async def test_help(

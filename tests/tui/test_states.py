@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.memory.waste import SlotState
-from tui.states import ASCII, COLOR, GLYPHS, LOOKS, STACK, Symbols, dimmed, luma
+from tui.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, LOOKS, STACK, Palette, Symbols, luma
 
 # Viénot, Brettel and Mollon (1999): how linear RGB looks to eyes without one kind of cone.
 DICHROMACY = {
@@ -32,14 +32,16 @@ def test_every_state_has_a_look_and_a_place_in_the_stack() -> None:
     assert set(LOOKS) == set(STACK) == set(SlotState)
 
 
-def test_the_states_differ_in_greyscale() -> None:
-    grey = sorted(luma(look.color) for look in LOOKS.values())
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_the_states_differ_in_greyscale(palette: Palette) -> None:
+    grey = sorted(luma(color) for color in palette.states.values())
     assert min(high - low for low, high in pairwise(grey)) > 18
 
 
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
 @pytest.mark.parametrize("eyes", DICHROMACY)
-def test_the_states_differ_to_colour_blind_eyes(eyes: str) -> None:
-    seen = [_lab(np.array(DICHROMACY[eyes]) @ _linear(look.color)) for look in LOOKS.values()]
+def test_the_states_differ_to_colour_blind_eyes(eyes: str, palette: Palette) -> None:
+    seen = [_lab(np.array(DICHROMACY[eyes]) @ _linear(color)) for color in palette.states.values()]
     assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 10
 
 
@@ -49,7 +51,7 @@ def test_the_states_have_glyphs_of_their_own(symbols: Symbols) -> None:
 
 
 def test_plain_symbols_are_plain() -> None:
-    texts = [getattr(ASCII, name) for name in ASCII.__slots__ if name != "color"]
+    texts = [getattr(ASCII, name) for name in ASCII.__slots__ if name not in ("color", "palette")]
     assert all(text.isascii() for text in texts)
 
 
@@ -57,5 +59,6 @@ def test_explanations_fit_the_legend() -> None:
     assert max(len(look.meaning) for look in LOOKS.values()) <= 20
 
 
-def test_shade_is_darker() -> None:
-    assert luma(dimmed("#ffffff")) < luma("#ffffff") / 2
+def test_shade_is_nearer_to_the_background() -> None:
+    assert luma(DARK.dimmed("#ffffff")) < luma("#ffffff") / 2
+    assert luma(LIGHT.dimmed("#000000")) > luma("#ffffff") / 2

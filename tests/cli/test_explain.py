@@ -1,0 +1,85 @@
+"""Lessons for people who read, through the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The entry point in an empty folder: exit code, output and complaint."""
+
+    def run_once(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["kvsim", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        return code, *capsys.readouterr()
+
+    return run_once
+
+
+def test_without_a_number_the_lessons_are_listed(run: Run) -> None:
+    code, output, complaint = run("explain")
+    assert (code, complaint) == (0, "")
+    assert "1  Reserved and empty" in output
+    assert "7  Why bandwidth" in output
+
+
+def test_a_lesson_is_printed_with_pictures(run: Run) -> None:
+    code, output, complaint = run("explain", "1", "--ascii")
+    assert (code, complaint) == (0, "")
+    assert output.isascii()
+    assert "x internal 9" in output
+    assert "x" * 70 in output
+
+
+def test_markdown_comes_with_its_figures(run: Run, tmp_path: Path) -> None:
+    code, output, complaint = run("explain", "2", "--markdown", "-o", "out")
+    assert (code, complaint) == (0, "")
+    assert output == "out/2-the-padding-problem.md\n"
+    text = (tmp_path / output.strip()).read_text()
+    figures = sorted(file.name for file in (tmp_path / "out").glob("*.svg"))
+    assert len(figures) == text.count("](")
+    for figure in figures:
+        assert f"]({figure})" in text
+
+
+def test_the_same_lesson_has_the_same_bytes(run: Run, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        run("explain", "6", "--markdown", "-o", folder)
+    contents = [{file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("99",), 2, "there is no lesson '99'; did you mean"),
+        (("own.toml",), 1, "own.toml: a lesson's file name should begin with its number"),
+        (("8-own.toml",), 1, "8-own.toml cannot be read"),
+        (("1", "--markdown"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),
+        (("1", "-o", "out"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),
+    ],
+)
+def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    found, output, complaint = run("explain", *arguments)
+    assert (found, output) == (code, "")
+    assert complaint.startswith("kvsim: ")
+    assert sentence in complaint
+    assert complaint.count("\n") == 1
+    assert not list(tmp_path.iterdir())

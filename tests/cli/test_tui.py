@@ -1,0 +1,113 @@
+"""What `kvsim tui` shows, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.cli import tui as command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+FEW = ("--num-requests", "6")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The entry point in an empty folder: exit code, output and complaint."""
+
+    def run_once(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["kvsim", "tui", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        return code, *capsys.readouterr()
+
+    return run_once
+
+
+def text_of(svg: str) -> str:
+    return svg.replace("&#160;", " ")
+
+
+def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
+    code, output, _ = run("--compare", *FEW, "--screenshot", "c.svg", "--at", "0.5")
+    assert (code, output) == (0, "c.svg\n")
+    picture = text_of((tmp_path / "c.svg").read_text())
+    for words in ("static batches", "contiguous", "paged", "of all answers", "the same 6 requests on one clock"):
+        assert words in picture
+
+
+def test_a_lesson_in_a_picture(run: Run, tmp_path: Path) -> None:
+    code, output, _ = run("--lesson", "1", "--screenshot", "l.svg")
+    assert (code, output) == (0, "l.svg\n")
+    assert "Four short requests take everything" in text_of((tmp_path / "l.svg").read_text())
+
+
+def test_lessons_are_listed(run: Run) -> None:
+    code, output, _ = run("--lesson")
+    assert code == 0
+    assert "3  A page at a time" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--compare", "--policy", "paged"), 2, "--policy and --compare each say what to show; give one of them."),
+        (("--lesson", "1", "--attach", "5"), 2, "--lesson and --attach each say what to show"),
+        (("rec", "--lesson", "1"), 2, "--lesson says what to show, so it takes no recording 'rec'."),
+        (("-o", "out"), 2, "-o writes what was seen of a live server, so it needs --attach."),
+        (("--lesson", "99", "--screenshot", "x.svg"), 2, "there is no lesson '99'"),
+        (("--compare",), 2, "kvsim tui needs a terminal"),
+    ],
+)
+def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    found, output, complaint = run(*arguments)
+    assert (found, output) == (code, "")
+    assert complaint.startswith("kvsim: ")
+    assert sentence in complaint
+    assert not list(tmp_path.iterdir())
+
+
+def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    code, _, complaint = run("--attach", "127.0.0.1:1")
+    assert code == 1
+    assert "nothing is published at 127.0.0.1:1" in complaint
+    code, _, complaint = run("--attach", "http://127.0.0.1:1/metrics")
+    assert code == 1
+    assert "cannot be read" in complaint
+
+
+def test_serving_needs_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    code, _, complaint = run("--serve")
+    assert code == 2
+    assert complaint == "kvsim: --serve needs an optional part that is not installed: pip install 'kvsim[web]'.\n"
+
+
+def test_serving_runs_the_same_command_on_loopback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[str, dict[str, Any]]] = []
+
+    class Server:
+        def __init__(self, line: str, **settings: Any) -> None:
+            served.append((line, settings))
+
+        def serve(self) -> None:
+            pass
+
+    monkeypatch.setattr(command, "import_module", lambda _: type("Module", (), {"Server": Server}))
+    code, _, _ = run("--lesson", "2", "--serve")
+    assert code == 0
+    ((line, settings),) = served
+    assert line.endswith("-m kvsim tui --lesson 2")
+    assert settings["host"] == "127.0.0.1"

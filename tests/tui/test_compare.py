@@ -1,0 +1,213 @@
+"""Three policies on one clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.errors import BudgetError
+from tui.app import KvsimApp
+from tui.compare import Compare, Race
+from tui.comparison import Comparison
+from tui.find import FindScreen
+from tui.pool_view import PoolView
+from tui.scrubber import GUTTER
+from tui.served import tokens_served
+from tui.session import Session
+from tui.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.recording import Recording
+    from kvsim.recording.replay import Replay
+
+SIZE = (120, 40)
+
+
+@pytest.fixture
+def comparison(three_runs: list[Recording]) -> Comparison:
+    return Comparison(three_runs)
+
+
+def make(comparison: Comparison) -> KvsimApp:
+    return KvsimApp(comparison, clock=lambda: 0.0)
+
+
+def screen_text(app: KvsimApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def served_naively(replay: Replay) -> list[int]:
+    """Token by token, step by step."""
+    schedule, requests = replay.recording.schedule, replay.recording.requests
+    best = np.zeros(len(requests), int)
+    computed_in: list[list[tuple[int, int]]] = [[] for _ in range(replay.num_frames - 1)]
+    for step, request, before, tokens, repeat in zip(
+        schedule.step, schedule.request, schedule.computed_before, schedule.tokens, schedule.repeats, strict=True
+    ):
+        for nth in range(repeat):
+            computed_in[step + nth].append((request, before + tokens * (nth + 1)))
+    total = [0]
+    for row in computed_in:
+        for request, computed in row:
+            answer = computed - replay.pad[request] - requests.prompt_tokens[request] + 1
+            best[request] = max(best[request], min(answer, requests.output_tokens[request]))
+        total.append(int(best.sum()))
+    return total
+
+
+def test_tokens_served_are_counted_once(three_runs: list[Recording], pressure: Recording) -> None:
+    for recording in (*three_runs, pressure):
+        replay = Session(recording).replay
+        assert tokens_served(replay).tolist() == served_naively(replay)
+    assert pressure.num_preemptions > 0
+
+
+def test_the_slowest_comes_first_and_all_share_the_clock(comparison: Comparison) -> None:
+    durations = [lane.session.player.duration_s for lane in comparison.lanes]
+    assert durations == sorted(durations, reverse=True)
+    comparison.player.go_to_time(durations[1] / 2)
+    comparison.show()
+    assert [lane.session.replay.frame for lane in comparison.lanes] == [
+        lane.session.replay.frame_at(durations[1] / 2) for lane in comparison.lanes
+    ]
+
+
+def test_a_run_that_is_over_stays_as_it_ended(comparison: Comparison) -> None:
+    best = comparison.lanes[-1]
+    comparison.player.go_to_time((best.session.player.duration_s + comparison.player.duration_s) / 2)
+    comparison.show()
+    assert best.over
+    assert not comparison.lanes[0].over
+    assert best.session.served[best.session.player.frame] == best.session.served[-1]
+
+
+def test_brackets_visit_refusals_and_the_ends_of_runs(comparison: Comparison) -> None:
+    player = comparison.player
+    visited = []
+    while player.jump(1):
+        visited.append(player.clock_s)
+    ends = {lane.session.player.duration_s for lane in comparison.lanes}
+    assert ends <= set(visited)
+    assert len(visited) == 4  # the refusal comes at the same moment everywhere
+
+
+async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]", "]")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "100% of all answers" in text
+        assert "done after" in text
+        assert text.count("1 refused") == 3
+        assert "next: q" in text
+        for label in ("static batches", "contiguous", "paged"):
+            assert label in text
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60)])
+async def test_every_pool_has_room_at_every_size(comparison: Comparison, size: tuple[int, int]) -> None:
+    app = make(comparison)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        sizes = [pool.size for pool in app.query(PoolView)]
+        assert min(height for _, height in sizes) >= (1 if size[1] > 16 else 0)
+        assert max(sizes) == min(sizes) or size[0] % 3
+
+
+async def test_keys_move_all_pools(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        frames = []
+        for key in ("right", "shift+right", "left", "end", "home"):
+            await pilot.press(key)
+            frames.append(comparison.player.frame)
+            for lane in comparison.lanes:
+                player = lane.session.player
+                assert player.frame == player.last_frame or player.clock_s == max(
+                    comparison.player.clock_s, player.begin_s
+                )
+        assert frames == [1, 11, 10, comparison.player.last_frame, 0]
+        levels = [pool.tiling for pool in app.query(PoolView)]
+        await pilot.press("z")
+        assert [pool.tiling for pool in app.query(PoolView)] != levels
+
+
+async def test_playing_pauses_at_the_end(three_runs: list[Recording]) -> None:
+    now_s = 0.0
+    comparison = Comparison(three_runs)
+    app = KvsimApp(comparison, clock=lambda: now_s)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("space")
+        now_s += 1e6
+        app.tick()
+        assert comparison.player.at_end
+        assert not comparison.player.playing
+
+
+async def test_a_request_is_followed_in_every_pool(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("right", "tab", "down", "enter")
+        await pilot.pause()
+        names = {lane.session.request_name(lane.session.followed or 0) for lane in comparison.lanes}
+        assert len(names) == 1
+        await pilot.press("escape", "slash", *"q3", "enter")
+        await pilot.pause()
+        assert not isinstance(app.screen, FindScreen)
+        assert [lane.session.followed for lane in comparison.lanes] == [3, 3, 3]
+        assert "q3:" in screen_text(app)
+
+
+async def test_dragging_scrubs_all(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        width = app.query_one(Race).axis_width
+        await pilot.mouse_down(Race, offset=(GUTTER + width // 2, 3))
+        assert comparison.player.clock_s == pytest.approx(comparison.player.duration_s / 2, rel=0.05)
+        await pilot.mouse_up(Race, offset=(GUTTER + width // 2, 3))
+
+
+async def test_a_click_selects_in_one_pool(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        await pilot.click("#pool-1", offset=(3, 1))
+        await pilot.pause()
+        assert [lane.session.selected is not None for lane in comparison.lanes] == [False, True, False]
+
+
+async def test_c_compares_and_returns(three_runs: list[Recording]) -> None:
+    app = KvsimApp(Session(three_runs[0]), clock=lambda: 0.0, runs=lambda: three_runs)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert isinstance(app.stage, Compare)
+        await pilot.press("space", "c")
+        await pilot.pause()
+        assert isinstance(app.stage, Watch)
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.stage, Watch)
+
+
+async def test_what_cannot_be_compared_is_said(three_runs: list[Recording]) -> None:
+    def fail() -> Sequence[Recording]:
+        raise BudgetError("no room at all.")
+
+    for runs, sentence in ((fail, "no room at all"), (None, "no requests here")):
+        app = KvsimApp(Session(three_runs[0]), clock=lambda: 0.0, runs=runs)
+        async with app.run_test(size=SIZE) as pilot:
+            await pilot.press("c")
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            assert isinstance(app.stage, Watch)
+            assert sentence in " ".join(notification.message for notification in app._notifications)

@@ -1,0 +1,341 @@
+"""Lessons: what a file may say, when captions come, what they claim, and how they play."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.errors import UnknownNameError
+from kvsim.memory.waste import SlotState
+from tui.app import KvsimApp
+from tui.caption_box import CaptionBox
+from tui.compare import Compare
+from tui.lesson_list import LessonsScreen
+from tui.lessons import Guided, LessonError, all_lessons, find_lesson, read_lesson
+from tui.lessons.reading import as_markdown, as_text
+from tui.session import Session
+from tui.states import ASCII, GLYPHS
+from tui.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kvsim.recording import Recording
+
+SIZE = (120, 40)
+NUMBERS = [str(lesson.number) for lesson in all_lessons()]
+
+SMALL = """
+title = "T"
+summary = "S"
+[machine]
+model = "Meta-Llama-3-8B"
+gpu = "H200"
+kv_tokens = 200
+[[run]]
+policy = "paged"
+[[request]]
+id = "A"
+prompt = 20
+answer = 10
+[[request]]
+id = "B"
+prompt = 20
+answer = 4
+[[caption]]
+at = "start"
+title = "one"
+text = "A has {request.A.blocks} blocks."
+[[caption]]
+at = "request B finishes"
+title = "two"
+text = "{now.running} running"
+"""
+
+
+@pytest.fixture(scope="session")
+def guided() -> Callable[[str], Guided]:
+    """The lesson of a number, run once; at its beginning."""
+    known: dict[str, Guided] = {}
+
+    def play(number: str) -> Guided:
+        if number not in known:
+            known[number] = Guided(find_lesson(number))
+        known[number].show(0)
+        return known[number]
+
+    return play
+
+
+@pytest.fixture
+def lesson_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        file = tmp_path / "9-own.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def screen_text(app: KvsimApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_lesson_plays_and_its_captions_ascend(guided: Callable[[str], Guided], number: str) -> None:
+    lesson = guided(number)
+    frames = [caption.frame for caption in lesson.captions]
+    assert frames == sorted(set(frames))
+    assert len(frames) >= 3
+    assert not any(re.search(r"[{}]|\bnan\b", caption.title + caption.text) for caption in lesson.captions)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_no_figure_is_typed(number: str) -> None:
+    """Digits in a caption's text stand inside braces, but for lengths that the same file gives to its requests."""
+    lesson = find_lesson(number)
+    allowed = {str(value) for row in lesson.workload for value in (row.prefix.tokens if row.prefix else 0, 1, 3)}
+    for caption in lesson.captions:
+        typed = set(re.findall(r"\d[\d,.]*", re.sub(r"\{[^}]*\}", "", caption.text)))
+        assert {figure.rstrip(".,") for figure in typed} <= allowed, caption.title
+
+
+def test_lesson_1_reserves_everything_and_uses_nothing(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("1")
+    session = lesson.sessions[0]
+    assert len(session.replay.live_requests()) == 4
+    assert session.replay.waiting_requests().tolist() == [session.recording.row_of("E")]
+    assert session.breakdown[SlotState.INTERNAL] > 0.95 * session.capacity
+    lesson.show(lesson.captions[2].frame)
+    assert session.recording.row_of("E") in session.replay.live_requests()
+    assert session.recording.row_of("D") not in session.replay.live_requests()
+
+
+def test_lesson_2_turns_finished_rows_into_padding(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("2")
+    session = lesson.sessions[0]
+    padding = []
+    for caption in lesson.captions[:3]:
+        lesson.show(caption.frame)
+        padding.append(int(session.breakdown[SlotState.PADDING]))
+        assert f"{padding[-1]:,}" in caption.text or caption.title.startswith("F has")
+    assert padding == sorted(padding)
+    assert session.breakdown[SlotState.PADDING] > session.breakdown[SlotState.TOKEN]
+
+
+def test_lesson_3_hands_a_free_block_to_somebody_else(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("3")
+    session = lesson.sessions[0]
+    before, after = (session.recording.row_of(name) for name in ("B", "D"))
+    held_by_b = set(session.replay.block_table(before)[1].tolist())
+    lesson.show(lesson.captions[3].frame)
+    assert held_by_b & set(session.replay.block_table(after)[1].tolist())
+    for frame in range(session.player.last_frame):
+        session.replay.seek(frame)
+        written = session.replay.slots()[:, SlotState.TOKEN]
+        partial = session.replay.owner[(written > 0) & (written < session.replay.unit_tokens)]
+        assert len(partial) == len(np.unique(partial))
+
+
+def test_lesson_4_is_won_by_continuous_batching(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("4")
+    static, continuous = lesson.sessions
+    assert continuous.player.last_frame < static.player.last_frame
+    lesson.show(lesson.captions[1].frame)
+    row = continuous.recording.row_of("E")
+    assert row in continuous.replay.live_requests()
+    assert row not in static.replay.live_requests()
+
+
+def test_lesson_5_shares_blocks_and_keeps_them(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("5")
+    session = lesson.sessions[0]
+    prompts = session.recording.requests.prompt_tokens[:4].sum()
+    assert prompts > session.capacity  # four copies would not have fitted
+    lesson.show(lesson.captions[2].frame)
+    assert session.replay.refs.max() == 4
+    lesson.show(lesson.captions[3].frame)
+    assert session.replay.live_requests().tolist() == [session.recording.row_of("E")]
+    assert session.recording.requests.cached_tokens[session.recording.row_of("E")] == 160
+
+
+def test_lesson_6_preempts_the_last_to_come(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("6")
+    session = lesson.sessions[0]
+    assert session.recording.requests.preemptions.tolist() == [0, 0, 1]
+    lesson.show(lesson.captions[1].frame)
+    assert session.replay.waiting_requests().tolist() == [session.recording.row_of("C")]
+    returns = lesson.captions[3].frame
+    chunks = session.recording.schedule
+    again = (chunks.request == session.recording.row_of("C")) & (chunks.step == returns)
+    assert chunks.tokens[again].sum() > session.recording.requests.prompt_tokens[session.recording.row_of("C")]
+
+
+def test_lesson_7_reads_the_weights_once_for_everybody(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("7")
+    session = lesson.sessions[0]
+    costs = []
+    for caption in lesson.captions[:3]:
+        lesson.show(caption.frame)
+        costs.append(lesson.cost(session))
+    alone, _, many = costs
+    assert alone.weight_bytes == many.weight_bytes
+    assert many.num_sequences > 20
+    assert many.captured_s < 3 * alone.captured_s
+    assert alone.captured_s < 0.6 * alone.eager_s
+    assert alone.reading_s > 0.7 * alone.gpu_s
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("title =", "titel ="), "title: is missing; it should be text"),
+        (("summary =", 'colour = "red"\nsummary ='), "colour: is not a key of this table; there are machine, run"),
+        (('gpu = "H200"', 'gpu = "H2000"'), "machine.gpu: there is no GPU 'H2000'; did you mean"),
+        (("kv_tokens = 200", ""), "machine.kv_gb: give the memory as kv_gb or as kv_tokens"),
+        (("kv_tokens = 200", "kv_tokens = 200\nkv_gb = 1"), "machine.kv_gb: give the memory as kv_gb or as kv_tokens"),
+        (("kv_tokens = 200", 'kv_tokens = "200"'), "machine.kv_tokens: should be a whole number, not '200'"),
+        (('policy = "paged"', 'policy = "pages"'), "run 1.policy: should be paged or contiguous or static"),
+        (('policy = "paged"', 'policy = "paged"\nreserve = "max"'), "run 1.reserve: is not a key of this table"),
+        (('policy = "paged"', 'policy = "paged"\nblock_size = 0'), "run 1.policy: block_size should be at least 1"),
+        (("prompt = 20", "prompt = true"), "request 1.prompt: should be a whole number, not True"),
+        (("prompt = 20", "prompt = 0"), "request: request 'A' (row 0)"),
+        (('at = "start"', 'at = "whenever"'), "caption 1.at: 'whenever' is no moment; try 'start'"),
+        (('at = "start"', 'at = "first preemption"'), "caption 1.at: 'first preemption' does not happen in this run"),
+        (('at = "start"', 'at = "request Z starts"'), "caption 1.at: there is no request 'Z'"),
+        (('at = "start"', 'at = "start + soon"'), "caption 1.at: 'soon' should be a number of steps"),
+        (('at = "start"', 'at = "request B finishes"'), "the captions 'one' and 'two' fall on the same step"),
+        (("{request.A.blocks}", "{request.A.bricks}"), "caption 1.text: there is no figure {request.A.bricks}"),
+        (("{request.A.blocks}", "{request.Z.blocks}"), "caption 1.text: there is no figure {request.Z.blocks}"),
+        (('title = "one"', 'title = "one"\nfollow = "Z"'), "caption 1.follow: there is no request 'Z'; there are A, B"),
+        (('title = "one"', 'title = "one"\nrun = "z"'), "caption 1.run: there is no run 'z'; there are paged"),
+        (("[machine]", "[machine"), "is not TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_file_and_key(
+    lesson_file: Callable[[str], Path], change: tuple[str, str], complaint: str
+) -> None:
+    file = lesson_file(SMALL.replace(*change, 1))
+    with pytest.raises(LessonError) as error:
+        Guided(read_lesson(file))
+    assert str(error.value).startswith(str(file))
+    assert complaint in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_a_lesson_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LessonError, match="cannot be read"):
+        read_lesson(tmp_path / "1-none.toml")
+    with pytest.raises(LessonError, match="begin with its number"):
+        read_lesson(tmp_path / "none.toml")
+    with pytest.raises(UnknownNameError, match="there is no lesson '77'"):
+        find_lesson("77")
+
+
+@pytest.mark.parametrize(
+    ("phrase", "frame"),
+    [("start", 0), ("step 2", 2), ("start + 3 steps", 3), ("start + 1 step", 1), ("request A arrives", 0), ("0 s", 0)],
+)
+def test_moments(lesson_file: Callable[[str], Path], phrase: str, frame: int) -> None:
+    text = SMALL.replace('at = "start"', f'at = "{phrase}"')
+    assert Guided(read_lesson(lesson_file(text))).captions[0].frame == frame
+
+
+async def test_space_goes_from_caption_to_caption(guided: Callable[[str], Guided]) -> None:
+    now_s = 0.0
+    lesson = guided("6")
+    app = KvsimApp(lesson, clock=lambda: now_s)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        shown = []
+        for caption in lesson.captions:
+            assert caption.title in screen_text(app)
+            shown.append(lesson.player.frame)
+            await pilot.press("space")
+            now_s += 1e6
+            app.tick()
+            await pilot.pause()
+        assert shown == [caption.frame for caption in lesson.captions]
+
+
+async def test_brackets_go_along_the_captions(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("1")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]", "]", "[")
+        assert lesson.player.frame == lesson.captions[1].frame
+        assert lesson.captions[1].title in screen_text(app)
+
+
+async def test_a_caption_follows_the_request_that_it_is_about(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("3")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]", "]", "]")
+        await pilot.pause()
+        assert lesson.sessions[0].followed == lesson.sessions[0].recording.row_of("D")
+
+
+@pytest.mark.parametrize("number", ["1", "4"])
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60)])
+async def test_captions_and_pools_share_every_size(
+    guided: Callable[[str], Guided], number: str, size: tuple[int, int]
+) -> None:
+    app = KvsimApp(guided(number), clock=lambda: 0.0)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        assert app.query_one(CaptionBox).size.height >= 2
+        assert guided(number).captions[0].title in screen_text(app)
+
+
+async def test_l_lists_the_lessons_and_plays_one(tiny: Recording) -> None:
+    app = KvsimApp(Session(tiny), clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("l")
+        assert isinstance(app.screen, LessonsScreen)
+        for lesson in all_lessons():
+            assert lesson.title in screen_text(app)
+        await pilot.press("j", "k", "down", "enter")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert app.stage.guided is not None
+        assert app.stage.guided.lesson.number == 2
+        await pilot.press("l", "4")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert isinstance(app.stage, Compare)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.stage, Watch)
+        assert app.stage.guided is None
+
+
+async def test_escape_closes_the_list(tiny: Recording) -> None:
+    app = KvsimApp(Session(tiny), clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("l", "escape")
+        assert isinstance(app.screen, Watch)
+
+
+@pytest.mark.parametrize("symbols", [ASCII, GLYPHS])
+def test_a_lesson_can_be_read(guided: Callable[[str], Guided], symbols: object) -> None:
+    text = as_text(guided("2"), symbols)  # type: ignore[arg-type]
+    assert max(map(len, text.splitlines())) <= 78
+    assert text.isascii() == (symbols is ASCII)
+    for caption in guided("2").captions:
+        assert caption.title in text
+    assert f"{GLYPHS.states[SlotState.PADDING] if symbols is GLYPHS else 'P'} padding" in text
+
+
+@pytest.mark.parametrize("number", ["3", "4"])
+def test_a_lesson_can_be_printed(guided: Callable[[str], Guided], number: str) -> None:
+    text, figures = as_markdown(guided(number))
+    assert len(figures) == len(guided(number).captions)
+    for name, figure in figures.items():
+        assert f"]({name})" in text
+        assert ET.fromstring(figure).tag == "{http://www.w3.org/2000/svg}svg"

@@ -1,0 +1,172 @@
+"""Panels that come and go, what the inspector knows, what is listed, and what can be saved."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.recording.tables import MemoryKind
+from kvsim.workload import Ragged
+from tui import picture_file
+from tui.app import KvsimApp
+from tui.comparison import Comparison
+from tui.events import EventFilter, EventKind
+from tui.facts import unit_heading, unit_story
+from tui.panels import Inspector
+from tui.pool_view import PoolView
+from tui.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kvsim.recording import Recording
+
+NAMES = {"1": "waste", "2": "timeline", "3": "inspector", "4": "queue", "5": "events"}
+
+
+def visible(app: KvsimApp) -> set[str]:
+    return {name for name in NAMES.values() if app.query_one(f"#{name}").size.area}
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_numbers_show_and_hide_panels(
+    make_app: Callable[..., KvsimApp], tiny: Recording, key: str, size: tuple[int, int]
+) -> None:
+    app = make_app(tiny)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        before = visible(app)
+        for expected in (before ^ {NAMES[key]}, before):
+            await pilot.press(key)
+            await pilot.pause()
+            assert visible(app) == expected
+
+
+async def test_m_gives_the_pool_the_whole_body(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
+    app = make_app(tiny)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        pool = app.query_one(PoolView)
+        before = pool.size
+        await pilot.press("m")
+        await pilot.pause()
+        assert pool.size.width == 120
+        assert pool.size.height > before.height
+        await pilot.press("m")
+        await pilot.pause()
+        assert pool.size == before
+
+
+def test_generations_of_a_block(pressure: Recording) -> None:
+    session = Session(pressure)
+    unit = 129
+    taken = [stay for stay in session.stays(unit) if stay.begin_frame <= session.player.last_frame]
+    memory = pressure.memory
+    appended = [
+        row
+        for row in range(len(memory))
+        if memory.kind[row] == MemoryKind.APPEND
+        and memory.address[row] <= unit + 1 < memory.address[row] + memory.length[row]
+    ]
+    assert taken[-1].generation == len(appended)
+    for stay in taken:
+        session.replay.seek(stay.begin_frame)
+        if stay.end_frame > stay.begin_frame:
+            assert session.replay.refs[unit] > 0
+    session.player.go_to_frame(taken[2].begin_frame)
+    assert unit_heading(session, unit) == f"block 130#{taken[2].generation}"
+    story = dict(unit_story(session, unit))
+    assert story["filled"] == f"{taken[2].generation} of {len(appended)} times in all"
+    assert story["before, #1"].startswith(session.request_name(taken[0].request))
+
+
+def test_whoever_shares_a_block_is_named_and_so_is_its_hash(tiny: Recording) -> None:
+    from dataclasses import replace
+
+    hashes = Ragged.from_rows([[-1], [5], []], tiny.requests.prompt_hashes[0].dtype)
+    session = Session(replace(tiny, requests=replace(tiny.requests, prompt_hashes=hashes)), at_s=1.0)
+    assert dict(unit_story(session, 0))["prefix hash"] == "f" * 16
+    assert "prefix hash" not in dict(unit_story(session, 1))
+
+
+async def test_what_is_under_the_mouse_is_in_the_tooltip_and_in_the_inspector(
+    make_app: Callable[..., KvsimApp], tiny: Recording
+) -> None:
+    app = make_app(tiny)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.hover(PoolView, offset=(3, 2))
+        await pilot.pause()
+        assert "held by first" in str(app.query_one(PoolView).tooltip)
+        assert any("block 1#1" in line.text for line in app.query_one(Inspector).write())
+        await pilot.hover("#headline")
+        await pilot.pause()
+        assert app.query_one(PoolView).tooltip is None
+        assert app.stage.session.hovered is None  # type: ignore[attr-defined]
+
+
+async def test_f_filters_the_list_and_the_jumps(make_app: Callable[..., KvsimApp], pressure: Recording) -> None:
+    app = make_app(pressure)
+    async with app.run_test(size=(200, 60)) as pilot:
+        session = next(iter(app.stage.sessions()))
+        seen = {}
+        for _ in range(3):
+            await pilot.press("f", "home", "]")
+            at = session.listed_events.frame == session.player.frame
+            seen[session.event_filter] = set(session.listed_events.kind[at].tolist())
+        assert seen[EventFilter.SHORTAGES] == {EventKind.PREEMPTED}
+        assert seen[EventFilter.FINISHES] == {EventKind.FINISHED}
+        assert session.event_filter is EventFilter.ALL
+        app.stage.follow(pressure.row_of("r266"))
+        for _ in range(3):
+            await pilot.press("f")
+        assert session.event_filter is EventFilter.FOLLOWED
+        assert set(session.listed_events.request.tolist()) == {pressure.row_of("r266")}
+
+
+async def test_x_saves_the_numbers(
+    three_runs: list[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = KvsimApp(Comparison(three_runs), clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("end", "x")
+    (file,) = tmp_path.iterdir()
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
+    assert [row["policy"] for row in rows][-1] == "paged"
+    assert {row["tokens_served"] for row in rows} == {str(three_runs[0].requests.output_tokens.sum())}
+    for row in rows:
+        states = [int(value) for name, value in row.items() if name.endswith("_slots") and name != "capacity_slots"]
+        assert sum(states) == int(row["capacity_slots"])
+
+
+@pytest.mark.parametrize("converter", [True, False])
+async def test_capital_s_saves_a_png_where_that_is_possible(
+    make_app: Callable[..., KvsimApp],
+    tiny: Recording,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    converter: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if converter:
+        script = tmp_path / "convert"
+        script.write_text("#!/bin/sh\ncat >/dev/null\nprintf PNG\n")
+        script.chmod(0o755)
+    monkeypatch.setattr(picture_file.shutil, "which", lambda _: str(tmp_path / "convert") if converter else None)
+    app = make_app(tiny)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("S")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        said = " ".join(notification.message for notification in app._notifications)
+    if converter:
+        assert (tmp_path / "tiny-step0.png").read_bytes() == b"PNG"
+    else:
+        assert (tmp_path / "tiny-step0.svg").read_text().startswith("<svg")
+        assert "PNG needs rsvg-convert" in said

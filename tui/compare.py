@@ -1,0 +1,182 @@
+"""The screen on which several policies serve the same requests on one clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual import on
+from textual.containers import Container, Vertical
+from textual.strip import Strip
+
+from .facts import comparison_headline
+from .find import FindScreen
+from .lane import LaneFigures, Legend
+from .pool_view import PoolView
+from .scrubber import Scrubber
+from .stack import columns
+from .stage import Stage
+from .words import seconds, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+
+    from .comparison import Comparison
+    from .lessons import Guided
+    from .session import Session
+    from .states import Symbols
+
+_LABEL = 14
+
+
+class Race(Scrubber):
+    """Tokens served over time, a line for each run where there is room, above a scrubber."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "timeline--text",
+        "timeline--label",
+        "timeline--value",
+        "timeline--bar",
+        "timeline--tick",
+        "timeline--track",
+    }
+
+    def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
+        super().__init__(comparison.player, symbols, id="race")
+        self._comparison = comparison
+        self.set_class(len(comparison.lanes) == 2, "-two")
+
+    def show_frame(self) -> None:
+        """Follow the comparison to its current frame."""
+        self.refresh()
+
+    def place(self) -> str:
+        """Steps of several runs have no common number."""
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        """A run's line, or the scrubber."""
+        width, lanes = self.axis_width, self._comparison.lanes
+        rest = self._style("text")
+        if not width:
+            return Strip.blank(self.size.width, rest)
+        last = y == self.size.height - 1
+        if not last and y >= len(lanes):
+            return Strip.blank(self.size.width, rest)
+        cells = self._track(width) if last else self._served(y, width)
+        column = self.cursor_column
+        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
+        cells[column : column + 1] = [Segment(line, Style(color=self.symbols.palette.cursor, bold=True))]
+        if last:
+            label, value = "time", seconds(self.player.clock_s, self.player.duration_s / 1000)
+        else:
+            label, value = lanes[y].label, ""
+        label = shortened(label, _LABEL, self.symbols.cut)
+        gutter = [
+            Segment(label, self._style("label")),
+            Segment(value.rjust(_LABEL - len(label)) + " ", self._style("value")),
+        ]
+        return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(f"timeline--{name}")
+
+    def _served(self, number: int, width: int) -> list[Segment]:
+        """How many tokens a run serves in each column, against the most that any does."""
+        edges_s = self.edges_s(width)
+        rates = [
+            np.diff(np.interp(edges_s, lane.session.times_s, lane.session.served, left=0))
+            for lane in self._comparison.lanes
+        ]
+        eighths = columns(rates[number], max(rate.max() for rate in rates), 1)[0]
+        return [Segment(self.symbols.up[part], self._style("bar")) for part in eighths]
+
+    def _track(self, width: int) -> list[Segment]:
+        """Where each run ends."""
+        ends = self.column_of(np.array([lane.session.player.duration_s for lane in self._comparison.lanes]), width)
+        cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
+        for end in ends.tolist():
+            cells[end] = Segment(self.symbols.up[8], self._style("tick"))
+        return cells
+
+
+class Compare(Stage):
+    """The pools above each other or, where there is room, beside each other."""
+
+    def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
+        super().__init__(comparison.player, symbols, guided)
+        self.comparison = comparison
+
+    def compose_body(self) -> ComposeResult:
+        """A lane for each run, what the colours mean, and the clock."""
+        with Container(id="lanes"):
+            for number, lane in enumerate(self.comparison.lanes):
+                with Vertical(classes="lane"):
+                    yield PoolView(lane.session.replay, self.symbols, id=f"pool-{number}", heading=lane.label)
+                    yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
+        yield Legend(self.comparison, self.symbols)
+        yield Race(self.comparison, self.symbols)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """What is the same for all."""
+        return comparison_headline(self.comparison, short=False), comparison_headline(self.comparison, short=True)
+
+    def sessions(self) -> Iterable[Session]:
+        """Those of all runs."""
+        return (lane.session for lane in self.comparison.lanes)
+
+    def show_picture(self) -> None:
+        """Draw the pools."""
+        self.comparison.show()
+        for pool in self.query(PoolView):
+            pool.show_frame()
+
+    def show_panels(self) -> None:
+        """Draw the figures."""
+        for panel in self.query("LaneFigures, Race"):
+            panel.show_frame()  # type: ignore[attr-defined]
+
+    def follow(self, request: int | None) -> None:
+        """Keep a request of the first run lit in all of them."""
+        self.follow_name(None if request is None else self.comparison.lanes[0].session.request_name(request))
+
+    def follow_name(self, name: str | None) -> None:
+        """Keep the request of that id lit in all runs."""
+        self.comparison.follow(name)
+        for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
+            pool.follow(session.followed)
+        self.show_panels()
+
+    def file_name(self) -> str:
+        """The moment; the runs have no name in common."""
+        return f"kvsim-compare-{self.player.clock_s:.3f}s"
+
+    def action_zoom(self, direction: int) -> None:
+        """Show all pools in more or less detail."""
+        for pool in self.query(PoolView):
+            pool.zoom(direction)
+
+    def action_find(self) -> None:
+        """Ask for a request."""
+        self.app.push_screen(FindScreen(self.comparison.lanes[0].session), self._found)
+
+    @on(PoolView.Selected)
+    def _unit_selected(self, message: PoolView.Selected) -> None:
+        self._session_of(message).selected = message.unit
+        self.show_panels()
+
+    @on(PoolView.Follow)
+    def _pool_follows(self, message: PoolView.Follow) -> None:
+        session = self._session_of(message)
+        self.follow_name(None if message.request is None else session.request_name(message.request))
+
+    def _session_of(self, message: PoolView.Selected | PoolView.Follow) -> Session:
+        return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
+
+    def _found(self, found: tuple[str, int] | None) -> None:
+        if found is not None and found[0] == "request":
+            self.follow(found[1])

@@ -1,0 +1,93 @@
+"""Several runs of the same requests on one clock. It knows nothing of terminals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kvsim.recording.tables import RequestStatus
+
+from .player import DEFAULT_PLAY_S, Player
+from .session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from kvsim.recording.model import Recording
+    from kvsim.recording.tables import FloatArray
+
+LABELS: Final = {"static": "static batches", "contiguous": "contiguous", "paged": "paged"}
+"""What the policies are called where there is room for two words."""
+_SHORTEST_PLAY_S = 8.0
+"""Wall seconds that the fastest run takes at the speed that the player begins with: the others show the gap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One of the runs."""
+
+    label: str
+    session: Session
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens in it."""
+        return self.session.player.at_end
+
+
+class Comparison:
+    """Runs side by side; `show` moves all of them to the player's clock. A run that is over stays as it ended.
+
+    The slowest to finish comes first, so that the eye ends on the best.
+    """
+
+    def __init__(
+        self, recordings: Sequence[Recording], labels: Sequence[str] = (), *, at_s: float | None = None
+    ) -> None:
+        """Args: the runs, what they are called if not by their policies, and when to begin.
+
+        Raises:
+            RecordingError: a recording has no steps.
+        """
+        names = labels or [
+            LABELS.get(recording.meta.policy_name, recording.meta.policy_name) for recording in recordings
+        ]
+        lanes = [Lane(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
+        self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
+        durations_s = [lane.session.player.duration_s for lane in self.lanes]
+        self.player = Player(
+            np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),
+            np.empty(0, np.int64),
+            span_s=min(min(durations_s) / _SHORTEST_PLAY_S * DEFAULT_PLAY_S, max(durations_s)),
+        )
+        refused_s = [self._refusals_s(lane.session) for lane in self.lanes]
+        self.player.notable = self.frames_at(np.concatenate([durations_s, *refused_s]))
+        if at_s is not None:
+            self.player.go_to_time(at_s)
+        self.show()
+
+    def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
+        """The player's frames that begin at, or first after, moments of the runs."""
+        return np.searchsorted(self.player.times_s, times_s)
+
+    def show(self) -> None:
+        """Move every run to the player's clock."""
+        for lane in self.lanes:
+            lane.session.player.go_to_time(self.player.clock_s)
+            lane.session.show()
+
+    def follow(self, name: str | None) -> None:
+        """Follow the request of that id in every run that has it."""
+        for lane in self.lanes:
+            rows = np.flatnonzero(lane.session.recording.requests.id == (name or ""))
+            lane.session.followed = int(rows[0]) if len(rows) else None
+
+    @staticmethod
+    def _refusals_s(session: Session) -> FloatArray:
+        requests = session.recording.requests
+        refused_s: FloatArray = requests.arrival_s[requests.status == RequestStatus.REFUSED]
+        return refused_s

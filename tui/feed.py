@@ -1,0 +1,40 @@
+"""Where a growing recording comes from. It knows nothing of terminals."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from kvsim.errors import RecordingError
+
+if TYPE_CHECKING:
+    from kvsim.recording.model import Recording
+
+_POLL_S = 0.2
+
+
+class Feed(Protocol):
+    """A server that is being followed: `kvsim.recording.live.LiveFeed`, `kvsim.recording.prometheus.MetricsFeed`."""
+
+    name: str
+    ended: str | None
+    """Why there will be no more, as a sentence; None while there may be."""
+
+    def recording(self) -> Recording | None:
+        """Everything so far; None before the first step."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+def first_recording(feed: Feed) -> Recording:
+    """Wait for the first step of `feed`.
+
+    Raises:
+        RecordingError: it ended before.
+    """
+    while (recording := feed.recording()) is None:
+        if feed.ended is not None:
+            raise RecordingError(feed.ended)
+        time.sleep(_POLL_S)
+    return recording

@@ -1,0 +1,177 @@
+"""The figures that a caption may name, computed from the run at the caption's moment; none is ever typed.
+
+{waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gb
+{pool.slots}                 gb, blocks, block_slots, free_blocks, cached_blocks
+{now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
+                             step, total_steps, time, total_time
+{run.paged.running}          the same of any run, by its label
+{request.A.blocks}           table, addresses, prompt, output, answer, needs, written, held, held_gb,
+                             unused_percent, shared_blocks, hit_tokens, started, waited, finished
+{step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
+                             saved_percent, tokens_per_s: of a decode step with the sequences that are here
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+from ..facts import request_facts
+from ..words import gigabytes, milliseconds, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..session import Session
+    from ..step_cost import StepCost
+
+_FIELD = re.compile(r"\{([^{}]*)\}")
+_NAMES_SHOWN = 6
+
+
+class UnknownFigureError(ValueError):
+    """A figure that a caption names and nobody can compute."""
+
+
+class Figures:
+    """Everything that can be said about the current frame of `session`, and of other runs by their labels."""
+
+    def __init__(self, session: Session, others: Mapping[str, Session], cost: StepCost) -> None:
+        self._session = session
+        self._others = others
+        self._cost = cost
+
+    def fill(self, text: str) -> str:
+        """`text` with its figures in place.
+
+        Raises:
+            UnknownFigureError: it names one that is not there.
+        """
+        return _FIELD.sub(lambda match: self._figure(match[1]), text)
+
+    def _figure(self, name: str) -> str:
+        match name.split("."):
+            case ["waste", what]:
+                found = self._waste(what)
+            case ["pool", what]:
+                found = self._pool().get(what)
+            case ["now", what]:
+                found = self._now(self._session).get(what)
+            case ["step", what]:
+                found = self._step().get(what)
+            case ["request", request, what]:
+                found = self._request(request).get(what)
+            case ["run", *label, what] if ".".join(label) in self._others:
+                found = self._now(self._others[".".join(label)]).get(what)
+            case _:
+                found = None
+        if found is None:
+            raise UnknownFigureError(f"there is no figure {{{name}}}")
+        return found
+
+    def _waste(self, what: str) -> str | None:
+        session = self._session
+        slots, capacity = session.breakdown, session.capacity
+        name, _, unit = what.rpartition("_")
+        if name == "unused":
+            number = capacity - int(slots[SlotState.TOKEN])
+        elif name == "held":
+            number = capacity - int(slots[[SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL]].sum())
+        elif name.upper() in SlotState.__members__:
+            number = int(slots[SlotState[name.upper()]])
+        else:
+            return None
+        return {
+            "percent": percent(number, capacity),
+            "slots": f"{number:,}",
+            "gb": gigabytes(number * self._slot_bytes),
+        }.get(unit)
+
+    @property
+    def _slot_bytes(self) -> float:
+        pool = self._session.recording.meta.pool
+        return pool.bytes_per_unit / pool.unit_tokens
+
+    def _pool(self) -> dict[str, str]:
+        replay = self._session.replay
+        return {
+            "slots": f"{self._session.capacity:,}",
+            "gb": gigabytes(self._session.capacity * self._slot_bytes),
+            "blocks": f"{replay.num_units:,}",
+            "block_slots": f"{replay.unit_tokens:,}",
+            "free_blocks": f"{int((replay.refs == 0).sum()):,}",
+            "cached_blocks": f"{int(replay.cached.sum()):,}",
+        }
+
+    @staticmethod
+    def _now(session: Session) -> dict[str, str]:
+        frame, time_s = session.player.frame, session.player.clock_s
+        waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
+        served, total = int(session.served[frame]), int(session.served[-1])
+        preempted = int(session.recording.steps.preempted[: frame + 1].sum())
+        return {
+            "running": f"{session.counts('running')[frame]:,}",
+            "waiting": f"{session.counts('waiting')[frame]:,}",
+            "waiting_names": ", ".join(waiting) or "nobody",
+            "finished": f"{session.num_finished:,}",
+            "preempted": f"{preempted:,}",
+            "refused": f"{session.num_refused:,}",
+            "served": f"{served:,}",
+            "percent": percent(served, total),
+            "step": f"{frame:,}",
+            "total_steps": f"{session.player.last_frame:,}",
+            "time": milliseconds(time_s),
+            "total_time": milliseconds(session.player.duration_s),
+            "tokens_per_s": f"{served / time_s:,.0f}" if time_s else "0",
+        }
+
+    def _request(self, name: str) -> dict[str, str]:
+        session = self._session
+        requests, replay = session.recording.requests, session.replay
+        rows = np.flatnonzero(requests.id == name)
+        if not len(rows):
+            return {}
+        row = int(rows[0])
+        facts = request_facts(session, row)
+        positions, addresses = replay.block_table(row)
+        held = sum(facts.slots)
+        refs = replay.refs[addresses - replay.first_unit]
+        table = ", ".join(f"{position} in {address}" for position, address in zip(positions, addresses, strict=True))
+        return {
+            "blocks": f"{facts.num_units:,}",
+            "table": table if len(positions) <= 12 else f"{len(positions):,} blocks",
+            "addresses": ", ".join(str(address) for address in addresses.tolist()),
+            "prompt": f"{facts.prompt_tokens:,}",
+            "output": f"{facts.generated_tokens:,}",
+            "answer": f"{facts.output_tokens:,}",
+            "needs": f"{facts.full:,}",
+            "written": f"{min(facts.computed, facts.full):,}",
+            "held": f"{held:,}",
+            "held_gb": gigabytes(held * self._slot_bytes),
+            "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
+            "shared_blocks": f"{int((refs > 1).sum()):,}",
+            "hit_tokens": f"{int(requests.cached_tokens[row]):,}",
+            "started": milliseconds(float(requests.first_scheduled_s[row])),
+            "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
+            "finished": milliseconds(float(requests.finished_s[row])),
+        }
+
+    def _step(self) -> dict[str, str]:
+        cost = self._cost
+        return {
+            "weights_gb": gigabytes(cost.weight_bytes),
+            "kv_gb": gigabytes(cost.kv_bytes),
+            "kv_percent": percent(cost.kv_bytes, cost.kv_bytes + cost.weight_bytes),
+            "sequences": f"{cost.num_sequences:,}",
+            "context": f"{cost.context_tokens:,}",
+            "captured_ms": f"{cost.captured_s * 1e3:.1f}",
+            "eager_ms": f"{cost.eager_s * 1e3:.1f}",
+            "reading_ms": f"{cost.reading_s * 1e3:.1f}",
+            "gpu_ms": f"{cost.gpu_s * 1e3:.1f}",
+            "saved_percent": percent(cost.eager_s - cost.captured_s, cost.eager_s),
+            "tokens_per_s": f"{cost.num_sequences / cost.captured_s:,.0f}" if cost.captured_s else "0",
+        }

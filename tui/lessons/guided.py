@@ -1,0 +1,93 @@
+"""A lesson that has been run: its moments found, its figures computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.errors import KvsimError
+from kvsim.policies import Static
+from kvsim.simulation import Machine, simulate
+from kvsim.steptime import Roofline
+
+from ..captions import Caption
+from ..comparison import Comparison
+from ..session import Session
+from ..step_cost import StepCost
+from .figures import Figures, UnknownFigureError
+from .moments import UnknownMomentError, frame_of
+from .reader import CaptionSpec, Lesson, Run
+from .table import LessonError
+
+if TYPE_CHECKING:
+    from kvsim.recording.model import Recording
+
+
+class Guided:
+    """The runs of `lesson` and its captions, in the order in which their moments come.
+
+    Raises:
+        LessonError: a run fails, a moment does not come, two captions fall on one, or a figure is not there.
+    """
+
+    def __init__(self, lesson: Lesson) -> None:
+        self.lesson = lesson
+        recordings = [self._simulate(run) for run in lesson.runs]
+        self.comparison: Comparison | None = None
+        """All runs on one clock, where there are several."""
+        if len(recordings) > 1:
+            self.comparison = Comparison(recordings, [run.label for run in lesson.runs])
+            by_label = {lane.label: lane.session for lane in self.comparison.lanes}
+            self.sessions = [by_label[run.label] for run in lesson.runs]
+        else:
+            self.sessions = [Session(recordings[0])]
+        self.player = self.comparison.player if self.comparison else self.sessions[0].player
+        self.captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
+        for one, other in zip(self.captions, self.captions[1:], strict=False):
+            if one.frame == other.frame:
+                raise LessonError(
+                    f"{lesson.file}: the captions {one.title!r} and {other.title!r} fall on the same step; "
+                    'give one another moment, for example with "+ 1 step".'
+                )
+        self.show(0)
+
+    def show(self, frame: int) -> None:
+        """Go to a frame of the player."""
+        self.player.go_to_frame(frame)
+        if self.comparison is not None:
+            self.comparison.show()
+        else:
+            self.sessions[0].show()
+
+    def cost(self, session: Session) -> StepCost:
+        """What the step at the session's frame takes on this lesson's machine."""
+        return StepCost.of(session, self.lesson.gpu, self.lesson.model)
+
+    def _simulate(self, run: Run) -> Recording:
+        lesson = self.lesson
+        if isinstance(run.policy, Static):
+            step_time = Roofline.for_hugging_face(lesson.gpu, lesson.model)
+        else:
+            step_time = Roofline.for_gpu(lesson.gpu, lesson.model)
+        machine = Machine(gpu=lesson.gpu, model=lesson.model, kv_bytes=lesson.kv_bytes, step_time=step_time)
+        try:
+            return simulate(lesson.workload, run.policy, machine, refuse_misfits=True)
+        except KvsimError as error:
+            raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
+
+    def _caption(self, spec: CaptionSpec) -> Caption:
+        lesson, session = self.lesson, self.sessions[spec.run]
+        try:
+            frame = frame_of(session, spec.at)
+        except UnknownMomentError as error:
+            raise LessonError(f"{lesson.file}, {spec.key}.at: {error}.") from error
+        if self.comparison is not None:
+            frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
+        self.show(frame)
+        others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
+        figures = Figures(session, others, self.cost(session))
+        try:
+            title, text = figures.fill(spec.title), figures.fill(spec.text)
+        except UnknownFigureError as error:
+            raise LessonError(f"{lesson.file}, {spec.key}.text: {error}.") from error
+        follow = None if spec.follow is None else session.recording.row_of(spec.follow)
+        return Caption(frame=frame, title=title, text=text, follow=follow)

@@ -1,0 +1,99 @@
+"""When something happens in a run, said in words.
+
+    start                     the first step               end                     after the last
+    step 12                   that step                    1.5 s                   that time
+    first wait                somebody has to wait         first refusal           somebody is turned away
+    first preemption          memory is taken away         first finish            an answer is complete
+    request A arrives         starts, returns              it gets memory: for the first time, after a preemption
+    request A is preempted    is padding, is refused       it loses it, holds it for the batch only, never gets any
+    request A finishes        its memory is given back
+
+Each may be followed by "+ 3 steps".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..events import EventKind
+
+if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
+
+    from ..session import Session
+
+_FIRST = {"refusal": EventKind.REFUSED, "preemption": EventKind.PREEMPTED, "finish": EventKind.FINISHED}
+_OF_REQUEST = {
+    "is preempted": EventKind.PREEMPTED,
+    "is padding": EventKind.IDLE,
+    "is refused": EventKind.REFUSED,
+    "finishes": EventKind.FINISHED,
+}
+
+
+class UnknownMomentError(ValueError):
+    """A phrase that is not a moment, or a moment that does not come; the message says which."""
+
+
+def frame_of(session: Session, phrase: str) -> int:
+    """The first frame at which `phrase` is true.
+
+    Raises:
+        UnknownMomentError: it never is, or is not one of the phrases.
+    """
+    base, _, later = phrase.partition(" + ")
+    steps = re.fullmatch(r"(\d+) steps?", later)
+    if later and steps is None:
+        raise UnknownMomentError(f"{later!r} should be a number of steps, such as '3 steps'")
+    frame = _frame_of(session, base.strip())
+    if frame is None:
+        raise UnknownMomentError(f"{base!r} does not happen in this run")
+    return min(frame + (int(steps[1]) if steps else 0), session.player.last_frame)
+
+
+def _frame_of(session: Session, phrase: str) -> int | None:
+    events = session.events
+    frame: int | None
+    match phrase.split():
+        case ["start"]:
+            frame = 0
+        case ["end"]:
+            frame = session.player.last_frame
+        case ["step", number] if number.isdecimal():
+            frame = int(number) if int(number) <= session.player.last_frame else None
+        case [time_s, "s"] if re.fullmatch(r"\d+(\.\d+)?", time_s):
+            frame = session.replay.frame_at(float(time_s))
+        case ["first", "wait"]:
+            frame = _first(np.flatnonzero(session.counts("waiting") > 0))
+        case ["first", kind] if kind in _FIRST:
+            frame = _first(events.frame[events.kind == _FIRST[kind]])
+        case ["request", name, *verb] if " ".join(verb) in (*_OF_REQUEST, "arrives", "starts", "returns"):
+            frame = _of_request(session, name, " ".join(verb))
+        case _:
+            raise UnknownMomentError(
+                f"{phrase!r} is no moment; try 'start', 'step 12', 'first wait' or 'request A finishes'"
+            )
+    return frame
+
+
+def _of_request(session: Session, name: str, verb: str) -> int | None:
+    rows = np.flatnonzero(session.recording.requests.id == name)
+    if not len(rows):
+        raise UnknownMomentError(f"there is no request {name!r}")
+    request = int(rows[0])
+    if verb == "arrives":
+        arrival_seq = session.recording.requests.arrival_seq[request]
+        return min(int(np.searchsorted(session.replay.frame_seq, arrival_seq)), session.player.last_frame)
+    if verb in ("starts", "returns"):
+        begins = [begin for begin, _ in session.residencies(request)]
+        nth = int(verb == "returns")
+        return begins[nth] if nth < len(begins) else None
+    events = session.events
+    return _first(events.frame[(events.kind == _OF_REQUEST[verb]) & (events.request == request)])
+
+
+def _first(frames: IntArray) -> int | None:
+    return int(frames[0]) if len(frames) else None

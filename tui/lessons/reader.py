@@ -1,0 +1,212 @@
+"""Lesson files: what one may say, checked to the last key.
+
+A lesson is a small scenario with captions, in TOML, so that a teacher can write another one::
+
+    title = "Reserved and empty"
+    summary = "What a system loses that reserves room for the longest answer."
+
+    [machine]                      # what everything runs on
+    model = "Qwen3-8B"
+    gpu = "H200"
+    kv_gb = 10                     # or kv_tokens = 384
+
+    [[run]]                        # one run is watched; two or three are compared
+    policy = "contiguous"          # or "static", "paged"; with that policy's settings
+    reserve = "max"
+    max_model_len = 16384
+
+    [[request]]
+    id = "A"
+    prompt = 20                    # tokens
+    answer = 60
+
+    [[caption]]
+    at = "start"                   # see `moments`
+    title = "Four answers, and the memory is gone"
+    text = "They hold {waste.token_percent} of the pool."     # see `figures`
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Contiguous, Paged, Static
+from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.workload import Request, SharedPrefix, Workload
+
+from .table import LessonError, Table
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.policies import Policy
+
+_MAX_RUNS = 3
+_FITS: Final = ("first", "best", "next", "buddy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One policy that the requests are put through."""
+
+    label: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionSpec:
+    """A caption as it stands in the file: its moment is a phrase, its figures are names."""
+
+    key: str
+    """Where it stands, for messages."""
+    at: str
+    title: str
+    text: str
+    run: int
+    """Of the run whose moment and figures it is about."""
+    follow: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """A scenario and what there is to say about it."""
+
+    number: int
+    file: Path
+    title: str
+    summary: str
+    gpu: Gpu
+    model: Model
+    kv_bytes: int
+    runs: tuple[Run, ...]
+    workload: Workload
+    shows_step: bool
+    """Whether the cost of a step is drawn beside the pool."""
+    captions: tuple[CaptionSpec, ...]
+
+    @property
+    def heading(self) -> str:
+        """Number and title."""
+        return f"Lesson {self.number}: {self.title}"
+
+
+def read_lesson(file: Path) -> Lesson:
+    """Read the lesson in `file`, whose name begins with its number: `3-a-page-at-a-time.toml`.
+
+    Raises:
+        LessonError: it is not there, or something in it cannot be right.
+    """
+    number = re.match(r"\d+", file.name)
+    if number is None:
+        raise LessonError(f"{file}: a lesson's file name should begin with its number, such as 3-pages.toml.")
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LessonError(f"{file} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LessonError(f"{file} is not TOML: {error}.") from error
+    lesson = Table(file, "", document)
+    machine = lesson.table("machine")
+    model, gpu = (machine.named(key, find) for key, find in (("model", find_model), ("gpu", find_gpu)))
+    kv_gb, kv_tokens = machine.number("kv_gb", 0.0), machine.whole("kv_tokens", 0)
+    if (kv_gb > 0) == (kv_tokens > 0):
+        raise machine.error("kv_gb", "give the memory as kv_gb or as kv_tokens, and make it positive")
+    machine.end()
+    runs = tuple(_run(table) for table in lesson.tables("run"))
+    if len(runs) > _MAX_RUNS:
+        raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
+    try:
+        workload = Workload.from_requests([_request(table) for table in lesson.tables("request")], name=file.stem)
+    except (UsageError, WorkloadError) as error:
+        raise lesson.error("request", str(error).rstrip(".")) from error
+    labels = [run.label for run in runs]
+    captions = tuple(_caption(table, labels, list(workload.ids)) for table in lesson.tables("caption"))
+    found = Lesson(
+        number=int(number[0]),
+        file=file,
+        title=lesson.text("title"),
+        summary=lesson.text("summary"),
+        gpu=gpu,
+        model=model,
+        kv_bytes=int(kv_gb * 1e9) or kv_tokens * model.kv_bytes_per_token,
+        runs=runs,
+        workload=workload,
+        shows_step=lesson.flag("shows_step", default=False),
+        captions=captions,
+    )
+    lesson.end()
+    return found
+
+
+def _run(table: Table) -> Run:
+    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name))
+    try:
+        policy = _policy(table, name)
+    except UsageError as error:
+        raise table.error("policy", str(error).rstrip(".")) from error
+    run = Run(label=table.text("label", name), policy=policy)
+    table.end()
+    return run
+
+
+def _policy(table: Table, name: str) -> Policy:
+    max_model_len = table.whole("max_model_len", 4096)
+    if name == Static.name:
+        return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))
+    scheduler = ContinuousSettings(
+        max_model_len=max_model_len,
+        max_num_seqs=table.whole("max_num_seqs", 256),
+        max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
+    )
+    if name == Contiguous.name:
+        reserve = Reserve(table.choice("reserve", [reserve.value for reserve in Reserve]))
+        return Contiguous(
+            scheduler=scheduler, cache=ContiguousSettings(reserve=reserve, fit=table.choice("fit", _FITS, "first"))
+        )
+    return Paged(
+        scheduler=scheduler,
+        cache=PagedSettings(
+            block_size=table.whole("block_size", 16),
+            enable_prefix_caching=table.flag("prefix_caching", default=True),
+        ),
+    )
+
+
+def _request(table: Table) -> Request:
+    prefix, prefix_tokens = table.text("prefix", ""), table.whole("prefix_tokens", 0)
+    answer = table.whole("answer")
+    request = Request(
+        id=table.text("id"),
+        arrival_s=table.number("arrives_s", 0.0),
+        prompt_tokens=table.whole("prompt"),
+        output_tokens=answer,
+        max_tokens=table.whole("at_most", answer),
+        prefix=SharedPrefix(group=prefix, tokens=prefix_tokens) if prefix else None,
+    )
+    table.end()
+    return request
+
+
+def _caption(table: Table, labels: list[str], ids: list[str]) -> CaptionSpec:
+    label, follow = table.text("run", labels[0]), table.text("follow", "")
+    if label not in labels:
+        raise table.error("run", f"there is no run {label!r}; there are {' and '.join(labels)}")
+    if follow and follow not in ids:
+        raise table.error("follow", f"there is no request {follow!r}; there are {', '.join(ids)}")
+    caption = CaptionSpec(
+        key=table.key,
+        at=table.text("at"),
+        title=table.text("title"),
+        text=" ".join(table.text("text").split()),
+        run=labels.index(label),
+        follow=follow or None,
+    )
+    table.end()
+    return caption

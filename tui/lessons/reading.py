@@ -1,0 +1,62 @@
+"""A lesson for people who read: its captions, each with a still picture of the pools at that moment."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from ..still import legend, still
+from ..still_svg import svg_of_stills
+from ..words import milliseconds, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..captions import Caption
+    from ..session import Session
+    from ..states import Symbols
+    from .guided import Guided
+
+_WIDTH, _HEIGHT = 78, 8
+
+
+def as_text(guided: Guided, symbols: Symbols) -> str:
+    """The lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
+    lesson = guided.lesson
+    parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, ""]
+    for number, caption in enumerate(guided.captions, start=1):
+        guided.show(caption.frame)
+        title = f"{number}. {caption.title}"
+        parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
+        for name, session in _pools(guided):
+            lines = still(session, symbols, _WIDTH, _HEIGHT)
+            parts += [name, *("".join(character for character, _ in line).rstrip() for line in lines)]
+            parts += [legend(session, symbols), ""]
+    return "\n".join(parts)
+
+
+def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
+    """The lesson as Markdown, and its figures: SVG texts by the names that the Markdown gives them."""
+    lesson, figures = guided.lesson, {}
+    parts = [f"# {lesson.heading}", "", lesson.summary, ""]
+    for number, caption in enumerate(guided.captions, start=1):
+        guided.show(caption.frame)
+        name = f"{lesson.file.stem}-{number}.svg"
+        figures[name] = svg_of_stills(_pools(guided))
+        parts += [f"## {caption.title}", "", caption.text, "", f"![{_where(guided, caption)}]({name})", ""]
+    return "\n".join(parts), figures
+
+
+def _pools(guided: Guided) -> list[tuple[str, Session]]:
+    """What each pool is called under a caption, and its session."""
+    named = []
+    for run, session in zip(guided.lesson.runs, guided.sessions, strict=True):
+        frame = session.player.frame
+        running, waiting = session.counts("running")[frame], session.counts("waiting")[frame]
+        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {running} running, {waiting} waiting"
+        named.append((name + f", pool of {plural(session.replay.num_units, session.unit_name)}", session))
+    return named
+
+
+def _where(guided: Guided, caption: Caption) -> str:
+    return f"The pool after {milliseconds(guided.player.clock_s)}: {caption.title}"

@@ -1,0 +1,49 @@
+"""How many tokens of answers a run has put out, frame by frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+
+def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
+    """Tokens put out by the steps before each frame: int64[num_frames].
+
+    A token counts once, when it first comes out: what a preempted request computes again is no progress.
+    """
+    schedule, requests = replay.recording.schedule, replay.recording.requests
+    repeats = schedule.repeats.astype(np.int64)
+    # A row that repeats chunks of a prompt puts out nothing before its last one.
+    chunks = schedule.tokens > 1
+    order = np.lexsort((schedule.step, schedule.request))
+    request = schedule.request[order].astype(np.int64)
+    repeats, chunks = repeats[order], chunks[order]
+    step, tokens = schedule.step[order].astype(np.int64), schedule.tokens[order].astype(np.int64)
+    prompt_end = replay.pad + requests.prompt_tokens
+    # Answers known before the row's first step and after its last one; the last prompt token yields the first.
+    before = schedule.computed_before[order] - prompt_end[request] + 1
+    after = before + tokens * repeats
+    outputs = requests.output_tokens[request].astype(np.int64)
+    known = np.clip(after, 0, outputs)
+
+    # The most that earlier rows of the same request have reached.
+    width = int(known.max(initial=0)) + 1
+    reached = np.maximum.accumulate(request * width + known) - request * width
+    reached = np.concatenate(([0], reached))[: len(known)]
+    reached[np.flatnonzero(np.diff(request, prepend=-1))] = 0
+    low = np.maximum(np.maximum(before, reached), 0)
+    count = np.maximum(known - low, 0)
+
+    first = np.where(chunks, step + repeats - 1, step + low - before)
+    span = np.where(chunks, 1, count)
+    some = count > 0
+    rate = np.zeros(replay.num_frames + 1, np.int64)
+    np.add.at(rate, first[some], (count // np.maximum(span, 1))[some])
+    np.add.at(rate, np.minimum(first + span, replay.num_frames)[some], -(count // np.maximum(span, 1))[some])
+    per_step = np.cumsum(rate)[: replay.num_frames - 1]
+    return np.concatenate(([0], np.cumsum(per_step)))

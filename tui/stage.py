@@ -1,0 +1,190 @@
+"""A screen that plays something on one clock: the transport keys, and the captions of a lesson."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from textual import on
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from .caption_box import CaptionBox
+from .headline import Headline
+from .help import HelpScreen
+from .keys import BINDINGS
+from .scrubber import Scrubber
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from .app import KvsimApp
+    from .lessons import Guided
+    from .player import Player
+    from .session import Session
+    from .states import Symbols
+
+_TICKS_PER_PANEL_UPDATE = 4
+"""While playing, text changes less often than the picture: nobody reads thirty times a second."""
+
+
+class Stage(Screen[None]):
+    """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
+    app: KvsimApp
+
+    def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
+        """Args: the clock, how to draw, and the lesson that is played, if one is."""
+        super().__init__()
+        self.player = player
+        self.symbols = symbols
+        self.guided = guided
+        self._num_ticks = 0
+        self._mounted = False
+        if guided is not None:
+            player.notable = np.array([caption.frame for caption in guided.captions])
+            player.stops_at_notable = True
+
+    def compose(self) -> ComposeResult:
+        """A line above, the captions and the body, the keys below; or why there is none of it."""
+        yield Headline(self.symbols)
+        if self.guided is not None:
+            yield CaptionBox(self.guided.captions, self.symbols)
+        yield from self.compose_body()
+        yield Footer(compact=True)
+        yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
+
+    def compose_body(self) -> ComposeResult:
+        """What is played."""
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        """Show the first frame."""
+        self._mounted = True
+        self.set_class(self.guided is not None, "-lesson")
+        self.show_headline()
+        self.show_transport()
+        self.call_after_refresh(self.show_frame, everything=True)
+
+    @property
+    def _ready(self) -> bool:
+        """Whether the widgets are there: not yet, or no longer, while screens change or the program ends."""
+        return self._mounted and self in self.app.screen_stack and bool(self.query(Scrubber))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing can be done with a screen whose widgets are still to come, however fast somebody types."""
+        return self._ready and super().check_action(action, parameters)
+
+    def show_headline(self) -> None:
+        """Say what this is; the lesson first, where it is one."""
+        lesson = [] if self.guided is None else [self.guided.lesson.heading]
+        long, short = self.headline()
+        self.query_one(Headline).tell(lesson + long, lesson + short)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """What this is, in long words and in short ones; the most important part first."""
+        raise NotImplementedError
+
+    def sessions(self) -> Iterable[Session]:
+        """Every run that is played."""
+        raise NotImplementedError
+
+    def show_picture(self) -> None:
+        """Draw the player's frame where it changes thirty times a second."""
+        raise NotImplementedError
+
+    def show_panels(self) -> None:
+        """Draw the player's frame where people read."""
+        raise NotImplementedError
+
+    def follow(self, request: int | None) -> None:
+        """Keep one request lit, and show its figures."""
+        raise NotImplementedError
+
+    def file_name(self) -> str:
+        """What to call a file about this moment, without its ending."""
+        raise NotImplementedError
+
+    def action_zoom(self, direction: int) -> None:
+        """Show more or less detail."""
+        raise NotImplementedError
+
+    def action_find(self) -> None:
+        """Ask for a request."""
+        raise NotImplementedError
+
+    def tick(self, wall_s: float) -> None:
+        """Let wall time pass."""
+        moved = self.player.tick(wall_s)
+        self._num_ticks += 1
+        read = not self.player.playing or self._num_ticks % _TICKS_PER_PANEL_UPDATE == 0
+        self.show_frame(moved=moved or read, everything=read)
+
+    def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
+        """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
+        if not self._ready:
+            return
+        if moved:
+            self.show_picture()
+        if everything:
+            self.show_panels()
+            if self.guided is not None:
+                self._show_caption()
+        self.show_transport()
+
+    def show_transport(self) -> None:
+        """Say whether the clock runs, and let it."""
+        if not self._ready:
+            return
+        self.app.keep_time(running=self.app.stage is self and self.player.playing)
+        self.query_one(Scrubber).show_transport()
+
+    def action_play(self) -> None:
+        """Play or pause."""
+        self.player.toggle()
+        self.show_frame(everything=True)
+
+    def action_step(self, frames: int) -> None:
+        """Pause, and move by engine steps."""
+        self.player.step(frames)
+        self.show_frame(everything=True)
+
+    def action_event(self, direction: int) -> None:
+        """Pause at the next or the previous notable event."""
+        if not self.player.jump(direction):
+            self.notify("There is no further event in this direction.", timeout=3)
+        self.show_frame(everything=True)
+
+    def action_speed(self, direction: int) -> None:
+        """Play faster or slower."""
+        self.player.change_speed(direction)
+        self.show_frame(moved=False)
+
+    def action_go(self, share: int) -> None:
+        """Go to the beginning (0) or the end (1)."""
+        self.player.go_to_frame(self.player.last_frame * share)
+        self.show_frame(everything=True)
+
+    def action_back(self) -> None:
+        """Return to the screen before this one, where there is one."""
+        self.app.leave_stage()
+
+    def action_help(self) -> None:
+        """Explain the screen and the keys."""
+        self.app.push_screen(HelpScreen(next(iter(self.sessions())), self.symbols))
+
+    @on(Scrubber.Scrubbed)
+    def _scrubbed(self, message: Scrubber.Scrubbed) -> None:
+        self.player.go_to_time(message.time_s)
+        self.show_frame(everything=True)
+
+    def _show_caption(self) -> None:
+        box = self.query_one(CaptionBox)
+        changed = box.show_frame(self.player.frame, playing=self.player.playing)
+        if changed is not None and changed.follow is not None:
+            self.follow(changed.follow)

@@ -1,0 +1,45 @@
+"""The pool at one moment without a screen: lines of characters, for paper and for figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .brush import Brush
+from .canvas import Canvas
+from .picture import Lines
+from .states import LOOKS, STACK
+from .tiling import best_level, fit, levels
+from .words import percent
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+    from .session import Session
+    from .states import Symbols
+
+
+def still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
+    """The pool of `session` now, in at most `width` characters and about `height` lines: each a list of characters."""
+    replay = session.replay
+    canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=symbols.color)
+    tilings = levels(
+        replay.num_units,
+        replay.unit_tokens,
+        width,
+        height,
+        stride=Lines(replay).length_at(int(replay.frame_seq[replay.frame])),
+        half_blocks=symbols.color,
+    )
+    canvas.tiling = tilings[best_level(tilings, height)]
+    brush = Brush(symbols)
+    return [[brush[key] for key in row] for row in canvas.draw(0, canvas.height).tolist()]
+
+
+def legend(session: Session, symbols: Symbols) -> str:
+    """What the characters of a still mean, and how much there is of each; states that are not there are left out."""
+    parts = [
+        f"{symbols.states[state]} {LOOKS[state].name} {percent(int(session.breakdown[state]), session.capacity)}"
+        for state in STACK
+        if session.breakdown[state]
+    ]
+    return "   ".join(parts)

@@ -1,0 +1,156 @@
+"""The screen over one session: the pool, where its memory is, the run on its axis, and who is in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+
+from .event_list import EventList
+from .events import EventFilter
+from .facts import headline, unit_summary
+from .find import FindScreen
+from .keys import PANEL_BINDINGS
+from .panels import BlockTable, Inspector, Panel, Queue
+from .pool_view import PoolView
+from .stage import Stage
+from .step_panel import StepPanel
+from .timeline import Timeline
+from .waste_bar import WasteBar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from .lessons import Guided
+    from .session import Session
+    from .states import Symbols
+
+
+class Watch(Stage):
+    """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
+
+    def __init__(self, session: Session, symbols: Symbols, guided: Guided | None = None) -> None:
+        super().__init__(session.player, symbols, guided)
+        self.session = session
+
+    def compose_body(self) -> ComposeResult:
+        """The panels."""
+        session, symbols = self.session, self.symbols
+        with Horizontal(id="body"):
+            with Vertical(id="main"):
+                yield PoolView(session.replay, symbols)
+                yield WasteBar(session, symbols)
+                if self.guided is not None and self.guided.lesson.shows_step:
+                    yield StepPanel(session, symbols, self.guided.cost)
+                yield Timeline(session, symbols)
+            with Vertical(id="side"):
+                yield Inspector(session, symbols)
+                yield BlockTable(session, symbols)
+                yield Queue(session, symbols)
+            with Vertical(id="far"):
+                yield EventList(session, symbols)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """Where the recording comes from, and its pool."""
+        return headline(self.session, short=False), headline(self.session, short=True)
+
+    def sessions(self) -> Iterable[Session]:
+        """The one session."""
+        return (self.session,)
+
+    def show_picture(self) -> None:
+        """Draw the pool."""
+        self.session.show()
+        self.query_one(PoolView).show_frame()
+
+    def show_panels(self) -> None:
+        """Draw everything but the pool."""
+        for panel in self.query("WasteBar, Timeline, Panel, EventList"):
+            panel.show_frame()  # type: ignore[attr-defined]
+
+    def follow(self, request: int | None) -> None:
+        """Keep one request lit, and show its figures."""
+        self.session.followed = request
+        self.set_class(request is not None, "-following")
+        self.query_one(PoolView).follow(request)
+        self.show_panels()
+
+    def file_name(self) -> str:
+        """The recording and the step."""
+        return f"{self.session.recording.name or 'kvsim'}-step{self.player.frame}"
+
+    def action_filter(self) -> None:
+        """List and jump to the next kind of events."""
+        kinds = [kind for kind in EventFilter if kind is not EventFilter.FOLLOWED or self.session.followed is not None]
+        present = kinds.index(self.session.event_filter) if self.session.event_filter in kinds else -1
+        self.session.filter_events(kinds[(present + 1) % len(kinds)])
+        number = len(self.session.listed_events)
+        self.notify(f"{self.session.event_filter.value}: {number:,}; [ and ] jump along them.", timeout=3, markup=False)
+        self.show_panels()
+
+    def action_toggle_panel(self, name: str) -> None:
+        """Show or hide a panel, whatever the size of the terminal says."""
+        panel = self.query_one(f"#{name}")
+        shown = bool(panel.size.area)
+        panel.set_class(shown, "-off").set_class(not shown, "-on")
+        for column in self.query("#side, #far"):
+            children = list(column.children)
+            column.set_class(any(child.has_class("-on") for child in children), "-on")
+            column.set_class(all(child.has_class("-off") for child in children), "-off")
+
+    def action_maximise(self) -> None:
+        """Give the whole body to the focused panel or the pool, or take it back."""
+        if self.maximized is not None:
+            self.minimize()
+        else:
+            self.maximize(self.focused or self.query_one(PoolView), container=False)
+
+    def action_zoom(self, direction: int) -> None:
+        """Show the pool in more or less detail."""
+        if not self.query_one(PoolView).zoom(direction):
+            self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
+
+    def action_find(self) -> None:
+        """Ask for a request or a block."""
+        self.app.push_screen(FindScreen(self.session), self._found)
+
+    @on(PoolView.Selected)
+    def _unit_selected(self, message: PoolView.Selected) -> None:
+        self.session.selected = message.unit
+        self.show_panels()
+
+    @on(PoolView.Hovered)
+    def _unit_hovered(self, message: PoolView.Hovered) -> None:
+        self.session.hovered = message.unit
+        message.pool.tooltip = None if message.unit is None else Content(unit_summary(self.session, message.unit))
+        self.query_one(Inspector).show_frame()
+
+    @on(PoolView.Follow)
+    def _pool_follows(self, message: PoolView.Follow) -> None:
+        self.follow(message.request)
+
+    @on(Panel.Picked)
+    def _request_picked(self, message: Panel.Picked) -> None:
+        self.follow(message.request)
+
+    @on(EventList.Jumped)
+    def _jumped(self, message: EventList.Jumped) -> None:
+        self.player.step(message.frame - self.player.frame)
+        self.show_frame(everything=True)
+        self.follow(message.request)
+
+    def _found(self, found: tuple[str, int] | None) -> None:
+        if found is None:
+            return
+        kind, number = found
+        if kind == "request":
+            self.follow(number)
+        else:
+            self.query_one(PoolView).select(number)
