@@ -17,6 +17,7 @@ from kvsim.calibration.fit import engine_of
 from kvsim.conformance.comparable import settings_of
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
+from kvsim.hf_memory import memory_of
 from kvsim.importers import workload_of
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.models import Model
@@ -119,7 +120,7 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
         simulated=simulated,
         held_out=recording.name not in {residual.recording for residual in profile.residuals},
         extrapolates=tuple(times.outside()),
-        rows=tuple(_rows(recording, simulated)),
+        rows=(*_rows(recording, simulated), *_memory_rows(recording)),
     )
 
 
@@ -237,6 +238,19 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
         simulated=100 * after.peak_occupancy,
         relative=False,
     )
+
+
+def _memory_rows(measured: Recording) -> Iterator[Row]:
+    """Hugging Face: the most that PyTorch allocated and reserved, against the shapes put through its allocator."""
+    steps = measured.steps
+    if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
+        return
+    simulated = memory_of(measured)
+    for name, before, after in (
+        ("peak allocated, GB", steps.peak_allocated_bytes, simulated.peak_allocated_bytes),
+        ("peak reserved, GB", steps.reserved_bytes, simulated.reserved_bytes),
+    ):
+        yield Row(name=name, unit="GB", measured=float(before.max()) / 1e9, simulated=float(after.max()) / 1e9)
 
 
 def _statistic(summary: Summary, name: str, statistic: str) -> float:

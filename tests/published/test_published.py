@@ -9,7 +9,7 @@ import pytest
 
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
-from kvsim.published import ROWS, Figure, Row, find_row, paper_lengths, reproduce
+from kvsim.published import REPRODUCTIONS, ROWS, Figure, Row, find_row, paper_lengths, reproduce
 from kvsim.published.servers import SERVERS, machine, saturated_shares
 from kvsim.scheduling.settings import ContiguousSettings, Reserve
 from kvsim.simulation import simulate
@@ -19,7 +19,7 @@ SLOW = {"fig13", "shared-prefix", "block-size", "watermark"}
 """Half a minute or more together: these run once, in the test of the command."""
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in SLOW], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in REPRODUCTIONS if row.name not in SLOW], ids=lambda row: row.name)
 def test_our_figure_is_inside_the_band(row: Row) -> None:
     outcome = reproduce(row)
     assert outcome.passed, outcome.as_dict()

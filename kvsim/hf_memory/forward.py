@@ -1,0 +1,212 @@
+"""The tensors of one forward pass of a Llama-like decoder, run eagerly: what is made and dropped, in that order.
+
+Sizes follow from the shapes; the order is that of transformers 5.17 with scaled-dot-product attention, and matters:
+it decides which pieces the allocator finds free. It knows nothing of how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.memory.caching import SMALL_LIMIT_BYTES, CachingAllocator
+
+if TYPE_CHECKING:
+    from kvsim.models import Model
+
+FLOAT32_BYTES = 4
+INT64_BYTES = 8
+
+_LAYERS_IN_FULL = 2
+"""Where no temporary is large, layers from here on repeat what the ones before did to the small pool."""
+
+
+class Forward:
+    """Forward passes over `rows` rows. A number that a method takes or returns is the address of a live tensor."""
+
+    def __init__(self, model: Model, allocator: CachingAllocator, *, rows: int, masked: bool) -> None:
+        """No pass yet, and no keys and values.
+
+        Args:
+            model: the decoder.
+            allocator: where its tensors live.
+            rows: of the batch.
+            masked: whether attention gets a mask; then it also gets a copy of the keys and values per query head.
+        """
+        self._model = model
+        self._rows = rows
+        self._masked = masked
+        self._take = allocator.allocate
+        self._give = allocator.free
+        self.cache: list[tuple[int, int]] = []
+        """Keys and values of every layer."""
+
+    def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
+        """Pass `positions` tokens of every row, attending to `keys`; returns the logits of the last position.
+
+        The cache is replaced by one of `keys` tokens, unless `keep_cache` says that it has room for them.
+        """
+        take, give, model = self._take, self._give, self._model
+        tokens = self._rows * positions
+        embedded = hidden = take(tokens * model.hidden_size * model.dtype_bytes)
+        mask = self._mask(positions, keys)
+        rotary = self._rotary_angles(tokens)
+        temporary = tokens * max(2 * model.hidden_size, model.intermediate_size, self._query_width) * model.dtype_bytes
+        all_small = max(temporary, self._rows * positions * keys * model.dtype_bytes) <= SMALL_LIMIT_BYTES
+        for number in range(model.num_layers):
+            if all_small and number >= _LAYERS_IN_FULL:
+                self._store(number, keys, keep_cache=keep_cache)
+                self._repeated(keys)
+                continue
+            before, hidden = hidden, self._layer(number, positions, keys, keep_cache=keep_cache)
+            if before != embedded:  # which the caller holds to the end
+                give(before)
+        normed = self._norm(tokens)
+        for address in (hidden, embedded, *mask, *rotary):
+            give(address)
+        logits = take(self._rows * model.vocab_size * model.dtype_bytes)
+        give(normed)
+        return logits
+
+    @property
+    def _query_width(self) -> int:
+        return self._model.num_attention_heads * self._model.head_dim
+
+    @property
+    def _key_width(self) -> int:
+        return self._model.num_kv_heads * self._model.head_dim
+
+    def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
+        """Which position may see which key, as booleans."""
+        if not self._masked:
+            return ()
+        index = [self._take(self._rows * keys * INT64_BYTES) for _ in range(2)]
+        seen = self._take(self._rows * keys)
+        for address in reversed(index):
+            self._give(address)
+        mask = self._take(self._rows * positions * keys)
+        self._give(seen)
+        return (mask,)
+
+    def _rotary_angles(self, tokens: int) -> tuple[int, int]:
+        """Sines and cosines of every position, in the weights' type, out of those in single precision."""
+        take, give, width = self._take, self._give, self._model.head_dim
+        double = tokens * width * FLOAT32_BYTES
+        scratch = [take(tokens * FLOAT32_BYTES), take(double // 2), take(double)]
+        for _ in range(2):
+            unscaled = take(double)
+            scratch.append(take(double))
+            give(unscaled)
+        cosines = take(tokens * width * self._model.dtype_bytes)
+        sines = take(tokens * width * self._model.dtype_bytes)
+        for address in scratch:
+            give(address)
+        return sines, cosines
+
+    def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
+        """One layer's output; its input is the caller's to drop."""
+        take, give, model = self._take, self._give, self._model
+        tokens, element = self._rows * positions, model.dtype_bytes
+        query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
+        normed = self._norm(tokens)
+        query, key, value = take(query_bytes), take(key_bytes), take(key_bytes)
+        turned_query, turned_key = self._turned(query_bytes), self._turned(key_bytes)
+        give(query)
+        give(key)
+        self._store(number, keys, keep_cache=keep_cache)
+        give(turned_key)
+        give(value)
+        attended = self._attention(positions, keys, query_bytes)
+        projected = take(tokens * model.hidden_size * element)
+        for address in (attended, turned_query, normed):
+            give(address)
+        middle = take(tokens * model.hidden_size * element)
+        give(projected)
+        normed = self._norm(tokens)
+        projected = self._feed_forward(tokens)
+        give(normed)
+        output = take(tokens * model.hidden_size * element)
+        give(projected)
+        give(middle)
+        return output
+
+    def _norm(self, tokens: int) -> int:
+        """Root mean square in single precision, then the result in the weights' type."""
+        take, give = self._take, self._give
+        single = tokens * self._model.hidden_size * FLOAT32_BYTES
+        converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
+        give(squared)
+        shifted, root = take(tokens * FLOAT32_BYTES), take(tokens * FLOAT32_BYTES)
+        give(shifted)
+        scaled = take(single)
+        give(root)
+        give(converted)
+        narrow = take(tokens * self._model.hidden_size * self._model.dtype_bytes)
+        output = take(tokens * self._model.hidden_size * self._model.dtype_bytes)
+        for address in (narrow, scaled, mean):
+            give(address)
+        return output
+
+    def _turned(self, num_bytes: int) -> int:
+        """Queries or keys with their rotary position embedding."""
+        take, give = self._take, self._give
+        by_cosine, negated = take(num_bytes), take(num_bytes // 2)
+        swapped = take(num_bytes)
+        give(negated)
+        by_sine = take(num_bytes)
+        give(swapped)
+        output = take(num_bytes)
+        give(by_cosine)
+        give(by_sine)
+        return output
+
+    def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
+        """The layer's keys, then its values: each a new tensor with room for `keys` tokens, and the old one dropped."""
+        if keep_cache and number < len(self.cache):
+            return
+        num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
+        if number == len(self.cache):
+            self.cache.append((self._take(num_bytes), self._take(num_bytes)))
+            return
+        old_keys, old_values = self.cache[number]
+        new_keys = self._take(num_bytes)
+        self._give(old_keys)
+        new_values = self._take(num_bytes)
+        self._give(old_values)
+        self.cache[number] = new_keys, new_values
+
+    def _attention(self, positions: int, keys: int, query_bytes: int) -> int:
+        take, give = self._take, self._give
+        if not self._masked:
+            return take(query_bytes)
+        copies = self._copies(keys)
+        bias = take(self._rows * positions * keys * self._model.dtype_bytes)
+        output = take(query_bytes)
+        for address in (bias, *copies):
+            give(address)
+        return output
+
+    def _copies(self, keys: int) -> tuple[int, ...]:
+        """Keys and values once per query head, where several share them: a kernel with a mask wants them so."""
+        if self._query_width == self._key_width:
+            return ()
+        num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes
+        return self._take(num_bytes), self._take(num_bytes)
+
+    def _repeated(self, keys: int) -> None:
+        if self._masked:
+            for address in self._copies(keys):
+                self._give(address)
+
+    def _feed_forward(self, tokens: int) -> int:
+        take, give = self._take, self._give
+        wide = tokens * self._model.intermediate_size * self._model.dtype_bytes
+        gate = take(wide)
+        activated = take(wide)
+        give(gate)
+        up = take(wide)
+        product = take(wide)
+        give(activated)
+        give(up)
+        output = take(tokens * self._model.hidden_size * self._model.dtype_bytes)
+        give(product)
+        return output

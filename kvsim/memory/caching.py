@@ -1,0 +1,300 @@
+"""PyTorch's CUDA caching allocator: segments taken from the driver, cut into blocks that are cached when freed.
+
+    allocator = CachingAllocator(capacity_bytes=gpu.memory_bytes)
+    address = allocator.allocate(num_bytes)
+    allocator.free(address)
+
+As PyTorch 2.11 behaves with its default settings. A request is rounded up to 512 bytes and served from the smallest
+cached block of its pool and stream that is large enough, the lowest address among equals. Requests up to 1 MiB share
+one pool, whose segments are 2 MiB; below 10 MiB a segment is 20 MiB; above, the request rounded up to 2 MiB. A block
+that is too large is cut only where the rest is worth having, so `allocated` may exceed what was asked for; blocks never
+merge across segments. What the driver cannot give is asked for again after every whole cached segment went back to it.
+
+Sources: the guide of the allocator's author (zdevito.github.io/2022/08/04/cuda-caching-allocator.html), the
+documentation of torch.cuda.memory_stats, and allocation histories recorded on an H200, which this model reproduces
+address for address. It knows neither of CUDA streams waiting for one another (`record_stream`) nor of expandable
+segments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kvsim.errors import BudgetError, IntegrityError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+KIB = 1024
+MIB = 1024 * KIB
+
+ROUNDING_BYTES = 512
+"""Every block is a multiple of this."""
+SMALL_LIMIT_BYTES = MIB
+"""The largest request of the small pool; also what must remain of a large block for it to be cut."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
+OWN_SEGMENT_BYTES = 10 * MIB
+"""Requests from here on get a segment of their own size, rounded up to `SEGMENT_ROUNDING_BYTES`."""
+SEGMENT_ROUNDING_BYTES = 2 * MIB
+
+_HIGHEST_ADDRESS = 1 << 47
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What `torch.cuda.memory_stats` calls by these names, for all pools together."""
+
+    allocated_bytes: int
+    """Blocks in use. Equal to its `active_bytes`, which also counts freed blocks that another stream still uses."""
+    requested_bytes: int
+    """What was asked for, before any rounding."""
+    reserved_bytes: int
+    """Segments held, used or not."""
+    inactive_split_bytes: int
+    """Free blocks in segments that cannot go back to the driver, because another piece of them is in use."""
+    segments: int
+
+
+class _Block:
+    """A piece of a segment; neighbours are pieces of the same segment."""
+
+    __slots__ = ("address", "after", "before", "free", "pool", "requested", "size")
+
+    def __init__(self, address: int, size: int, pool: list[tuple[int, int]]) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.requested = 0
+        self.free = True
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+
+class CachingAllocator:
+    """One GPU's memory. Addresses are bytes; those of segments come from `place`, as from the driver."""
+
+    def __init__(self, capacity_bytes: int | None = None, place: Callable[[int], int] | None = None) -> None:
+        """An allocator that holds nothing.
+
+        Args:
+            capacity_bytes: what the driver has to give; None: no end.
+            place: the address of a new segment of so many bytes; by default each stands below the last, as in most of
+                the recorded histories.
+        """
+        self.capacity_bytes = capacity_bytes
+        self.allocated_bytes = self.requested_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
+        self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
+        self.num_retries = 0
+        """How often all cached segments were given back because the driver had nothing left."""
+        self._place = place or self._below_the_last
+        self._lowest = _HIGHEST_ADDRESS
+        self._segments: dict[int, int] = {}
+        self._used: dict[int, _Block] = {}
+        self._free: dict[int, _Block] = {}
+        self._pools: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+
+    @property
+    def counters(self) -> Counters:
+        """The current state in numbers."""
+        return Counters(
+            allocated_bytes=self.allocated_bytes,
+            requested_bytes=self.requested_bytes,
+            reserved_bytes=self.reserved_bytes,
+            inactive_split_bytes=self.inactive_split_bytes,
+            segments=len(self._segments),
+        )
+
+    def reset_peaks(self) -> None:
+        """Peaks count from now on."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_requested_bytes = self.requested_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Address and bytes of every segment, in address order."""
+        return iter(sorted(self._segments.items()))
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> int:
+        """Take a block of at least `num_bytes` for `stream` and return its address.
+
+        Raises:
+            UsageError: fewer than one byte was asked for.
+            BudgetError: the driver has not that much, even after all cached segments went back.
+        """
+        if num_bytes < 1:
+            raise UsageError(f"a block of {num_bytes} bytes cannot be allocated; it must have at least 1.")
+        size = -(-num_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
+        small = size <= SMALL_LIMIT_BYTES
+        pool = self._pools.setdefault((stream, small), [])
+        found = bisect_left(pool, (size, 0))
+        if found < len(pool):
+            block = self._free.pop(pool.pop(found)[1])
+            if block.before or block.after:
+                self.inactive_split_bytes -= block.size
+        else:
+            block = self._new_segment(size, small, pool)
+        rest = block.size - size
+        if rest >= ROUNDING_BYTES if small else rest > SMALL_LIMIT_BYTES:
+            self._cut(block, size)
+        block.free = False
+        block.requested = num_bytes
+        self._used[block.address] = block
+        self.allocated_bytes += block.size
+        self.requested_bytes += num_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
+        return block.address
+
+    def free(self, address: int) -> None:
+        """Put the block at `address` back into the cache, merged with its free neighbours.
+
+        Raises:
+            IntegrityError: no block in use begins there.
+        """
+        block = self._used.pop(address, None)
+        if block is None:
+            raise IntegrityError(f"no block in use begins at {address}; free what allocate returned, and only once.")
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+        block.free = True
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            self._uncache(before)
+            block.address = before.address
+            block.size += before.size
+            block.before = before.before
+            if block.before is not None:
+                block.before.after = block
+        if after is not None and after.free:
+            self._uncache(after)
+            block.size += after.size
+            block.after = after.after
+            if block.after is not None:
+                block.after.before = block
+        self._cache(block)
+
+    def empty_cache(self) -> None:
+        """Give every segment of which nothing is in use back to the driver."""
+        for block in [block for block in self._free.values() if block.before is None and block.after is None]:
+            self._uncache(block)
+            self.reserved_bytes -= self._segments.pop(block.address)
+
+    def adopt(self, address: int, num_bytes: int, used: Mapping[int, tuple[int, int]], *, small: bool) -> None:
+        """Take over a segment as a snapshot shows it, so that a history can be replayed that begins in the middle.
+
+        Args:
+            address: where the segment begins.
+            num_bytes: of the segment.
+            used: for the address of each block in use, its bytes and how many of them were asked for.
+            small: whether it belongs to the small pool.
+
+        Raises:
+            UsageError: the blocks overlap, or reach beyond the segment.
+        """
+        pool = self._pools.setdefault((0, small), [])
+        self._segments[address] = num_bytes
+        self.reserved_bytes += num_bytes
+        pieces: list[_Block] = []
+        end = address
+        for begin, (size, requested) in [*sorted(used.items()), (address + num_bytes, (0, 0))]:
+            if begin < end or begin + size > address + num_bytes:
+                raise UsageError(f"a block at {begin} overlaps another, or the end of the segment at {address}.")
+            if begin > end:
+                pieces.append(_Block(end, begin - end, pool))
+            if size:
+                block = _Block(begin, size, pool)
+                block.free, block.requested = False, requested
+                self._used[begin] = block
+                self.allocated_bytes += size
+                self.requested_bytes += requested
+                pieces.append(block)
+            end = begin + size
+        for before, after in pairwise(pieces):
+            before.after, after.before = after, before
+        for block in pieces:
+            if block.free:
+                self._cache(block)
+        self.reset_peaks()
+
+    def check_integrity(self) -> None:
+        """Recount everything.
+
+        Raises:
+            IntegrityError: a figure, a list or a segment does not add up.
+        """
+        blocks = {**self._used, **self._free}
+        found = 0
+        inactive = 0
+        for base, size in self._segments.items():
+            address, before = base, None
+            while address < base + size:
+                block = blocks.get(address)
+                if block is None or block.before is not before or (before and before.free and block.free):
+                    raise IntegrityError(f"segment {base} of {size} bytes is torn at {address}.")
+                inactive += block.size if block.free and block.size < size else 0
+                found += 1
+                address, before = address + block.size, block
+        cached = sorted((block.size, block.address) for block in self._free.values())
+        counted = {
+            "blocks": (len(blocks), found),
+            "reserved": (self.reserved_bytes, sum(self._segments.values())),
+            "allocated": (self.allocated_bytes, sum(block.size for block in self._used.values())),
+            "requested": (self.requested_bytes, sum(block.requested for block in self._used.values())),
+            "inactive split": (self.inactive_split_bytes, inactive),
+            "cached": (sum(map(len, self._pools.values())), len(cached)),
+        }
+        for name, (kept, right) in counted.items():
+            if kept != right:
+                raise IntegrityError(f"{name} says {kept}, but counting gives {right}.")
+        if sorted(entry for pool in self._pools.values() for entry in pool) != cached:
+            raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
+
+    def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _Block:
+        segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        if size >= OWN_SEGMENT_BYTES:
+            segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+        if self._lacks(segment):
+            self.num_retries += 1
+            self.empty_cache()
+            if self._lacks(segment):
+                raise BudgetError(
+                    f"out of memory: a segment of {segment:,} bytes beside {self.reserved_bytes:,} reserved ones "
+                    f"exceeds the {self.capacity_bytes:,} bytes of the GPU."
+                )
+        address = self._place(segment)
+        self._segments[address] = segment
+        self.reserved_bytes += segment
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return _Block(address, segment, pool)
+
+    def _lacks(self, num_bytes: int) -> bool:
+        return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
+
+    def _below_the_last(self, num_bytes: int) -> int:
+        self._lowest -= num_bytes
+        return self._lowest
+
+    def _cut(self, block: _Block, size: int) -> None:
+        rest = _Block(block.address + size, block.size - size, block.pool)
+        rest.before, rest.after = block, block.after
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after = rest
+        block.size = size
+        self._cache(rest)
+
+    def _cache(self, block: _Block) -> None:
+        insort(block.pool, (block.size, block.address))
+        self._free[block.address] = block
+        if block.before or block.after:
+            self.inactive_split_bytes += block.size
+
+    def _uncache(self, block: _Block) -> None:
+        del self._free[block.address]
+        block.pool.pop(bisect_left(block.pool, (block.size, block.address)))
+        if block.before or block.after:
+            self.inactive_split_bytes -= block.size

@@ -1,0 +1,51 @@
+"""Speed: what we measured ourselves, and what others printed. Not every prediction holds; those that do must go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsim.metrics import summarize
+from kvsim.published import reproduce
+from kvsim.published.figures import Outcome
+from kvsim.published.posts import ROWS
+from kvsim.recording import find, read
+
+MEASURED = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
+BY_NAME = {row.name: row for row in ROWS}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return {name: reproduce(row) for name, row in BY_NAME.items()}
+
+
+def test_the_three_ways_are_those_of_the_recordings() -> None:
+    for figure, name in zip(BY_NAME["three-way"].figures, MEASURED, strict=True):
+        assert figure.published == pytest.approx(summarize(read(find(name))).output_tokens_per_s, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        ("three-way", "Transformers, one by one"),
+        ("three-way", "vLLM"),
+        ("a4000-speed", "Transformers, one by one"),
+        ("t4-one-prompt", "Transformers"),
+        ("t4-one-prompt", "vLLM"),
+    ],
+)
+def test_what_the_model_explains(outcomes: dict[str, Outcome], row: str, label: str) -> None:
+    pairs = zip(BY_NAME[row].figures, outcomes[row].ours, strict=True)
+    assert [figure.holds(ours) for figure, ours in pairs if figure.label == label] == [True]
+
+
+def test_what_it_does_not_explain_is_a_failure_and_says_what_is_missing(outcomes: dict[str, Outcome]) -> None:
+    for outcome in outcomes.values():
+        assert outcome.passed or "Missing" in outcome.row.note
+    assert not outcomes["a100-answers"].passed
+
+
+def test_vllm_is_faster_than_a_batch_and_a_batch_faster_than_one_by_one(outcomes: dict[str, Outcome]) -> None:
+    for name in ("three-way", "a4000-speed", "a100-answers"):
+        alone, batch, vllm, *_ = outcomes[name].ours
+        assert alone < batch < vllm
