@@ -136,7 +136,9 @@ def test_parameters_computed_from_a_shape_are_those_of_the_table(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "folder", sorted(file.parent for file in (Path(__file__).parent.parent / "traces").glob("*/meta.json")), ids=lambda path: path.name
+    "folder",
+    sorted(file.parent for file in (Path(__file__).parent.parent / "traces").glob("*/meta.json")),
+    ids=lambda path: path.name,
 )
 def test_models_of_the_shipped_recordings(folder: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())

@@ -15,7 +15,11 @@ from kvsim.errors import UsageError
 from kvsim.recording import find, read
 from kvsim.validation import Row, Validation, concurrency_of, matching_profile, policy_of, validate
 
-HELD_OUT = ("vllm-h200-llama-3-8b-heldout-35", "vllm-h200-llama-3-8b-heldout-closed-64", "vllm-h200-llama-3-8b-heldout-long")
+HELD_OUT = (
+    "vllm-h200-llama-3-8b-heldout-35",
+    "vllm-h200-llama-3-8b-heldout-closed-64",
+    "vllm-h200-llama-3-8b-heldout-long",
+)
 
 
 @pytest.fixture(scope="module", params=HELD_OUT)

@@ -243,8 +243,8 @@ class Scenario:
         Raises:
             UsageError: the profile is of another model.
         """
-        from kvsim.policies import Static
         from kvsim.hardware import find_gpu
+        from kvsim.policies import Static
         from kvsim.profiles import find, listed_name, match
         from kvsim.steptime import Roofline
 

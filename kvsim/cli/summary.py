@@ -8,9 +8,10 @@ from kvsim.cli.show import print_table, seconds, size
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.recording import Recording
+from kvsim.simulation import Measured
 
 
-def print_summaries(title: str, recordings: Sequence[Recording], summaries: Sequence[Summary]) -> None:
+def print_summaries(title: str, recordings: Sequence[Recording | Measured], summaries: Sequence[Summary]) -> None:
     """Print `summaries` as columns of one table, the shares of the pool first."""
     rows: list[tuple[str, ...]] = []
 
@@ -43,7 +44,7 @@ def print_summaries(title: str, recordings: Sequence[Recording], summaries: Sequ
     print_table(title, columns, rows, figures=range(1, len(columns)), note=note)
 
 
-def time_source(recording: Recording) -> str:
+def time_source(recording: Recording | Measured) -> str:
     """Where the times of a recording come from, as a sentence."""
     if recording.meta.source != "simulation":
         return f"times: measured on {recording.meta.gpu}"

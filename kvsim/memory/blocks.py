@@ -38,6 +38,7 @@ class BlockPool:
         self._unkeyed = list(reversed(queue))  # the top of the stack, its last element, is the head of the queue
         self._keyed: OrderedDict[int, None] = OrderedDict()
         self._refs = [0] * num_blocks
+        self._ever_shared = False  # until then, nobody else holds what is given back
         self._key_of: list[int | None] = [None] * num_blocks
         self._holders: dict[int, dict[int, None]] = {}  # key -> the blocks that hold it, first registered first
 
@@ -88,7 +89,7 @@ class BlockPool:
         taken = unkeyed[split:]
         taken.reverse()
         del unkeyed[split:]
-        evicted = []
+        evicted: list[int] = []
         for _ in range(num_blocks - len(taken)):
             block, _ = self._keyed.popitem(last=False)
             self._forget(block)
@@ -100,6 +101,7 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Hold blocks that were found by their key; free ones leave the queue."""
+        self._ever_shared = True
         for block in blocks:
             if self._refs[block] == 0:
                 del self._keyed[block]
@@ -108,6 +110,12 @@ class BlockPool:
     def give(self, blocks: Sequence[int]) -> None:
         """Let go of `blocks` in the given order; those that nobody holds any more return to the queue."""
         unkeyed: list[int] = []
+        if not self._holders and not self._ever_shared:
+            refs = self._refs
+            for block in blocks:
+                refs[block] = 0
+            unkeyed.extend(blocks)
+            blocks = ()
         for block in blocks:
             self._refs[block] -= 1
             if self._refs[block] == 0:

@@ -43,13 +43,17 @@ def draw_sweep(
         names = []
         for (values, line), (color, dashes) in zip(lines.items(), LINES, strict=False):
             names.append(", ".join(map(_words, line_names, values)))
-            x = (
-                sorted(line)
-                if all(isinstance(value, int | float) for value in line)
-                else [str(value) for value in line]
+            numbers = all(isinstance(value, int | float) for value in line)
+            x = sorted(line) if numbers else list(line)
+            y = [float(np.mean(line[value])) for value in x]
+            axis.plot(
+                x if numbers else [str(value) for value in x],
+                y,
+                color=color,
+                linestyle=dashes,
+                marker="o",
+                label=names[-1],
             )
-            y = [float(np.mean(line[value])) for value in (sorted(line) if x == sorted(line) else line)]
-            axis.plot(x, y, color=color, linestyle=dashes, marker="o", label=names[-1])
         axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second", ylim=(0, None))
         best = max(rows, key=lambda row: row["output_tokens_per_s"])
         at = ", ".join(_words(name, best[name]) for name in shown)

@@ -7,7 +7,7 @@ belong to the sequence number that was current then.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,14 @@ class RecordingBuilder:
         self._ids: list[str] = []
         self._hashes = array("q")
         self._hash_offsets = array("q", [0])
-        self._requests = {
+        self._requests: dict[str, array[float]] = {
             name: array("d" if spec.dtype == "float64" else "q")
             for name, spec in Requests.columns()
             if name not in ("id", "prompt_hashes")
         }
-        self._steps = {name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()}
+        self._steps: dict[str, array[float]] = {
+            name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()
+        }
         self._schedule = {name: array("q") for name, _ in Schedule.columns()}
         self._memory = {name: array("q") for name, _ in Memory.columns()}
         self._last_scheduled: list[int] = []
@@ -117,6 +119,14 @@ class RecordingBuilder:
         ):
             rows[name].append(value)
 
+    def joined(self, request: int, computed_before: int, time_s: float) -> None:
+        """`request` computes a token in the step being recorded, and in the following ones until `scheduled_on`."""
+        self.scheduled(request, computed_before, 1, time_s)
+
+    def scheduled_on(self, request: int, num_steps: int) -> None:
+        """`request` has computed a token in each of `num_steps` steps, the first of which `joined` reported."""
+        self._schedule["repeat"][self._open_row[request]] += num_steps - 1
+
     def scheduled_again(self, time_s: float) -> None:
         """The requests of the step before compute one more token each."""
         rows = self._schedule
@@ -140,6 +150,48 @@ class RecordingBuilder:
         """The output of `step` was processed."""
         self._steps["output_seq"][step] = self._seq
         self._steps["end_s"][step] = time_s
+
+    def pass_step(self) -> None:
+        """Go on to the next of the steps that `passed_steps` will add: one was scheduled, and an output processed."""
+        self._seq += 1
+        self._num_steps += 1
+
+    def passed_steps(
+        self,
+        start_s: Sequence[float],
+        end_s: Sequence[float],
+        *,
+        ahead: bool,
+        num_seqs: int,
+        waiting: int,
+        free_units: Sequence[int],
+        cached_units: Sequence[int],  # noqa: ARG002  follows from the changes of ownership
+        unusable_units: int,
+    ) -> None:
+        """Add the steps that were passed: one token each for the same `num_seqs` requests, and nothing else.
+
+        `end_s` are the times at which outputs were processed after each of them: of these steps themselves, or, where
+        they were scheduled one `ahead`, of the step before each.
+        """
+        steps, num_steps = self._steps, len(start_s)
+        first, first_seq = self._num_steps - num_steps, self._seq - 2 * num_steps + 1
+        begin = first - ahead
+        same = {
+            "prefill_tokens": 0, "decode_tokens": num_seqs, "num_scheduled": num_seqs, "running": num_seqs,
+            "waiting": waiting, "preempted": 0, "unusable_units": unusable_units,
+        }  # fmt: skip
+        for name, value in same.items():
+            steps[name].extend([value] * num_steps)
+        steps["step"].extend(range(first, first + num_steps))
+        steps["schedule_seq"].extend(range(first_seq, first_seq + 2 * num_steps, 2))
+        steps["start_s"].extend(start_s)
+        steps["free_units"].extend(free_units)
+        del steps["output_seq"][begin:], steps["end_s"][begin:]
+        steps["output_seq"].extend(range(first_seq + 1, first_seq + 1 + 2 * num_steps, 2))
+        steps["end_s"].extend(end_s)
+        if ahead:
+            steps["output_seq"].append(-1)
+            steps["end_s"].append(np.nan)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
@@ -240,7 +292,7 @@ class RecordingBuilder:
         memory["cached"].append(cached)
 
 
-def _columns(columns: dict[str, array[float]], table: type[Table]) -> dict[str, Any]:
+def _columns(columns: Mapping[str, array[Any]], table: type[Table]) -> dict[str, Any]:
     """The columns that anything was reported for, as numpy arrays of the declared types."""
     return {
         name: np.array(columns[name], spec.dtype)

@@ -5,7 +5,7 @@ so whatever is left after a crash can be read. The vocabulary is the builder's::
 
     ["meta", {...}]                                               first line: as in meta.json
     ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
-    ["seq"]                                                       the engine's state changes; what follows belongs to that
+    ["seq"]                                                       the engine's state changes; what follows is part of it
     ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes
     ["again", time_s]                                             the same sequences as in the last step, one token each
     ["step", {column: value, ...}]                                the step is scheduled

@@ -111,7 +111,7 @@ class PagedManager:
         return True
 
     def grow_each(self, sequences: Row[Sequence], *, known: bool) -> None:
-        """Make room for one more token of each of `sequences`, whose tables are full; the caller has made sure it is there.
+        """Make room for one more token of each of `sequences`, whose tables are full; the caller knows it is there.
 
         `known` says whether that token's value is known, so that a block which it fills can be shared.
         """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kvsim.errors import BudgetError, WorkloadError
 from kvsim.policies import Policy
-from kvsim.recording import RecordingBuilder, RequestStatus
+from kvsim.recording import RequestStatus
 from kvsim.scheduling.keys import PrefixKeys
 from kvsim.scheduling.sequence import Sequence
+from kvsim.simulation.recorder import Recorder
 from kvsim.workload import Workload
 
 ProgressCallback = Callable[[int, int], None]
@@ -32,7 +35,7 @@ class Arrivals:
         self,
         workload: Workload,
         policy: Policy,
-        recorder: RecordingBuilder,
+        recorder: Recorder,
         *,
         refuse_misfits: bool,
         concurrency: int | None,
@@ -50,6 +53,16 @@ class Arrivals:
         self._stamp_at_entry = stamp_at_entry or concurrency is not None
         self._limit = len(workload) if concurrency is None else concurrency
         self._times: list[float] = [0.0] * len(workload) if concurrency is not None else workload.arrival_s.tolist()
+        # One at a time, numbers come out of an array faster than out of a numpy column.
+        self._prompt_tokens, self._output_tokens, self._max_tokens, self._priority = (
+            array("i", column.tobytes())
+            for column in (workload.prompt_tokens, workload.output_tokens, workload.max_tokens, workload.priority)
+        )
+        self._any_keys = (
+            workload.prompt_token_ids is not None
+            or len(workload.prompt_hashes.values) > 0
+            or bool((workload.prefix_group >= 0).any())
+        )
         self._next = 0
         self._num_ended = 0
         self._refused: frozenset[int] = frozenset()
@@ -75,6 +88,14 @@ class Arrivals:
     def next_s(self) -> float | None:
         """When the next request arrives; None when all have."""
         return self._times[self._next] if self._next < len(self._times) else None
+
+    @property
+    def visible_s(self) -> float:
+        """When the next request will be handed over; infinity if that takes somebody to end, or nobody is left."""
+        next_row = self._next
+        if next_row < len(self._times) and next_row - self._num_ended < self._limit:
+            return self._times[next_row]
+        return math.inf
 
     def until(self, time_s: float) -> Iterator[Sequence]:
         """Hand over everything that has arrived by `time_s`."""
@@ -106,7 +127,7 @@ class Arrivals:
             workload.ids[row],
             self._times[row],
             sequence.prompt_tokens,
-            int(workload.max_tokens[row]),
+            self._max_tokens[row],
             priority=sequence.priority,
             prompt_hashes=[sequence.key_of(block) for block in range(num_blocks)],
             refused=refused,
@@ -122,29 +143,29 @@ class Arrivals:
         name = f"request {self._workload.ids[sequence.row]!r} (row {sequence.row})"
         if sequence.prompt_tokens >= self._max_model_len:
             raise WorkloadError(
-                f"{name} has a prompt of {sequence.prompt_tokens} tokens, and with a maximum length of {self._max_model_len} "
-                f"it may have {self._max_model_len - 1}; raise the maximum, or let such requests be refused."
+                f"{name} has a prompt of {sequence.prompt_tokens} tokens, and with a maximum length of "
+                f"{self._max_model_len} it may have {self._max_model_len - 1}; raise the maximum, or let "
+                "such requests be refused."
             )
         if not gate.fits(sequence):
             raise BudgetError(
                 f"{name} with {sequence.prompt_tokens} prompt tokens, {sequence.output_tokens} of output and a limit "
-                f"of {sequence.max_tokens} does not fit into the whole pool; give it more memory, or let such requests be "
-                "refused."
+                f"of {sequence.max_tokens} does not fit into the whole pool; give it more memory, or let "
+                "such requests be refused."
             )
 
     def _sequence(self, row: int, *, with_keys: bool = False) -> Sequence:
-        workload = self._workload
-        prompt = int(workload.prompt_tokens[row])
+        prompt = self._prompt_tokens[row]
         # An answer that would run past the longest sequence is cut there, and so is the limit on it.
         longest = max(self._max_model_len - prompt, 1)
         return Sequence(
             row,
             prompt,
-            min(int(workload.output_tokens[row]), longest),
-            min(int(workload.max_tokens[row]), longest),
-            priority=int(workload.priority[row]),
+            min(self._output_tokens[row], longest),
+            min(self._max_tokens[row], longest),
+            priority=self._priority[row],
             arrival=self._times[row],
-            prompt_keys=self._prompt_keys(row, prompt) if with_keys else (),
+            prompt_keys=self._prompt_keys(row, prompt) if with_keys and self._any_keys else (),
         )
 
     def _prompt_keys(self, row: int, prompt_tokens: int) -> list[int]:

@@ -37,19 +37,22 @@ class Left(NamedTuple):
 
 
 class Cohort:
-    """Running sequences that compute one token a step, in order of admission. Steps are numbered as they are scheduled."""
+    """Running sequences that compute one token a step, in order of admission; steps are numbered as scheduled."""
 
     def __init__(self, *, block_size: int, ahead: bool, max_model_len: int) -> None:
         """Sequences over blocks of `block_size` tokens (0 where none are needed), scheduled one step `ahead` or not."""
+        self._block_size = block_size
+        self._ahead = int(ahead)
+        self._max_model_len = max_model_len
+        self._clear()
+
+    def _clear(self) -> None:
         self.num_active = 0
         """Members that compute a token in the next step; others only wait for their last output."""
         self.context_tokens = 0
         """Tokens computed so far, over the active members."""
-        self._block_size = block_size
-        self._ahead = int(ahead)
-        self._max_model_len = max_model_len
         self._stays: dict[Sequence, _Stay] = {}
-        self._growing: list[list[Sequence]] = [[] for _ in range(block_size)]
+        self._growing: list[list[Sequence]] = [[] for _ in range(self._block_size)]
         self._last: dict[int, list[Sequence]] = {}
         self._ending: dict[int, list[Sequence]] = {}
         self._ends: list[int] = []  # heap of the keys of _ending
@@ -64,6 +67,8 @@ class Cohort:
     @property
     def next_end(self) -> int:
         """The earliest step that yields anybody's last output; there are members."""
+        while not self._ending[self._ends[0]]:
+            del self._ending[heapq.heappop(self._ends)]
         return self._ends[0]
 
     def join(self, sequence: Sequence, step: int) -> bool:
@@ -72,7 +77,8 @@ class Cohort:
         Refused (False) if it does not compute exactly one token in every step from then on, or ends before.
         """
         computed, prompt = sequence.computed, sequence.prompt_tokens
-        if computed != sequence.num_tokens + sequence.placeholders - self._ahead:
+        # With the last token of a prompt to come, and no output under way, the sums would agree too.
+        if computed != sequence.num_tokens + sequence.placeholders - self._ahead or sequence.placeholders < self._ahead:
             return False
         longest = self._max_model_len - prompt
         num_outputs = min(sequence.output_tokens, sequence.max_tokens, longest)
@@ -96,7 +102,7 @@ class Cohort:
         return True
 
     def advance(self, step: int, num_steps: int = 1) -> None:
-        """Every active member has computed one token in each of `num_steps` steps from `step` on.
+        """Every active member computes one token in each of `num_steps` steps from `step` on.
 
         Nobody's last step lies before the last of them.
         """
@@ -111,7 +117,7 @@ class Cohort:
 
     def end(self, step: int) -> list[Left]:
         """Let go of those whose last output `step` yields; that output is not counted."""
-        if not self._ends or self._ends[0] != step:
+        if not self._stays or self.next_end != step:
             return []
         heapq.heappop(self._ends)
         left = []
@@ -119,6 +125,18 @@ class Cohort:
             stay = self._stays.pop(sequence)
             left.append(self._brought_up_to_date(sequence, stay, stay.last, step - 1))
         return left
+
+    def drop_last(self, step: int, last_updated: int) -> tuple[Left, bool]:
+        """Let go of the member admitted last before `step` is scheduled; see `settle`."""
+        sequence, stay = self._stays.popitem()
+        self._ending[stay.end].remove(sequence)
+        if stay.last >= step:
+            self._last[stay.last].remove(sequence)
+            self.num_active -= 1
+            self.context_tokens -= stay.computed + step - stay.first
+            self._growing[(stay.first - stay.computed) % self._block_size].pop()
+        left = self._brought_up_to_date(sequence, stay, min(stay.last, step - 1), last_updated)
+        return left, self._is_awaiting(stay, step, last_updated)
 
     def settle(self, step: int, last_updated: int) -> tuple[list[Left], list[Sequence]]:
         """Let go of everybody before `step` is scheduled, when the outputs up to `last_updated` have been processed.
@@ -128,12 +146,14 @@ class Cohort:
         left, awaiting = [], []
         for sequence, stay in self._stays.items():
             left.append(self._brought_up_to_date(sequence, stay, min(stay.last, step - 1), last_updated))
-            if stay.first < step and last_updated < step - 1:
+            if self._is_awaiting(stay, step, last_updated):
                 awaiting.append(sequence)
-        self.__init__(  # type: ignore[misc]
-            block_size=self._block_size, ahead=bool(self._ahead), max_model_len=self._max_model_len
-        )
+        self._clear()
         return left, awaiting
+
+    def _is_awaiting(self, stay: _Stay, step: int, last_updated: int) -> bool:
+        """Whether a step under way will yield an output."""
+        return stay.first < step and last_updated < step - 1
 
     def _brought_up_to_date(self, sequence: Sequence, stay: _Stay, last_scheduled: int, last_updated: int) -> Left:
         num_scheduled = last_scheduled - stay.first + 1

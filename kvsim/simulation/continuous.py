@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import simpy
 
-from kvsim.errors import StalledError
 from kvsim.memory.blocks import BlockPool
 from kvsim.policies import Contiguous, Paged
-from kvsim.recording import Pool, RecordingBuilder
+from kvsim.recording import Pool
 from kvsim.scheduling.contiguous import ContiguousManager
 from kvsim.scheduling.continuous import Batch, ContinuousScheduler
 from kvsim.scheduling.engine import Awaiting, Call, Scheduled, Scheduling, Updated, engine_moments
@@ -21,7 +20,10 @@ from kvsim.scheduling.sequence import Status
 from kvsim.scheduling.speculation import Speculation
 from kvsim.scheduling.swap import SwappingManager
 from kvsim.simulation.arrivals import Arrivals
-from kvsim.steptime import NO_TIME, StepShape, StepTimeModel
+from kvsim.simulation.leap import LeapingEngine, can_leap
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.steps import check_progress, record_step
+from kvsim.steptime import NO_TIME, StepTimeModel
 
 
 def continuous_engine(
@@ -30,8 +32,9 @@ def continuous_engine(
     pool: Pool,
     step_time: StepTimeModel,
     arrivals: Arrivals,
-    recorder: RecordingBuilder,
+    recorder: Recorder,
     *,
+    leap: bool,
     check: bool,
 ) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process; it ends when every request has.
@@ -44,6 +47,22 @@ def continuous_engine(
     speculation = Speculation.of(policy.cache) if isinstance(policy, Paged) else None
     scheduler = ContinuousScheduler(policy.scheduler, memory, speculation)
     arrivals.check(memory)
+    if leap and not check and can_leap(policy):
+        return LeapingEngine(environment, scheduler, step_time, arrivals, recorder).run()
+    return _step_by_step(environment, scheduler, step_time, arrivals, recorder, check=check)
+
+
+def _step_by_step(  # noqa: PLR0912  a branch for each moment, and for what it may lack
+    environment: simpy.Environment,
+    scheduler: ContinuousScheduler,
+    step_time: StepTimeModel,
+    arrivals: Arrivals,
+    recorder: Recorder,
+    *,
+    check: bool,
+) -> Generator[simpy.Event, None, None]:
+    """The reference: every moment of every step."""
+    memory = scheduler.memory
     host_s = gpu_free_s = 0.0
     in_flight: dict[Batch, _InFlight] = {}
     for moment in engine_moments(scheduler):
@@ -61,9 +80,9 @@ def continuous_engine(
             case Scheduling():
                 recorder.next_seq()
             case Scheduled(batch=batch):
-                _check_progress(scheduler, batch)
+                check_progress(scheduler, batch)
                 if batch.tokens or batch.preempted:
-                    number, shape, link_s = _record_step(recorder, scheduler, batch, host_s)
+                    number, shape, link_s = record_step(recorder, scheduler, batch, host_s)
                     cost = step_time.step_time(shape) if batch.tokens else NO_TIME
                     gpu_begin_s = max(host_s + cost.prepare_s, gpu_free_s) + link_s
                     gpu_free_s = max(gpu_begin_s + cost.gpu_s, host_s + cost.launch_s)
@@ -99,7 +118,7 @@ class _InFlight(NamedTuple):
     turnaround_s: float
 
 
-def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) -> MemoryManager:
+def _memory(policy: Paged | Contiguous, pool: Pool, recorder: Recorder) -> MemoryManager:
     assert pool.num_units is not None
     if isinstance(policy, Contiguous):
         return ContiguousManager(pool.num_units, policy.cache, recorder, max_model_len=policy.max_model_len)
@@ -112,51 +131,4 @@ def _memory(policy: Paged | Contiguous, pool: Pool, recorder: RecordingBuilder) 
         recorder,
         max_model_len=policy.max_model_len,
         reserve_full_prompt=policy.scheduler.reserve_full_prompt,
-    )
-
-
-def _record_step(
-    recorder: RecordingBuilder, scheduler: ContinuousScheduler, batch: Batch, time_s: float
-) -> tuple[int, StepShape, float]:
-    """Write down a scheduled step; return its number, what it holds, and how long it waits for copies to the host."""
-    num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
-    for sequence, tokens in batch.tokens.items():
-        context = sequence.computed
-        before = context - tokens
-        recorder.scheduled(sequence.row, before, tokens, time_s)
-        num_tokens += tokens
-        context_tokens += context
-        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
-            num_prefill_tokens += tokens
-            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
-    for sequence in batch.preempted:
-        recorder.preempted(sequence.row)
-    memory, waiting = scheduler.memory, scheduler.waiting
-    if isinstance(memory, ContiguousManager):
-        context_tokens += 2 * memory.take_copied_slots()  # a copy reads every byte and writes it again
-    transfers = memory.take_transfers() if isinstance(memory, SwappingManager) else None
-    number = recorder.step(
-        start_s=time_s,
-        prefill_tokens=num_prefill_tokens,
-        decode_tokens=num_tokens - num_prefill_tokens,
-        num_scheduled=len(batch),
-        running=len(scheduler.running),
-        waiting=len(waiting),
-        preempted=len(batch.preempted),
-        free_units=memory.num_free_units,
-        unusable_units=memory.unusable_units(waiting.peek() if waiting else None),
-        **({} if transfers is None else transfers.columns),
-    )
-    shape = StepShape(len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
-    return number, shape, 0.0 if transfers is None else transfers.time_s
-
-
-def _check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
-    """Raise where a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
-    if batch.tokens or batch.preempted or scheduler.running or not scheduler.waiting:
-        return
-    head = scheduler.waiting.peek()
-    raise StalledError(
-        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else "
-        "runs; enable chunked prefill, or raise max_num_batched_tokens or the memory."
     )

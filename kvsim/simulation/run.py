@@ -8,6 +8,8 @@ engine.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypedDict, Unpack
 
 import simpy
 
@@ -18,7 +20,9 @@ from kvsim.policies import Paged, Policy, Static, describe
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder
 from kvsim.simulation.arrivals import Arrivals, ProgressCallback
 from kvsim.simulation.continuous import continuous_engine
+from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.static import static_engine
+from kvsim.simulation.tally import Measured, Tally
 from kvsim.steptime import StepTimeModel
 from kvsim.workload import Workload
 
@@ -62,31 +66,34 @@ class Machine:
         )
 
 
-def simulate(
-    workload: Workload,
-    policy: Policy,
-    machine: Machine,
-    *,
-    refuse_misfits: bool = False,
-    concurrency: int | None = None,
-    stamp_at_entry: bool = False,
-    check: bool = False,
-    progress: ProgressCallback | None = None,
-    command: str = "",
-) -> Recording:
+class Options(TypedDict, total=False):
+    """How a workload is put through a policy; all may be left out."""
+
+    refuse_misfits: bool
+    """Refuse requests that could never be served, and count them, instead of raising."""
+    concurrency: int | None
+    """Send so many requests at a time, whatever their arrival times (closed loop); None for open loop."""
+    stamp_at_entry: bool
+    """Record as a request's arrival the moment at which the engine took it, as a program does that drives an engine in
+    its own process, instead of the moment at which it was sent. Always so in a closed loop."""
+    leap: bool
+    """Take uneventful steps many at a time, as by default: the result is the same as step by step, bit for bit."""
+    check: bool
+    """Verify at every step that the slots of the pool add up; step by step."""
+    progress: ProgressCallback | None
+    """Called now and then with the number of requests that have ended, and of all."""
+    command: str
+    """Goes into the provenance."""
+
+
+def simulate(workload: Workload, policy: Policy, machine: Machine, **options: Unpack[Options]) -> Recording:
     """Run `workload` to its end and return what happened.
 
     Args:
-        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see
-        `Reserve`). policy: how they are scheduled and how memory is shared out. machine: the GPU, the model, the
-        memory and the clock. refuse_misfits: refuse requests that could never be served, and count them, instead of
-        raising. concurrency: send so many requests at a time, whatever their arrival times (closed loop); None for
-        open loop. stamp_at_entry: record as a request's arrival the moment at which the engine took it, as a program
-        does that drives
-            an engine in its own process, instead of the moment at which it was sent. Always so in a closed loop.
-        check: verify at every step that the slots of the pool add up.
-        progress: called now and then with the number of requests that have ended, and of all.
-        command: goes into the recording's provenance.
+        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see `Reserve`).
+        policy: how they are scheduled and how memory is shared out.
+        machine: the GPU, the model, the memory and the clock.
+        options: see `Options`.
 
     Raises:
         UsageError: `concurrency` is below 1.
@@ -95,35 +102,59 @@ def simulate(
         StalledError: the head of the queue can never be scheduled.
         IntegrityError: `check` found a defect.
     """
-    pool = machine.pool(policy)
     recorder = RecordingBuilder()
+    meta = _run(workload, policy, machine, recorder, options)
+    return recorder.finish(meta, name=f"{policy.name}-{workload.name}")
+
+
+def measure(workload: Workload, policy: Policy, machine: Machine, **options: Unpack[Options]) -> Measured:
+    """Run `workload` to its end and return its summary and the times of its requests: no step is kept.
+
+    Takes and raises what `simulate` does. Memory grows with the requests, not with the steps.
+    """
+    if isinstance(policy, Static) and (options.get("check") or not options.get("leap", True)):
+        return Measured.of(simulate(workload, policy, machine, **options))
+    tally = Tally(workload, policy, machine.pool(policy))
+    meta = _run(workload, policy, machine, tally, options)
+    return tally.finish(meta, name=f"{policy.name}-{workload.name}")
+
+
+def _run(workload: Workload, policy: Policy, machine: Machine, recorder: Recorder, options: Options) -> Meta:
+    """Run `workload`, reporting to `recorder`; return where that comes from."""
+    concurrency = options.get("concurrency")
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
+    pool = machine.pool(policy)
     arrivals = Arrivals(
         workload,
         policy,
         recorder,
-        refuse_misfits=refuse_misfits,
+        refuse_misfits=options.get("refuse_misfits", False),
         concurrency=concurrency,
-        stamp_at_entry=stamp_at_entry,
-        progress=progress,
+        stamp_at_entry=options.get("stamp_at_entry", False),
+        progress=options.get("progress"),
     )
     environment = simpy.Environment()
-    if isinstance(policy, Static):
-        engine = static_engine(environment, policy, pool, machine.step_time, arrivals, recorder, check=check)
-    else:
-        engine = continuous_engine(environment, policy, pool, machine.step_time, arrivals, recorder, check=check)
-    environment.process(engine)
+    engine = (
+        partial(static_engine, environment, policy)
+        if isinstance(policy, Static)
+        else partial(continuous_engine, environment, policy)
+    )
+    environment.process(
+        engine(
+            pool, machine.step_time, arrivals, recorder,
+            leap=options.get("leap", True), check=options.get("check", False),
+        )
+    )  # fmt: skip
     environment.run()
     model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
-    meta = Meta(
+    return Meta(
         source="simulation",
         engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated},
         gpu=machine.gpu.name,
         model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
         policy=describe(policy),
         pool=pool,
-        command=command,
+        command=options.get("command", ""),
         notes=workload.description,
     )
-    return recorder.finish(meta, name=f"{policy.name}-{workload.name}")

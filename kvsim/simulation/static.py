@@ -16,6 +16,7 @@ from kvsim.recording import Pool, RequestStatus
 from kvsim.scheduling.static import StaticBatch, StaticScheduler
 from kvsim.simulation.arrivals import Arrivals
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.tally import Tally
 from kvsim.steptime import StepShape, StepTimeModel
 
 
@@ -35,18 +36,27 @@ def static_engine(
     scheduler = StaticScheduler(policy.scheduler, pool.num_units)
     arrivals.check(scheduler)
     kernels = KernelsSeen(preallocated=policy.scheduler.preallocated)
+    now_s = 0.0  # SimPy's clock, but for the rounding of differences that batches taken at once add to it
     while True:
-        for sequence in arrivals.until(environment.now):
+        for sequence in arrivals.until(now_s):
             scheduler.add(sequence)
-        batch = scheduler.next_batch(environment.now)
+        batch = scheduler.next_batch(now_s)
         if batch is None:
             wake_s = min((time_s for time_s in (arrivals.next_s, scheduler.due_s) if time_s is not None), default=None)
             if wake_s is None:
                 return
             # Adding the difference to the clock may round to just before that time.
-            yield environment.timeout(max(wake_s - environment.now, math.ulp(wake_s)))
-            continue
-        yield from _run_batch(environment, batch, pool, step_time, arrivals, recorder, scheduler, kernels, check=check)
+            delay_s = max(wake_s - now_s, math.ulp(wake_s))
+            yield environment.timeout(delay_s)
+            now_s += delay_s
+        elif leap and not check and isinstance(recorder, Tally):
+            now_s = _measure_batch(now_s, batch, pool, step_time, arrivals, recorder, scheduler, kernels)
+            yield environment.timeout(max(now_s - environment.now, 0.0))
+        else:
+            yield from _run_batch(
+                environment, batch, pool, step_time, arrivals, recorder, scheduler, kernels, check=check
+            )
+            now_s = environment.now
 
 
 def _run_batch(
@@ -109,6 +119,51 @@ def _run_batch(
         if num_steps:
             recorder.release(sequence.row, stride, 0)
         arrivals.ended(sequence, environment.now, status)
+
+
+def _measure_batch(
+    now_s: float,
+    batch: StaticBatch,
+    pool: Pool,
+    step_time: StepTimeModel,
+    arrivals: Arrivals,
+    tally: Tally,
+    scheduler: StaticScheduler,
+    kernels: KernelsSeen,
+) -> float:
+    """Run a batch that begins now as `_run_batch` does, all steps at once; return when it ends."""
+    rectangle, sequences = batch.rectangle, batch.sequences
+    rows, width = len(sequences), rectangle.prompt_width
+    assert pool.num_units is not None
+    num_steps = rectangle.steps_within(pool.num_units)
+    status = RequestStatus.FINISHED if num_steps == rectangle.num_steps else RequestStatus.ABORTED
+    if num_steps:
+        steps = np.arange(num_steps)
+        tokens = np.where(steps == 0, rows * width, rows)
+        lengths = [rectangle.stride] * num_steps if rectangle.preallocated else (width + steps).tolist()
+        new_shape = [kernels.is_new(rows, length, prefill=step == 0) for step, length in enumerate(lengths)]
+        pairs = np.where(steps == 0, rows * width * (width + 1) // 2, 0)
+        columns = np.full(num_steps, rows), tokens, np.where(steps == 0, tokens, 0), rows * (width + steps), pairs
+        alone_s = step_time.step_time(StepShape(*columns, np.array(new_shape, int))).alone_s  # type: ignore[arg-type]
+        # Added up one after the other, as a clock does.
+        time_s = np.cumsum(np.concatenate(([now_s], np.broadcast_to(alone_s, num_steps))))
+        waiting = np.full(num_steps, len(scheduler.waiting))
+        step = 0
+        while True:
+            step = max(step, int(np.searchsorted(time_s[:num_steps], arrivals.visible_s)))
+            if step == num_steps:
+                break
+            for sequence in arrivals.until(float(time_s[step])):
+                scheduler.add(sequence)
+            waiting[step:] = len(scheduler.waiting)
+        tally.batch(rectangle, time_s, waiting, pool.num_units)
+        for sequence in sequences:
+            tally.scheduled_once(sequence.row, now_s)
+            tally.emitted(sequence.row, float(time_s[1]), min(num_steps, sequence.output_tokens))
+        now_s = float(time_s[-1])
+    for sequence in sequences:
+        arrivals.ended(sequence, now_s, status)
+    return now_s
 
 
 def _record_growth(recorder: Recorder, batch: StaticBatch, step: int, stride: int) -> None:

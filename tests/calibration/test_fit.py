@@ -1,4 +1,6 @@
-"""Calibration on recordings whose truth is known: simulations with a step-time model of our own, told to be measurements."""
+"""Calibration on recordings whose truth is known: simulations with a step-time model of our own, told to be
+measurements.
+"""
 
 from __future__ import annotations
 

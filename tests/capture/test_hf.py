@@ -101,7 +101,17 @@ def test_a_recording_round_trips(model: Any, workload: Workload, tmp_path: Path)
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    arguments = ["hf", "--model", str(folder), "--arrivals", "at-once", "--num-requests", "5", "--prompt-tokens", "6:0.4"]
+    arguments = [
+        "hf",
+        "--model",
+        str(folder),
+        "--arrivals",
+        "at-once",
+        "--num-requests",
+        "5",
+        "--prompt-tokens",
+        "6:0.4",
+    ]
     arguments += ["--output-tokens", "4:0.3", "--batch-size", "2", "-o", str(output), "--device", "cpu"]
     CliRunner().invoke(command, arguments, catch_exceptions=False)
     recording = read(output)

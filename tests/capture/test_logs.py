@@ -1,6 +1,7 @@
 """Logs that the recording scheduler wrote inside vLLM 0.25.1, against what vLLM's scheduler said of the same workloads.
 
-The logs in `logs/` were recorded by `kvsim.capture.vllm` in the engine that also made the golden pairs of `tests/conformance/golden`.
+The logs in `logs/` were recorded by `kvsim.capture.vllm` in the engine that also made the golden pairs of
+`tests/conformance/golden`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,6 @@ def test_a_killed_engine_leaves_a_recording(log: Path) -> None:
     for share in (0.3, 0.6, 0.9):
         file.write_bytes(whole[: int(len(whole) * share)])
         recording = read(log)
-        assert 0 < len(recording.steps)
+        assert len(recording.steps) > 0
         assert len(Replay(recording).live_requests()) >= 0
     assert lines > 20

@@ -30,7 +30,13 @@ META = {
 
 
 def step(number: int, free: int, running: int = 1) -> bytes:
-    columns = {"start_s": float(number), "prefill_tokens": 0, "decode_tokens": 1, "num_scheduled": 1, "running": running}
+    columns = {
+        "start_s": float(number),
+        "prefill_tokens": 0,
+        "decode_tokens": 1,
+        "num_scheduled": 1,
+        "running": running,
+    }
     return line("step", columns | {"waiting": 0, "preempted": 0, "free_units": free})
 
 
@@ -80,7 +86,9 @@ def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher:
     feed = joined(publisher, snapshot)
     publisher.write(line("output", 40, 0.5))  # a step from before: nothing to show
     publisher.write(line("arrive", "c", 0.6, 4, 4, 0, []))  # the server's request 8
-    publisher.write(line("seq") + line("append", 8, 0, [4]) + line("tokens", 1.0, [[5, 8, 1], [8, 0, 4]]) + step(1, 7, 2))
+    publisher.write(
+        line("seq") + line("append", 8, 0, [4]) + line("tokens", 1.0, [[5, 8, 1], [8, 0, 4]]) + step(1, 7, 2)
+    )
     publisher.write(line("seq") + line("output", 41, 1.5))
     publisher.write(line("seq") + line("release", 5, 2, 0) + line("end", 5, "finished", 2.0))
     publisher.write(line("seq") + line("tokens", 2.5, [[8, 4, 1]]) + step(2, 9))
@@ -142,7 +150,9 @@ def test_nobody_there() -> None:
         LiveFeed(str(port))
 
 
-@pytest.mark.parametrize(("text", "address"), [("5577", ("127.0.0.1", 5577)), ("::1:5577", ("::1", 5577)), ("h:1", ("h", 1))])
+@pytest.mark.parametrize(
+    ("text", "address"), [("5577", ("127.0.0.1", 5577)), ("::1:5577", ("::1", 5577)), ("h:1", ("h", 1))]
+)
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 

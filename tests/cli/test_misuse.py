@@ -87,7 +87,9 @@ class TestRecordings:
         assert complain(*command, "newer", code=1) == sentence
 
     def test_a_file(self, complain: Complain, command: tuple[str, ...]) -> None:
-        problem = "begins no known format" if "--workload" in command else "is a file, not a folder; a recording is a folder"
+        problem = (
+            "begins no known format" if "--workload" in command else "is a file, not a folder; a recording is a folder"
+        )
         assert problem in complain(*command, "file", code=1)
 
     def test_a_folder_that_is_none(self, complain: Complain, command: tuple[str, ...]) -> None:

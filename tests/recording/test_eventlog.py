@@ -95,7 +95,7 @@ def run_and_log(monkeypatch: pytest.MonkeyPatch, make_machine: Callable[[int], A
         seed=1,
     )
     policy = Paged(scheduler=ContinuousSettings(max_model_len=64), cache=PagedSettings(block_size=4))
-    recording = run.simulate(workload, policy, make_machine(80))
+    recording = run.simulate(workload, policy, make_machine(80), leap=False)
     meta = files._meta_json(recording.meta)
     return recording, [b'["meta",' + " ".join(meta.split()).encode() + b"]\n", *builder.lines]
 

@@ -93,7 +93,7 @@ def test_a_copy_costs_a_step_what_reading_and_writing_its_slots_does(
     cache: ContiguousSettings, copies: bool, workload: Workload, make_machine: MakeMachine
 ) -> None:
     meter = ContextMeter()
-    recording = simulate(workload, policy(cache), replace(make_machine(CAPACITY), step_time=meter))
+    recording = simulate(workload, policy(cache), replace(make_machine(CAPACITY), step_time=meter), check=True)
     schedule = recording.schedule
     nth = schedule.repeats.astype(np.int64)
     after = schedule.computed_before * nth + schedule.tokens * (nth * (nth + 1) // 2)

@@ -461,7 +461,7 @@ class TestPrefixes:
 
     def test_hashes_that_blocks_straddle_are_refused(self, make_workload: MakeWorkload) -> None:
         hashes = Ragged.from_rows([[1, 2]], np.int64)
-        with pytest.raises(WorkloadError, match="block size should divide or be a multiple"):
+        with pytest.raises(WorkloadError, match="block size should divide it or be a multiple of it"):
             simulate(make_workload((0.0, 9, 2), prompt_hashes=hashes, hash_unit_tokens=3), paged(), machine_of(140))
 
 

@@ -1,0 +1,81 @@
+"""The hot paths of a simulation: `pytest benchmarks/bench_simulation.py --benchmark-only`.
+
+Each is a bar of its own, so that a change that slows one of them down shows where. Whole workloads, and the figures to
+set beside other simulators, are in `throughput.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.hardware import find_gpu
+from kvsim.memory.blocks import BlockPool
+from kvsim.models import find_model
+from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.profiles import find
+from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Machine, measure, simulate
+from kvsim.steptime import StepShape
+from kvsim.workload import LogNormal, Poisson, Workload, generate
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+SCHEDULER = ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=2_048)
+POLICIES: dict[str, Policy] = {
+    "paged": Paged(scheduler=SCHEDULER, cache=PagedSettings(enable_prefix_caching=False)),
+    "paged, prefix cache": Paged(scheduler=SCHEDULER),
+    "contiguous": Contiguous(scheduler=SCHEDULER),
+    "static": Static(),
+}
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """A thousand requests, just below what the machine can serve."""
+    lengths = LogNormal(mean_tokens=200, sigma=0.8, maximum=2_000)
+    return generate(1_000, arrivals=Poisson(rate_per_s=30.0), prompt=lengths, output=lengths, seed=0)
+
+
+def machine_of(num_blocks: int) -> Machine:
+    model = find_model("Meta-Llama-3-8B")
+    return Machine(
+        gpu=find_gpu("H200"),
+        model=model,
+        kv_bytes=num_blocks * 16 * model.kv_bytes_per_token,
+        step_time=find("vllm-h200-llama-3-8b"),
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_measure(benchmark: BenchmarkFixture, workload: Workload, policy: Policy) -> None:
+    measured = benchmark(measure, workload, policy, machine_of(30_208))
+    assert measured.summary.num_finished == len(workload)
+
+
+def test_measure_under_pressure(benchmark: BenchmarkFixture, workload: Workload) -> None:
+    measured = benchmark(measure, workload.scaled_rate(10.0), POLICIES["paged"], machine_of(1_000))
+    assert measured.summary.num_preemptions > 100
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "step by step"])
+def test_simulate(benchmark: BenchmarkFixture, workload: Workload, leap: bool) -> None:
+    recording = benchmark(simulate, workload, POLICIES["paged"], machine_of(30_208), leap=leap)
+    assert len(recording.requests) == len(workload)
+
+
+def test_step_time_of_one_step(benchmark: BenchmarkFixture) -> None:
+    benchmark(find("vllm-h200-llama-3-8b").step_time, StepShape(50, 50, 0, 20_000, 0))
+
+
+def test_take_and_give_blocks(benchmark: BenchmarkFixture) -> None:
+    pool = BlockPool(30_208)
+
+    def take_and_give() -> None:
+        blocks, _ = pool.take(25)
+        pool.give(blocks[::-1])
+
+    benchmark(take_and_give)
+    assert pool.num_free == pool.num_usable

@@ -1,0 +1,136 @@
+"""What the simulator gets through in a second of CPU time, by policy and workload.
+
+    python benchmarks/throughput.py FOLDER [--policy paged] [--workload conv_5000] [--record] [--no-leap] [--runs 3]
+
+FOLDER holds workloads as `NAME.csv.gz` with the columns `arrived_at` (seconds), `num_prefill_tokens` and
+`num_decode_tokens`. Every run is a process of its own, so that its peak of memory is its own; the CPU time is that of
+the simulation alone, per-request times included, without imports and without reading the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
+from kvsim.profiles import find
+from kvsim.recording import Recording
+from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.simulation import Machine, measure, simulate
+from kvsim.workload import Workload
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 30_208
+"""The KV cache of Llama-3-8B on an A100 with 80 GB."""
+MAX_MODEL_LEN = 8_192
+
+
+def limits(workload: str) -> tuple[int, int]:
+    """Sequences in a batch, and tokens in a step."""
+    return (128, 4_096) if workload.startswith("conv") else (256, 2_048)
+
+
+def policy_of(name: str, workload: str, *, sync: bool) -> Policy:
+    max_num_seqs, max_num_batched_tokens = limits(workload)
+    if name == Static.name:
+        return Static(scheduler=StaticSettings(batch_size=max_num_seqs, max_model_len=MAX_MODEL_LEN))
+    scheduler = ContinuousSettings(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=MAX_MODEL_LEN,
+        async_scheduling=not sync,
+    )
+    if name == Contiguous.name:
+        return Contiguous(scheduler=scheduler, cache=ContiguousSettings(reserve=Reserve.LIMIT))
+    return Paged(scheduler=scheduler, cache=PagedSettings(block_size=BLOCK_SIZE, enable_prefix_caching=False))
+
+
+def read(file: Path, repeat: int = 1) -> Workload:
+    """The workload of a file, `repeat` times one after the other."""
+    arrival_s, prompt, output = np.loadtxt(file, delimiter=",", skiprows=1, unpack=True)
+    gap_s = arrival_s[-1] / max(len(arrival_s) - 1, 1)
+    starts = np.repeat(np.arange(repeat) * (arrival_s[-1] + gap_s), len(arrival_s))
+    return Workload(
+        arrival_s=np.tile(arrival_s, repeat) + starts,
+        prompt_tokens=np.tile(prompt.astype(int), repeat),
+        output_tokens=np.tile(output.astype(int), repeat),
+        name=file.name.partition(".")[0],
+    )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, float]:
+    """One simulation, measured."""
+    file = arguments.folder / f"{arguments.workload[0]}.csv.gz"
+    workload = read(file, arguments.repeat)
+    model = find_model("Meta-Llama-3-8B")
+    policy = policy_of(arguments.policy[0], arguments.workload[0], sync=arguments.sync)
+    machine = Machine(
+        gpu=find_gpu("H200"),
+        model=model,
+        kv_bytes=arguments.num_blocks * BLOCK_SIZE * model.kv_bytes_per_token,
+        step_time=find("hf-dynamic-h200-llama-3-8b" if isinstance(policy, Static) else "vllm-h200-llama-3-8b"),
+    )
+    work = simulate if arguments.record else measure
+    gc.collect()
+    begin = time.process_time()
+    result = work(workload, policy, machine, leap=not arguments.no_leap, refuse_misfits=True)
+    cpu_s = time.process_time() - begin
+    requests = result.requests
+    return {
+        "requests": len(requests) / cpu_s,
+        "output tokens": int(requests.output_tokens.sum()) / cpu_s,
+        "simulated seconds": result.duration_s / cpu_s,
+        "steps": (len(result.steps) if isinstance(result, Recording) else result.num_steps) / cpu_s,
+        "CPU s": cpu_s,
+        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "preemptions": float(requests.preemptions.sum()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--policy", action="append", choices=POLICY_NAMES)
+    parser.add_argument("--workload", action="append")
+    parser.add_argument("--num-blocks", type=int, default=NUM_BLOCKS)
+    parser.add_argument("--repeat", type=int, default=1, help="the workload so many times, one after the other")
+    parser.add_argument("--record", action="store_true", help="make a recording, in memory")
+    parser.add_argument("--no-leap", action="store_true")
+    parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
+    parser.add_argument("--runs", type=int, default=3, help="the median of so many")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(run(arguments)))
+        return
+    names = sorted(file.name.partition(".")[0] for file in arguments.folder.glob("*.csv.gz"))
+    flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--no-leap", "--sync")]
+    header = None
+    for policy in arguments.policy or POLICY_NAMES:
+        for workload in arguments.workload or names:
+            command = [sys.executable, __file__, str(arguments.folder), "--policy", policy, "--workload", workload]
+            command += ["--num-blocks", str(arguments.num_blocks), "--repeat", str(arguments.repeat), "--child", *flags]
+            runs = [
+                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                for _ in range(arguments.runs)
+            ]
+            if header is None:
+                header = list(runs[0])
+                print(f"{'policy':12}{'workload':18}" + "".join(f"{name:>19}" for name in header), flush=True)
+            medians = [statistics.median(each[name] for each in runs) for name in header]
+            print(f"{policy:12}{workload:18}" + "".join(f"{value:>19,.2f}" for value in medians), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`kvsim sweep`: a grid of settings, one table, one figure."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvsim.cli.scenario import build_scenario, scenario_options
+from kvsim.cli.show import json_option, print_json, progress
+from kvsim.errors import UsageError
+from kvsim.policies import POLICY_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvsim.sweep import Point
+
+
+@click.command("sweep")
+@click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
+@scenario_options
+@click.option(
+    "--vary", multiple=True, metavar="FLAG=A,B,...", help="A flag of this command and its values; again for more flags."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The table, Parquet. Points that it has already are not run again.",
+)
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw output per second against the first flag that varies.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["loky", "dask", "ray"]),
+    default="loky",
+    show_default=True,
+    help="Processes of this machine, or a cluster.",
+)
+@click.option("--scheduler", default="", metavar="ADDRESS", help="Where the cluster listens.  [one is started here]")
+@json_option
+@click.pass_context  # fmt: skip
+def command(
+    context: click.Context,
+    /,
+    *,
+    policy: str,
+    vary: Sequence[str],
+    output: Path,
+    figure: Path | None,
+    jobs: int,
+    backend: Any,
+    scheduler: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Run a grid of settings and write one table.
+
+    kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
+    """
+    from kvsim.sweep import sweep
+
+    axes = dict(_axis(context, each) for each in vary)
+    points = [_point(policy, flags, axes, values) for values in product(*axes.values())]
+    with progress("sweep") as report:
+        outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=report)
+    if figure is not None:
+        from kvsim.plots import save
+        from kvsim.plots.sweep import draw_sweep
+
+        save(draw_sweep(output, list(axes)), figure)
+    facts = {
+        "done": outcome.num_done,
+        "kept": outcome.num_kept,
+        "failed": outcome.num_failed,
+        "lost": len(outcome.lost),
+    }
+    if as_json:
+        print_json({"table": str(output), **facts})
+        return
+    click.echo(f"{output}: " + ", ".join(f"{count} {name}" for name, count in facts.items()))
+    for settings in outcome.lost:
+        click.echo(f"lost with its worker: {dict(settings)}", err=True)
+
+
+def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
+    """The name of a flag's value, and the values that it takes."""
+    flag, equals, values = text.partition("=")
+    name = flag.strip().lstrip("-").replace("-", "_")
+    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "as_json")
+    if not equals or not values or name not in options or name in ours:
+        raise UsageError(f"--vary should be a flag and its values, such as num-blocks=1000,2000, not {text!r}.")
+    option = options[name]
+    if option.is_flag:
+        return name, [click.BOOL.convert(value, option, context) for value in values.split(",")]
+    return name, [option.type.convert(value, option, context) for value in values.split(",")]
+
+
+def _point(policy: str, flags: Mapping[str, Any], axes: Mapping[str, Any], values: Sequence[Any]) -> Point:
+    from kvsim.sweep import Point
+
+    settings = dict(zip(axes, values, strict=True))
+    merged: dict[str, Any] = {**flags, **settings}
+    name = merged.pop("policy", policy)
+    scenario = build_scenario(**merged)
+    chosen = scenario.policy(name)
+    return Point(
+        settings=settings,
+        workload=scenario.workload,
+        policy=chosen,
+        machine=scenario.machine(chosen),
+        refuse_misfits=merged["refuse_misfits"],
+    )

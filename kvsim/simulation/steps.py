@@ -1,0 +1,67 @@
+"""What both engines of continuous batching do with a step that was scheduled."""
+
+from __future__ import annotations
+
+from kvsim.errors import StalledError
+from kvsim.scheduling.contiguous import ContiguousManager
+from kvsim.scheduling.continuous import Batch, ContinuousScheduler
+from kvsim.scheduling.paged import PagedManager
+from kvsim.scheduling.swap import SwappingManager
+from kvsim.simulation.recorder import Recorder
+from kvsim.steptime import StepShape
+
+
+def record_step(
+    recorder: Recorder,
+    scheduler: ContinuousScheduler,
+    batch: Batch,
+    time_s: float,
+    num_advanced: int = 0,
+    context_tokens: int = 0,
+) -> tuple[int, StepShape, float]:
+    """Write down a scheduled step; return its number, what it holds, and how long it waits for copies to the host.
+
+    Beside `batch`, the step computes one token each for `num_advanced` sequences with so many `context_tokens` in all.
+    """
+    num_tokens, num_prefill_tokens, attention_pairs = num_advanced, 0, 0
+    for sequence, tokens in batch.tokens.items():
+        context = sequence.computed
+        before = context - tokens
+        recorder.scheduled(sequence.row, before, tokens, time_s)
+        num_tokens += tokens
+        context_tokens += context
+        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
+    for sequence in batch.preempted:
+        recorder.preempted(sequence.row)
+    memory, waiting = scheduler.memory, scheduler.waiting
+    if isinstance(memory, ContiguousManager):
+        context_tokens += 2 * memory.take_copied_slots()  # a copy reads every byte and writes it again
+    transfers = memory.take_transfers() if isinstance(memory, SwappingManager) else None
+    number = recorder.step(
+        start_s=time_s,
+        prefill_tokens=num_prefill_tokens,
+        decode_tokens=num_tokens - num_prefill_tokens,
+        num_scheduled=num_advanced + len(batch),
+        running=len(scheduler.running),
+        waiting=len(waiting),
+        preempted=len(batch.preempted),
+        free_units=memory.num_free_units,
+        cached_units=memory.num_cached_units if isinstance(memory, PagedManager) else 0,
+        unusable_units=memory.unusable_units(waiting.peek() if waiting else None),
+        **({} if transfers is None else transfers.columns),
+    )
+    shape = StepShape(num_advanced + len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
+    return number, shape, 0.0 if transfers is None else transfers.time_s
+
+
+def check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
+    """Raise where a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
+    if batch.tokens or batch.preempted or scheduler.running or not scheduler.waiting:
+        return
+    head = scheduler.waiting.peek()
+    raise StalledError(
+        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else "
+        "runs; enable chunked prefill, or raise max_num_batched_tokens or the memory."
+    )

@@ -1,0 +1,246 @@
+"""Many runs at once: one row of a table for each, wherever they are computed.
+
+A sweep hands points to joblib: to processes of this machine, or to a Dask or Ray cluster. What is done is kept as it
+comes in, beside the table: a sweep that was interrupted goes on where it stopped, and one with more points computes
+only those. A worker that dies takes its point with it and nothing else; what cannot be served is a row with an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kvsim.atomic import whole_file
+from kvsim.errors import KvsimError, MissingExtraError, UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.policies import Policy, describe
+from kvsim.simulation import Machine, Measured, measure
+from kvsim.workload import Workload
+
+Backend = Literal["loky", "dask", "ray"]
+Setting = str | int | float | bool | None
+Row = dict[str, Any]
+Progress = Callable[[int, int], None]
+
+_USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run to be made."""
+
+    settings: Mapping[str, Setting]
+    """What tells it from the other points; columns of the table."""
+    workload: Workload
+    policy: Policy
+    machine: Machine
+    refuse_misfits: bool = False
+    """Refuse requests that could never be served; otherwise the run is a row with an error."""
+
+    @property
+    def key(self) -> str:
+        """Equal for equal runs: a digest of everything that the result depends on."""
+        machine, workload = self.machine, self.workload
+        digest = hashlib.sha256(repr((machine, sorted(describe(self.policy).items()), self.refuse_misfits)).encode())
+        digest.update(json.dumps(dict(self.settings), sort_keys=True).encode())
+        for column in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.max_tokens,
+                       workload.priority, workload.prefix_group, workload.prefix_tokens):  # fmt: skip
+            digest.update(np.ascontiguousarray(column).tobytes())
+        digest.update(np.ascontiguousarray(workload.prompt_hashes.values).tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a sweep."""
+
+    table: Path
+    num_done: int = 0
+    """Points computed now."""
+    num_kept: int = 0
+    """Points that were in the table, or beside it, already."""
+    num_failed: int = 0
+    """Points that could not be served: rows with an error."""
+    lost: list[Mapping[str, Setting]] = field(default_factory=list)
+    """Points whose worker died, twice; they are not in the table."""
+
+
+def sweep(
+    points: Sequence[Point],
+    table: str | os.PathLike[str],
+    *,
+    num_jobs: int = -1,
+    backend: Backend = "loky",
+    scheduler: str = "",
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make every run of `points` that `table` does not have yet, and write the table anew.
+
+    Args:
+        points: the runs, all with the same settings.
+        table: a Parquet file; rows that it has and `points` does not are kept. Unfinished work stands beside it.
+        num_jobs: runs at a time; -1 for as many as there are cores (or workers of the cluster).
+        backend: `loky` for processes of this machine.
+        scheduler: where a cluster listens, such as `tcp://host:8786`; without, one is started on this machine.
+        progress: called with the number of points that are done, and of all.
+
+    Raises:
+        UsageError: there are no points, or the table cannot be read or written.
+        MissingExtraError: the backend is not installed.
+    """
+    if not points:
+        raise UsageError("a sweep needs at least one point.")
+    file = Path(table)
+    parts = file.with_name(f"{file.name}.parts")
+    rows = _rows_of_table(file) | _rows_of_parts(parts)
+    by_key = {point.key: point for point in points}
+    outcome = Outcome(table=file, num_kept=sum(key in rows for key in by_key))
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {parts}: {error.strerror}; choose a folder that may be written.") from error
+
+    def keep(key: str, row: Row) -> None:
+        rows[key] = row
+        outcome.num_done += 1
+        with whole_file(parts / f"{key}.json") as scratch:
+            scratch.write_text(json.dumps(row), encoding="utf-8")
+        if progress is not None:
+            progress(outcome.num_kept + outcome.num_done, len(by_key))
+
+    with _cluster(backend, scheduler):
+        todo = [key for key in by_key if key not in rows]
+        if not _run(todo, by_key, num_jobs, keep):
+            # A worker died. Whose fault it was shows when the rest are run again, each with a process of its own.
+            for key in [key for key in todo if key not in rows]:
+                if not _run([key], by_key, num_jobs, keep):
+                    outcome.lost.append(by_key[key].settings)
+    outcome.num_failed = sum(bool(rows[key]["error"]) for key in by_key if key in rows)
+    _write(rows, file)
+    for part in parts.glob("*.json"):
+        part.unlink()
+    parts.rmdir()
+    return outcome
+
+
+def run_point(point: Point) -> Row:
+    """One row: the settings, where the memory went, how long requests took; or why it could not be served."""
+    pool = {"series": point.policy.name, "unit_tokens": point.policy.unit_tokens, "kv_bytes": point.machine.kv_bytes}
+    row: Row = {**point.settings, **pool, "source": f"times: {point.machine.step_time.label}", "error": ""}
+    try:
+        measured = measure(point.workload, point.policy, point.machine, refuse_misfits=point.refuse_misfits)
+    except KvsimError as error:
+        return row | {"error": str(error)}
+    return row | _figures(measured)
+
+
+def _figures(measured: Measured) -> Row:
+    summary, requests = measured.summary, measured.requests
+    prompt_tokens = int(requests.prompt_tokens[requests.output_tokens > 0].sum())
+    figures = {
+        "unused_percent": float(summary.waste.pool_percent[list(_USELESS)].sum()),
+        "hit_percent": 100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else None,
+    }
+    return dict(_flat(summary.as_dict())) | figures
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _keyed_row(key: str, point: Point) -> tuple[str, Row]:
+    return key, run_point(point)
+
+
+def _run(keys: Iterable[str], points: Mapping[str, Point], num_jobs: int, keep: Callable[[str, Row], None]) -> bool:
+    """Run points, each result being kept as it comes; False if a worker died."""
+    from joblib import Parallel, delayed  # noqa: PLC0415  half of what the command line takes to start
+    from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: PLC0415
+
+    # With one job, joblib would compute in this process, and die with it.
+    parallel = Parallel(n_jobs=num_jobs if num_jobs != 1 else 2, return_as="generator_unordered", pre_dispatch="n_jobs")
+    try:
+        for key, row in parallel(delayed(_keyed_row)(key, points[key]) for key in keys):
+            keep(key, row)
+    except TerminatedWorkerError:
+        return False
+    except Exception as error:
+        if type(error).__name__ == "KilledWorker":  # Dask's, which is not installed everywhere
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def _cluster(backend: Backend, scheduler: str) -> Iterator[None]:
+    """Where joblib sends its work while this is open."""
+    if backend == "loky":
+        if scheduler:
+            raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")
+        yield
+        return
+    from joblib import parallel_config  # noqa: PLC0415
+
+    try:
+        client = _dask_client(scheduler) if backend == "dask" else _ray_client(scheduler)
+    except ImportError as error:
+        raise MissingExtraError(f"the backend {backend}", "cluster") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no {backend} cluster answers at {scheduler!r}: {error}.") from error
+    with client, parallel_config(backend=backend):
+        yield
+
+
+def _dask_client(scheduler: str) -> AbstractContextManager[Any]:
+    from distributed import Client  # noqa: PLC0415
+
+    make: Callable[..., AbstractContextManager[Any]] = Client
+    return make(scheduler or None, set_as_default=True)
+
+
+def _ray_client(scheduler: str) -> AbstractContextManager[Any]:
+    import ray  # noqa: PLC0415
+    from ray.util.joblib import register_ray  # noqa: PLC0415
+
+    register_ray()
+    client: AbstractContextManager[Any] = ray.init(address=scheduler or None)
+    return client
+
+
+def _rows_of_parts(parts: Path) -> dict[str, Row]:
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(parts.glob("*.json"))}
+
+
+def _rows_of_table(file: Path) -> dict[str, Row]:
+    if not file.exists():
+        return {}
+    import pyarrow as pa  # noqa: PLC0415  only where there is a file
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        rows = pq.read_table(file).to_pylist()
+        return {row.pop("point"): row for row in rows}
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UsageError(f"{file} is there and is no table of a sweep; name another file.") from error
+
+
+def _write(rows: Mapping[str, Row], file: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    columns = {name: [row.get(name) for row in rows.values()] for name in names}
+    with whole_file(file) as scratch:
+        pq.write_table(pa.table({"point": list(rows), **columns}), scratch, compression="zstd")

@@ -1,0 +1,36 @@
+"""`kvsim sweep` as a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pyarrow.parquet as pq
+
+Kvsim = Callable[..., "CompletedProcess[str]"]
+FLAGS = ("--num-requests", 20, "--arrivals", "poisson", "--rate", 20, "--max-model-len", 1024, "--refuse-misfits")
+
+
+def test_a_grid_is_one_table_and_a_figure(kvsim: Kvsim, tmp_path: Path) -> None:
+    table, figure = tmp_path / "t.parquet", tmp_path / "f.svg"
+    grid = ("--vary", "num-blocks=200,400", "--vary", "policy=paged,contiguous", "--vary", "seed=0,1")
+    done = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table, "--figure", figure, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"table": str(table), "done": 8, "kept": 0, "failed": 0, "lost": 0}
+    rows = pq.read_table(table).to_pylist()
+    assert {(row["num_blocks"], row["policy"], row["seed"]) for row in rows} == {
+        (num_blocks, policy, seed) for num_blocks in (200, 400) for policy in ("paged", "contiguous") for seed in (0, 1)
+    }
+    assert figure.read_text().startswith("<?xml")
+    again = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table, "--json")
+    assert json.loads(again.stdout)["kept"] == 8
+
+
+def test_a_flag_that_cannot_vary_is_named(kvsim: Kvsim, tmp_path: Path) -> None:
+    for text in ("colour=1,2", "num-blocks", "output=a,b"):
+        done = kvsim("sweep", *map(str, FLAGS), "--vary", text, "-o", tmp_path / "t.parquet")
+        assert done.returncode == 2
+        assert "such as num-blocks=1000,2000" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,246 @@
+"""Leaping over uneventful steps gives the bytes that taking every step gives; measuring gives the summary of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from kvsim.conformance import read_workload
+from kvsim.errors import StalledError
+from kvsim.hardware import find_gpu
+from kvsim.metrics import summarize
+from kvsim.models import find_model
+from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.profiles import find
+from kvsim.recording import Recording, write
+from kvsim.scheduling.settings import (
+    ContiguousSettings,
+    ContinuousSettings,
+    Order,
+    PagedSettings,
+    Reserve,
+    StaticSettings,
+)
+from kvsim.simulation import Machine, measure, simulate
+from kvsim.simulation.leap import LeapingEngine
+from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
+
+MODEL = find_model("Meta-Llama-3-8B")
+STEP_TIME = find("vllm-h200-llama-3-8b")
+
+
+def machine_of(num_tokens: int) -> Machine:
+    """A calibrated machine with room for so many tokens."""
+    kv_bytes = num_tokens * MODEL.kv_bytes_per_token
+    return Machine(gpu=find_gpu("H200"), model=MODEL, kv_bytes=kv_bytes, step_time=STEP_TIME)
+
+
+def bytes_of(recording: Recording) -> dict[str, bytes]:
+    """Every file of a recording, as written."""
+    with TemporaryDirectory() as folder:
+        return {file.name: file.read_bytes() for file in sorted(write(recording, Path(folder, "r")).iterdir())}
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def assert_same(workload: Workload, policy: Policy, machine: Machine, **options: Any) -> Recording:
+    """Leaping, stepping and measuring agree."""
+    stepped = simulate(workload, policy, machine, leap=False, **options)
+    assert bytes_of(simulate(workload, policy, machine, **options)) == bytes_of(stepped)
+    measured = measure(workload, policy, machine, **options)
+    for column in ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s", "preemptions", "output_tokens"):
+        np.testing.assert_array_equal(getattr(measured.requests, column), getattr(stepped.requests, column), column)
+    ours, theirs = dict(flat(measured.summary.as_dict())), dict(flat(summarize(stepped).as_dict()))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        same = ours[name] == value or math.isclose(ours[name], value, rel_tol=1e-7, abs_tol=1e-7)
+        assert same, f"{name}: {ours[name]} and not {value}"
+    return stepped
+
+
+SCHEDULERS = st.builds(
+    ContinuousSettings,
+    max_num_seqs=st.sampled_from([1, 3, 6, 64]),
+    max_num_batched_tokens=st.sampled_from([1, 4, 7, 16, 40, 200]),
+    max_model_len=st.sampled_from([48, 200]),
+    async_scheduling=st.booleans(),
+    order=st.sampled_from(Order),
+    enable_chunked_prefill=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 3, 10]),
+    reserve_full_prompt=st.booleans(),
+)
+POLICIES = st.one_of(
+    st.builds(
+        Paged,
+        scheduler=SCHEDULERS,
+        cache=st.builds(
+            PagedSettings,
+            block_size=st.sampled_from([1, 2, 3, 4, 16]),
+            enable_prefix_caching=st.booleans(),
+            watermark=st.sampled_from([0.0, 0.1]),
+        ),
+    ),
+    st.builds(
+        Contiguous,
+        scheduler=SCHEDULERS,
+        cache=st.builds(
+            ContiguousSettings,
+            reserve=st.sampled_from(Reserve),
+            fit=st.sampled_from(["first", "best", "next", "buddy"]),
+            compaction=st.booleans(),
+        ),
+    ),
+    st.builds(
+        Static,
+        scheduler=st.builds(
+            StaticSettings,
+            batch_size=st.integers(1, 6),
+            preallocated=st.booleans(),
+            max_model_len=st.sampled_from([48, 200]),
+        ),
+    ),
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Up to thirty requests in bursts and silences, some of which stop early and some of which share a prefix."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size, longest = draw(st.integers(1, 30)), draw(st.sampled_from([3, 20, 60]))
+    output, group = random.integers(1, longest + 1, size), random.integers(-1, 3, size)
+    prompt = random.integers(1, 20, size)
+    return Workload(
+        arrival_s=np.cumsum(random.choice([0, 0, 0.01, 0.05, 0.3], size)),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_tokens=output + random.integers(0, draw(st.sampled_from([1, 6])), size),
+        priority=random.integers(0, 3, size),
+        prefix_group=group,
+        prefix_tokens=np.where(group < 0, 0, np.minimum(prompt, 12)),
+        prefix_names=("a", "b", "c"),
+    )
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    workload=workloads(),
+    policy=POLICIES,
+    room=st.sampled_from([1, 2, 3, 20]),
+    concurrency=st.sampled_from([None, None, 2, 7]),
+    stamp_at_entry=st.booleans(),
+)
+def test_any_workload_under_any_policy(
+    workload: Workload, policy: Policy, room: int, concurrency: int | None, stamp_at_entry: bool
+) -> None:
+    machine = machine_of(room * policy.max_model_len + 20)
+    options = {"refuse_misfits": True, "concurrency": concurrency, "stamp_at_entry": stamp_at_entry}
+    try:
+        simulate(workload, policy, machine, leap=False, **options)  # type: ignore[arg-type]
+    except StalledError:
+        with pytest.raises(StalledError):
+            simulate(workload, policy, machine, **options)  # type: ignore[arg-type]
+        assume(False)
+    assert_same(workload, policy, machine, **options)
+
+
+GOLDEN = sorted((Path(__file__).parent.parent / "conformance" / "golden").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", GOLDEN[::4], ids=lambda file: file.stem)
+def test_workloads_like_the_golden_ones(file: Path) -> None:
+    """Their settings and requests, each arriving at the time of its step; those that are aborted run to their end."""
+    golden = read_workload(file)
+    requests = golden.requests
+    workload = Workload(
+        arrival_s=[0.01 * request.arrival_step for request in requests],
+        prompt_tokens=[len(request.prompt) for request in requests],
+        prompt_token_ids=Ragged.from_rows([request.prompt for request in requests], np.int32),
+        output_tokens=[min(request.stop_at or request.output_tokens, request.output_tokens) for request in requests],
+        max_tokens=[request.output_tokens for request in requests],
+        priority=[request.priority for request in requests],
+    )
+    policy = Paged(scheduler=golden.scheduler, cache=golden.cache)
+    try:
+        simulate(workload, policy, machine_of(golden.num_blocks * policy.unit_tokens), leap=False, refuse_misfits=True)
+    except StalledError:
+        pytest.skip("never ends, as in vLLM")
+    assert_same(workload, policy, machine_of(golden.num_blocks * policy.unit_tokens), refuse_misfits=True)
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["ahead", "sync"])
+@pytest.mark.parametrize("caching", [False, True], ids=["no cache", "prefix cache"])
+@pytest.mark.parametrize("num_blocks", [60, 2000], ids=["starved", "ample"])
+def test_requests_of_realistic_length(sync: bool, caching: bool, num_blocks: int) -> None:
+    workload = generate(
+        60,
+        arrivals=Poisson(rate_per_s=40.0),
+        prompt=LogNormal(mean_tokens=120, sigma=0.8, maximum=400),
+        output=LogNormal(mean_tokens=120, sigma=0.8, maximum=400),
+        prefixes=SharedPrefixes(num_groups=2, tokens=50),
+        seed=3,
+    )
+    policy = Paged(
+        scheduler=ContinuousSettings(max_num_batched_tokens=512, max_model_len=1024, async_scheduling=not sync),
+        cache=PagedSettings(enable_prefix_caching=caching),
+    )
+    stepped = assert_same(workload, policy, machine_of(num_blocks * 16))
+    assert (stepped.num_preemptions > 10) == (num_blocks == 60)
+
+
+def test_most_steps_are_taken_in_leaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    leap = LeapingEngine._leap
+
+    def listen(engine: LeapingEngine, num_steps: int) -> int:
+        lengths.append(leap(engine, num_steps))
+        return lengths[-1]
+
+    monkeypatch.setattr(LeapingEngine, "_leap", listen)
+    workload = generate(
+        5,
+        arrivals=Poisson(rate_per_s=1.0),
+        prompt=Fixed(tokens=50),
+        output=LogNormal(mean_tokens=200, sigma=0.5),
+        seed=1,
+    )
+    recording = simulate(workload, Paged(), machine_of(32_000))
+    assert sum(lengths) > 0.9 * len(recording.steps)
+    assert len(lengths) < 0.1 * len(recording.steps)
+
+
+def test_what_is_measured_does_not_grow_with_the_steps() -> None:
+    """The timeline thins itself out, and is the only thing that is kept per step."""
+    workload = generate(
+        3,
+        arrivals=Poisson(rate_per_s=0.1),
+        prompt=Fixed(tokens=50),
+        output=LogNormal(mean_tokens=4000, sigma=0.1),
+        seed=1,
+    )
+    policy = Paged(scheduler=ContinuousSettings(max_model_len=16_384))
+    measured = measure(workload, policy, machine_of(64_000))
+    assert measured.num_steps > 8_000
+    timeline = measured.timeline
+    assert 1_000 < len(timeline.start_s) <= 2_048
+    stepped = simulate(workload, policy, machine_of(64_000), leap=False)
+    every = np.searchsorted(stepped.steps.start_s, timeline.start_s)
+    assert len(np.unique(np.diff(every))) == 1
+    np.testing.assert_array_equal(stepped.steps.start_s[every], timeline.start_s)
+    np.testing.assert_array_equal(stepped.steps.num_scheduled[every], timeline.scheduled)
+    pool = stepped.meta.pool
+    assert pool.num_units is not None
+    np.testing.assert_array_equal((pool.num_units - stepped.steps.free_units[every]) * 16, timeline.held_slots)
