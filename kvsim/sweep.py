@@ -124,7 +124,9 @@ def sweep(
                 if not _run([key], by_key, num_jobs, keep):
                     outcome.lost.append(by_key[key].settings)
     outcome.num_failed = sum(bool(rows[key]["error"]) for key in by_key if key in rows)
-    _write(rows, file)
+    # In the order of the points, whichever was done first: equal sweeps are equal bytes.
+    order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
+    _write({key: rows[key] for key in order}, file)
     for part in parts.glob("*.json"):
         part.unlink()
     parts.rmdir()

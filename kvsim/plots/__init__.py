@@ -16,7 +16,7 @@ from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import roofline
 from kvsim.plots.style import STATE_LABELS, Picture, Purpose, Size, style
-from kvsim.plots.sweeps import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
+from kvsim.plots.comparisons import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 

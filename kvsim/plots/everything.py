@@ -16,7 +16,7 @@ from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import roofline
 from kvsim.plots.style import LINES
-from kvsim.plots.sweeps import hits_capacity, throughput_block_size, throughput_memory
+from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label

@@ -41,10 +41,12 @@ def draw_sweep(
         picture = Picture(purpose, size, aspect=0.6)
         axis = picture.subplots()
         names = []
-        for (values, line), (color, dashes) in zip(lines.items(), LINES, strict=False):
+        # Runs end in any order, and a figure of the same table is the same figure.
+        in_order = sorted(lines.items(), key=lambda item: [_order(value) for value in item[0]])
+        for (values, line), (color, dashes) in zip(in_order, LINES, strict=False):
             names.append(", ".join(map(_words, line_names, values)))
             numbers = all(isinstance(value, int | float) for value in line)
-            x = sorted(line) if numbers else list(line)
+            x = sorted(line, key=_order)
             y = [float(np.mean(line[value])) for value in x]
             axis.plot(
                 x if numbers else [str(value) for value in x],
@@ -65,6 +67,12 @@ def draw_sweep(
             picture.explain_with(axis.get_legend_handles_labels()[0])
     picture.alt_text = f"Output tokens per second of {len(rows)} runs against {x_name}; at best with {at}."
     return picture
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words by the alphabet."""
+    number = isinstance(value, int | float)
+    return (not number, value if number else 0.0, "" if number else str(value))
 
 
 def _words(name: str, value: Any) -> str:

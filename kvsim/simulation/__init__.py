@@ -3,7 +3,7 @@ SimPy.
 """
 
 from kvsim.simulation.arrivals import ProgressCallback
+from kvsim.simulation.measured import Measured, Timeline
 from kvsim.simulation.run import Machine, Options, measure, simulate
-from kvsim.simulation.tally import Measured, Timeline
 
 __all__ = ["Machine", "Measured", "Options", "ProgressCallback", "Timeline", "measure", "simulate"]

@@ -20,9 +20,10 @@ from kvsim.policies import Paged, Policy, Static, describe
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder
 from kvsim.simulation.arrivals import Arrivals, ProgressCallback
 from kvsim.simulation.continuous import continuous_engine
+from kvsim.simulation.measured import Measured
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.static import static_engine
-from kvsim.simulation.tally import Measured, Tally
+from kvsim.simulation.tally import Tally
 from kvsim.steptime import StepTimeModel
 from kvsim.workload import Workload
 

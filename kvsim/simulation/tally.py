@@ -9,93 +9,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Row
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import add, mul, sub
-from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.padded import Rectangle
-from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.metrics import Summary, Waste, WasteShares, summarize, waste_shares
 from kvsim.metrics.shares import UNKNOWN_SHARES
 from kvsim.policies import Policy, Static
-from kvsim.recording import Meta, Pool, Recording, RequestStatus
-from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+from kvsim.recording import Meta, Pool, RequestStatus
+from kvsim.recording.tables import Requests
+from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline, shares_of, summary_of_requests
 from kvsim.workload import Ragged, Workload
-
-AnyTable = TypeVar("AnyTable", Steps, Schedule, Memory)
-TIMELINE_POINTS = 2048
-"""Most points of a reduced timeline; with one more, every other is dropped."""
-
-
-class _Frame(NamedTuple):
-    """Totals after a step was scheduled, or their means; in slots where not said otherwise."""
-
-    scheduled: float
-    """Sequences."""
-    waiting: float
-    """Sequences."""
-    written: float
-    """Computed tokens, over all tables."""
-    padding: float
-    """Beside what is written: pad tokens, and rows of a batch that have ended."""
-    requested: float
-    """Asked for, over all tables."""
-    useful: float
-    """Of them, those that will be written before their sequence ends."""
-    rounding: float
-    """Given beyond what was asked for, over all tables."""
-    free: float
-    cached: float
-    """Of the free slots, those that keep a prefix."""
-    unusable: float
-    """Of the free slots, those in pieces too small for the head of the queue."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline:
-    """Every so many-th step of a run: at most `TIMELINE_POINTS` of them, evenly spaced in steps."""
-
-    start_s: npt.NDArray[np.float64]
-    scheduled: npt.NDArray[np.int64]
-    """Sequences that computed something."""
-    waiting: npt.NDArray[np.int64]
-    held_slots: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Measured:
-    """A run of which only sums were kept."""
-
-    meta: Meta
-    requests: Requests
-    summary: Summary
-    timeline: Timeline
-
-    @classmethod
-    def of(cls, recording: Recording) -> Measured:
-        """What a recording adds up to."""
-        steps, pool = recording.steps, recording.meta.pool
-        some = slice(None, None, -(-len(steps) // TIMELINE_POINTS) or 1)
-        timeline = Timeline(
-            start_s=steps.start_s[some],
-            scheduled=steps.num_scheduled[some].astype(np.int64),
-            waiting=steps.waiting[some].astype(np.int64),
-            held_slots=((pool.num_units or 0) - steps.free_units[some].astype(np.int64)) * pool.unit_tokens,
-        )
-        return cls(meta=recording.meta, requests=recording.requests, summary=summarize(recording), timeline=timeline)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that computed something, or preempted somebody."""
-        return self.summary.num_steps
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from the first event to the end of the last step."""
-        return self.summary.duration_s
 
 
 class Tally:
@@ -130,8 +56,8 @@ class Tally:
         self._last_fragmented = -1
         self._swapped_out_units = self._swapped_in_units = 0
         self._begin_s = self._frame_s = self._end_s = 0.0
-        self._frame = _Frame(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-        self._integrals = [0.0] * len(_Frame._fields)
+        self._frame = Frame(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._integrals = [0.0] * len(Frame._fields)
         self._peak_batch = self._most_held = 0.0
         self._passed_useful: list[int] = []
         self._stride = 1
@@ -181,7 +107,7 @@ class Tally:
         free = free_units * unit_tokens
         self._open(
             start_s,
-            _Frame(
+            Frame(
                 num_scheduled, waiting, self._written, 0, self._sum_requested, self._sum_useful,
                 self._sum_rounding, free, cached_units * unit_tokens, min(unusable_units, free_units) * unit_tokens,
             ),
@@ -212,7 +138,7 @@ class Tally:
         self._end_s = end_s[-1]
         unusable = min(unusable_units, free_units[-1]) * unit_tokens
         first_free = free_units[0] * unit_tokens
-        frame = _Frame(
+        frame = Frame(
             num_seqs, waiting, written + num_seqs, 0, unused - first_free, useful[0],
             self._sum_rounding, first_free, cached_units[0] * unit_tokens, unusable,
         )  # fmt: skip
@@ -258,9 +184,9 @@ class Tally:
             np.full(num_steps, rows), waiting, written, padding, held, written + reserved, nothing, num_units - held,
             nothing, nothing,
         ])  # fmt: skip
-        self._open(float(time_s[0]), _Frame(*totals[:, 0].tolist()))
+        self._open(float(time_s[0]), Frame(*totals[:, 0].tolist()))
         self._integrals = (self._integrals + totals[:, :-1] @ np.diff(time_s[:-1])).tolist()
-        self._frame, self._frame_s = _Frame(*totals[:, -1].tolist()), float(time_s[-2])
+        self._frame, self._frame_s = Frame(*totals[:, -1].tolist()), float(time_s[-2])
         self._most_held = max(self._most_held, int(held.max()))
         for step in range(-self.num_steps % self._stride, num_steps, self._stride):
             scheduled, waits, free = int(totals[0, step]), int(totals[1, step]), int(totals[7, step])
@@ -331,26 +257,17 @@ class Tally:
         """What the reports add up to."""
         self._open(self._end_s, self._frame)
         requests = self._requests()
-        nothing = Recording(
-            meta=meta,
-            name=name,
-            requests=requests,
-            steps=_empty(Steps),
-            schedule=_empty(Schedule),
-            memory=_empty(Memory),
-        )
+        num_finished = int(np.count_nonzero(requests.status == RequestStatus.FINISHED))
         duration_s = self._end_s
         time_s = self._end_s - self._begin_s
-        mean = _Frame(*(integral / time_s if time_s else np.nan for integral in self._integrals))
+        mean = Frame(*(integral / time_s if time_s else np.nan for integral in self._integrals))
         held = self._capacity - mean.free
         summary = replace(
-            summarize(nothing),  # everything that the requests alone tell
+            summary_of_requests(meta, name, requests),
             num_steps=self.num_steps,
             duration_s=duration_s,
             output_tokens_per_s=int(requests.output_tokens.sum()) / duration_s if duration_s else np.nan,
-            requests_per_s=np.count_nonzero(requests.status == RequestStatus.FINISHED) / duration_s
-            if duration_s
-            else np.nan,
+            requests_per_s=num_finished / duration_s if duration_s else np.nan,
             mean_batch=mean.scheduled,
             peak_batch=int(self._peak_batch),
             mean_occupancy=held / self._capacity,
@@ -361,13 +278,13 @@ class Tally:
             num_fragmented_steps=self._num_fragmented_steps,
             num_fragmented_requests=self._num_fragmented_requests,
             mean_waiting=mean.waiting,
-            waste=self._waste(mean) if time_s else UNKNOWN_SHARES,
+            waste=shares_of(mean, self._capacity) if time_s else UNKNOWN_SHARES,
         )
         columns = [np.array(column) for column in zip(*self._timeline, strict=True)] or [np.empty(0)] * 4
         timeline = Timeline(start_s=columns[0], scheduled=columns[1], waiting=columns[2], held_slots=columns[3])
         return Measured(meta=meta, requests=requests, summary=summary, timeline=timeline)
 
-    def _open(self, start_s: float, frame: _Frame) -> None:
+    def _open(self, start_s: float, frame: Frame) -> None:
         """The frame that was open ends at `start_s`, and `frame` begins."""
         if self.num_steps == 0:
             self._begin_s = start_s
@@ -415,25 +332,3 @@ class Tally:
             preemptions=np.array(self._preemptions, np.int32)[:size],
             cached_tokens=np.array(self._cached_tokens, np.int32)[:size],
         )
-
-    def _waste(self, mean: _Frame) -> WasteShares:
-        """The seven states, which follow from the totals as in `kvsim.metrics.waste`."""
-        held = self._capacity - mean.free
-        slots = np.zeros((2, NUM_STATES))
-        listed_twice = mean.requested + mean.rounding - held  # blocks that several tables share
-        slots[:, SlotState.TOKEN] = mean.written - listed_twice
-        slots[:, SlotState.RESERVED] = mean.useful - mean.written
-        slots[:, SlotState.INTERNAL] = mean.requested - mean.useful - mean.padding
-        slots[:, SlotState.PADDING] = mean.padding
-        slots[:, SlotState.CACHED] = mean.cached
-        slots[:, SlotState.EXTERNAL] = mean.rounding + mean.unusable
-        slots[:, SlotState.FREE] = mean.free - mean.cached - mean.unusable
-        # Means are no whole numbers, but for the type they are what a frame has.
-        frames: Any = slots
-        lasting = Waste(time_s=np.array([0.0, 1.0]), slots=frames, held=np.full(2, int(held)), capacity=self._capacity)
-        return waste_shares(lasting)
-
-
-def _empty(table: type[AnyTable]) -> AnyTable:
-    """A table without rows, and without the columns that may be left out."""
-    return table(**{name: np.empty(0, spec.dtype) for name, spec in table.columns() if not spec.optional})

@@ -1,0 +1,115 @@
+"""What is kept of a run that was only measured: its summary, the times of its requests, and a thinned-out timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.metrics import Summary, Waste, WasteShares, summarize, waste_shares
+from kvsim.recording import Meta, Recording
+from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+
+AnyTable = TypeVar("AnyTable", Steps, Schedule, Memory)
+TIMELINE_POINTS = 2048
+"""Most points of a reduced timeline; with one more, every other is dropped."""
+
+
+class Frame(NamedTuple):
+    """Totals after a step was scheduled, or their means; in slots where not said otherwise."""
+
+    scheduled: float
+    """Sequences."""
+    waiting: float
+    """Sequences."""
+    written: float
+    """Computed tokens, over all tables."""
+    padding: float
+    """Beside what is written: pad tokens, and rows of a batch that have ended."""
+    requested: float
+    """Asked for, over all tables."""
+    useful: float
+    """Of them, those that will be written before their sequence ends."""
+    rounding: float
+    """Given beyond what was asked for, over all tables."""
+    free: float
+    cached: float
+    """Of the free slots, those that keep a prefix."""
+    unusable: float
+    """Of the free slots, those in pieces too small for the head of the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """Every so many-th step of a run: at most `TIMELINE_POINTS` of them, evenly spaced in steps."""
+
+    start_s: npt.NDArray[np.float64]
+    scheduled: npt.NDArray[np.int64]
+    """Sequences that computed something."""
+    waiting: npt.NDArray[np.int64]
+    held_slots: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured:
+    """A run of which only sums were kept."""
+
+    meta: Meta
+    requests: Requests
+    summary: Summary
+    timeline: Timeline
+
+    @classmethod
+    def of(cls, recording: Recording) -> Measured:
+        """What a recording adds up to."""
+        steps, pool = recording.steps, recording.meta.pool
+        some = slice(None, None, -(-len(steps) // TIMELINE_POINTS) or 1)
+        timeline = Timeline(
+            start_s=steps.start_s[some],
+            scheduled=steps.num_scheduled[some].astype(np.int64),
+            waiting=steps.waiting[some].astype(np.int64),
+            held_slots=((pool.num_units or 0) - steps.free_units[some].astype(np.int64)) * pool.unit_tokens,
+        )
+        return cls(meta=recording.meta, requests=recording.requests, summary=summarize(recording), timeline=timeline)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that computed something, or preempted somebody."""
+        return self.summary.num_steps
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first event to the end of the last step."""
+        return self.summary.duration_s
+
+
+def shares_of(mean: Frame, capacity_slots: int) -> WasteShares:
+    """The seven states of a pool, which follow from the mean totals as in `kvsim.metrics.waste`."""
+    held = capacity_slots - mean.free
+    slots = np.zeros((2, NUM_STATES))
+    listed_twice = mean.requested + mean.rounding - held  # blocks that several tables share
+    slots[:, SlotState.TOKEN] = mean.written - listed_twice
+    slots[:, SlotState.RESERVED] = mean.useful - mean.written
+    slots[:, SlotState.INTERNAL] = mean.requested - mean.useful - mean.padding
+    slots[:, SlotState.PADDING] = mean.padding
+    slots[:, SlotState.CACHED] = mean.cached
+    slots[:, SlotState.EXTERNAL] = mean.rounding + mean.unusable
+    slots[:, SlotState.FREE] = mean.free - mean.cached - mean.unusable
+    # Means are no whole numbers, but for the type they are what a frame has.
+    frames: Any = slots
+    lasting = Waste(time_s=np.array([0.0, 1.0]), slots=frames, held=np.full(2, int(held)), capacity=capacity_slots)
+    return waste_shares(lasting)
+
+
+def summary_of_requests(meta: Meta, name: str, requests: Requests) -> Summary:
+    """As much of a summary as the requests alone tell."""
+    steps, schedule, memory = _empty(Steps), _empty(Schedule), _empty(Memory)
+    return summarize(Recording(meta=meta, name=name, requests=requests, steps=steps, schedule=schedule, memory=memory))
+
+
+def _empty(table: type[AnyTable]) -> AnyTable:
+    """A table without rows, and without the columns that may be left out."""
+    return table(**{name: np.empty(0, spec.dtype) for name, spec in table.columns() if not spec.optional})
