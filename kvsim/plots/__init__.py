@@ -3,6 +3,7 @@ simulates.
 """
 
 from kvsim.plots.agreement import agreement
+from kvsim.plots.comparisons import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
 from kvsim.plots.everything import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, OF_SEVERAL, Plan, plans
 from kvsim.plots.files import save
 from kvsim.plots.film import Film, film_of
@@ -16,7 +17,6 @@ from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import roofline
 from kvsim.plots.style import STATE_LABELS, Picture, Purpose, Size, style
-from kvsim.plots.comparisons import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 

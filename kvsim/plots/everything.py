@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvsim.plots.agreement import agreement
+from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes
@@ -16,7 +17,6 @@ from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import roofline
 from kvsim.plots.style import LINES
-from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label
