@@ -72,7 +72,10 @@ class Race(Scrubber):
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
         cells[column : column + 1] = [Segment(line, Style(color=self.symbols.palette.cursor, bold=True))]
         if last:
+            rows = lanes[0].session.rows
             label, value = "time", seconds(self.player.clock_s, self.player.duration_s / 1000)
+            if rows is not None:
+                label, value = "sequences", f"{rows.num_placed:,}"
         else:
             label, value = lanes[y].label, ""
         label = shortened(label, _LABEL, self.symbols.cut)

@@ -87,6 +87,17 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
     return "finished" if requests.status[request] == RequestStatus.FINISHED else "gone"
 
 
+def place_in_row(session: Session, request: int) -> str:
+    """Where a sequence stands in the rows of a training batch."""
+    _, addresses = session.replay.block_table(request)
+    if not len(addresses) or session.rows is None:
+        return "in no row yet"
+    row, column = divmod(int(addresses[0]), session.rows.row_tokens)
+    owners = session.replay.owner[row * session.rows.row_tokens :][:column]
+    before = [session.request_name(owner) for owner in dict.fromkeys(owners.tolist())]
+    return f"in row {row + 1}" + (f" behind {' and '.join(before)}" if before else "")
+
+
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     """A unit of the pool, as labels and values."""
     replay = session.replay
@@ -188,7 +199,8 @@ def selection(session: Session) -> str:
     if session.followed is not None:
         facts = request_facts(session, session.followed)
         held = plural(facts.num_units, session.unit_name) if facts.holds else "no memory"
-        parts.append(f"{session.request_name(session.followed)}: {held}, {facts.state}")
+        state = facts.state if session.rows is None else place_in_row(session, session.followed)
+        parts.append(f"{session.request_name(session.followed)}: {held}, {state}")
     return "; ".join(parts)
 
 
@@ -210,7 +222,10 @@ def headline(session: Session, *, short: bool) -> list[str]:
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     """What is the same for all runs of a comparison."""
     session = comparison.lanes[0].session
-    meta = session.recording.meta
+    meta, rows = session.recording.meta, session.rows
+    if rows is not None:
+        sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
+        return [f"the same {sequences} for training", f"rows of {width}"]
     model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
     size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
     requests = plural(len(session.recording.requests), "request")

@@ -61,8 +61,9 @@ class LaneFigures(Widget):
         """Line `y` of the bar of tokens served, against what the requests ask for in all."""
         session = self._lane.session
         served, total = int(session.served[session.player.frame]), int(session.served[-1])
-        share = f" {100 * served / max(total, 1):3.0f}% of all answers "
-        figures = share if y == 0 else f" {served:,} tokens " if y == 1 else ""
+        what, noun = ("answers", "tokens") if session.rows is None else ("sequences", "sequences")
+        share = f" {100 * served / max(total, 1):3.0f}% of all {what} "
+        figures = share if y == 0 else f" {served:,} {noun} " if y == 1 else ""
         room = max(width - len(share), 1)
         eighths = round(served / max(total, 1) * room * 8)
         whole, part = divmod(max(eighths, served > 0), 8)
@@ -82,6 +83,8 @@ class LaneFigures(Widget):
 
     def _counts(self, *, with_tokens: bool) -> list[Segment]:
         session, dot = self._lane.session, self._symbols.dot
+        if session.rows is not None:
+            return [Segment(str(session.rows), self._style("strong" if self._lane.over else "text"))]
         served = [f"{int(session.served[session.player.frame]):,} tokens"] if with_tokens else []
         refused = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if self._lane.over:
@@ -100,7 +103,7 @@ class LaneFigures(Widget):
             return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:
-            finished = plural(session.num_finished, "request") + " finished"
+            finished = plural(session.num_finished, "request") + " finished" if session.rows is None else ""
             return [Segment(finished, self._style("label"))]
         names = " ".join(session.request_name(request) for request in waiting)
         text = shortened(f"next: {names}", self.size.width, cut)

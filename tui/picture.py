@@ -93,7 +93,10 @@ class Lines:
         first = np.flatnonzero(tables.position == 0) if replay.unit_tokens == 1 else np.empty(0, np.int64)
         begins = tables.address[first] - replay.first_unit
         self._since_seq, self._lengths = np.zeros(1, np.int64), [0]
-        if replay.recording.meta.policy_name == "static" and len(first):
+        policy = replay.recording.meta.policy
+        if "row_tokens" in policy:
+            self._lengths = [int(policy["row_tokens"])]
+        elif replay.recording.meta.policy_name == "static" and len(first):
             ends = np.zeros(len(replay.full), np.int64)
             np.maximum.at(ends, tables.request, tables.position + tables.length)
             order = np.argsort(tables.birth_seq[first], kind="stable")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
+from kvsim.recording.ledger import NOBODY
 from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
 
@@ -15,11 +18,29 @@ from .events import NOTABLE, EventFilter, EventKind, events_of
 from .history import Stay, stays
 from .player import Player
 from .served import tokens_served
+from .words import plural
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.model import Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsNow:
+    """How far the rows of a training batch have been filled."""
+
+    row_tokens: int
+    num_rows: int
+    """Rows begun."""
+    num_placed: int
+    num_sequences: int
+    num_tokens: int
+    num_padding: int
+
+    def __str__(self) -> str:
+        rows, padding = plural(self.num_rows, "row"), plural(self.num_padding, "slot")
+        return f"{plural(self.num_placed, 'sequence')} in {rows}, {padding} of padding"
 
 
 class Session:
@@ -72,6 +93,22 @@ class Session:
     def capacity(self) -> int:
         """Slots in the pool."""
         return self.replay.num_units * self.replay.unit_tokens
+
+    @property
+    def rows(self) -> RowsNow | None:
+        """The rows of a training batch at the current frame; None where requests are served."""
+        policy = self.recording.meta.policy
+        if "row_tokens" not in policy:
+            return None
+        row_tokens = int(policy["row_tokens"])
+        return RowsNow(
+            row_tokens=row_tokens,
+            num_rows=len(np.unique(np.flatnonzero(self.replay.owner != NOBODY) // row_tokens)),
+            num_placed=int(self.served[min(self.player.frame + 1, self.player.last_frame)]),
+            num_sequences=int(self.served[-1]),
+            num_tokens=int(self.breakdown[SlotState.TOKEN]),
+            num_padding=int(self.breakdown[SlotState.PADDING]),
+        )
 
     @property
     def unit_name(self) -> str:

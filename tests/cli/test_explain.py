@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvsim.cli import main
+from kvsim.memory.packing import first_fit_decreasing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +86,15 @@ def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ..
     assert sentence in complaint
     assert complaint.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_packing_lesson_says_what_the_packer_does(run: Run) -> None:
+    lesson = tomllib.loads((files("tui.lessons") / "8-packing-for-training.toml").read_text())
+    lengths = [item["prompt"] + item["answer"] for item in lesson["request"]]
+    width = max(lengths) + 1  # and a token at its end
+    packing = first_fit_decreasing(lengths, width)
+    code, text, complaint = run("explain", "8")
+    assert (code, complaint) == (0, "")
+    count, padding = len(lengths), len(lengths) * width - sum(lengths) - len(lengths)
+    assert f"padded: {count} sequences in {count} rows, {padding} slots of padding" in text
+    assert f"packed: {count} sequences in {len(packing.rows)} rows, {packing.num_padding} slots of padding" in text

@@ -4,8 +4,9 @@
 {pool.slots}                 gb, blocks, block_slots, free_blocks, cached_blocks
 {now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
                              step, total_steps, time, total_time
+                             in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
 {run.paged.running}          the same of any run, by its label
-{request.A.blocks}           table, addresses, prompt, output, answer, needs, written, held, held_gb,
+{request.A.blocks}           table, addresses, row, prompt, output, answer, needs, written, held, held_gb,
                              unused_percent, shared_blocks, hit_tokens, started, waited, finished
 {step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
                              saved_percent, tokens_per_s: of a decode step with the sequences that are here
@@ -20,13 +21,13 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 
-from ..facts import request_facts
+from ..facts import place_in_row, request_facts
 from ..words import gigabytes, milliseconds, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..session import Session
+    from ..session import RowsNow, Session
     from ..step_cost import StepCost
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
@@ -60,13 +61,13 @@ class Figures:
             case ["pool", what]:
                 found = self._pool().get(what)
             case ["now", what]:
-                found = self._now(self._session).get(what)
+                found = self._now(self._session, what)
             case ["step", what]:
                 found = self._step().get(what)
             case ["request", request, what]:
                 found = self._request(request).get(what)
             case ["run", *label, what] if ".".join(label) in self._others:
-                found = self._now(self._others[".".join(label)]).get(what)
+                found = self._now(self._others[".".join(label)], what)
             case _:
                 found = None
         if found is None:
@@ -108,7 +109,23 @@ class Figures:
         }
 
     @staticmethod
-    def _now(session: Session) -> dict[str, str]:
+    def _now(session: Session, what: str) -> str | None:
+        return (Figures._served(session) if session.rows is None else Figures._rows(session.rows)).get(what)
+
+    @staticmethod
+    def _rows(rows: RowsNow) -> dict[str, str]:
+        return {
+            "rows": f"{rows.num_rows:,}",
+            "row_slots": f"{rows.row_tokens:,}",
+            "placed": f"{rows.num_placed:,}",
+            "sequences": f"{rows.num_sequences:,}",
+            "tokens": f"{rows.num_tokens:,}",
+            "padding": f"{rows.num_padding:,}",
+            "used_percent": percent(rows.num_tokens, rows.num_rows * rows.row_tokens),
+        }
+
+    @staticmethod
+    def _served(session: Session) -> dict[str, str]:
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])
@@ -144,6 +161,7 @@ class Figures:
         return {
             "blocks": f"{facts.num_units:,}",
             "table": table if len(positions) <= 12 else f"{len(positions):,} blocks",
+            "row": place_in_row(session, row),
             "addresses": ", ".join(str(address) for address in addresses.tolist()),
             "prompt": f"{facts.prompt_tokens:,}",
             "output": f"{facts.generated_tokens:,}",

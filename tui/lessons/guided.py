@@ -16,6 +16,7 @@ from ..step_cost import StepCost
 from .figures import Figures, UnknownFigureError
 from .moments import UnknownMomentError, frame_of
 from .reader import CaptionSpec, Lesson, Run
+from .rows import Rows
 from .table import LessonError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Guided:
             step_time = Roofline.for_gpu(lesson.gpu, lesson.model)
         machine = Machine(gpu=lesson.gpu, model=lesson.model, kv_bytes=lesson.kv_bytes, step_time=step_time)
         try:
+            if isinstance(run.policy, Rows):
+                return run.policy.record(lesson.workload, machine)
             return simulate(lesson.workload, run.policy, machine, refuse_misfits=True)
         except KvsimError as error:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error

@@ -11,7 +11,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     kv_gb = 10                     # or kv_tokens = 384
 
     [[run]]                        # one run is watched; two or three are compared
-    policy = "contiguous"          # or "static", "paged"; with that policy's settings
+    policy = "contiguous"          # or "static", "paged"; with that policy's settings. For training, "padded", "packed"
     reserve = "max"
     max_model_len = 16384
 
@@ -41,6 +41,7 @@ from kvsim.policies import Contiguous, Paged, Static
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import Request, SharedPrefix, Workload
 
+from .rows import Rows
 from .table import LessonError, Table
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Run:
     """One policy that the requests are put through."""
 
     label: str
-    policy: Policy
+    policy: Policy | Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,9 @@ def read_lesson(file: Path) -> Lesson:
     runs = tuple(_run(table) for table in lesson.tables("run"))
     if len(runs) > _MAX_RUNS:
         raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
+    num_rows = sum(isinstance(run.policy, Rows) for run in runs)
+    if num_rows and (num_rows, len(runs)) != (2, 2):
+        raise lesson.error("run", "padded and packed are shown beside each other; give both and nothing else")
     try:
         workload = Workload.from_requests([_request(table) for table in lesson.tables("request")], name=file.stem)
     except (UsageError, WorkloadError) as error:
@@ -146,7 +150,7 @@ def read_lesson(file: Path) -> Lesson:
 
 
 def _run(table: Table) -> Run:
-    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name))
+    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name, Rows.PADDED, Rows.PACKED))
     try:
         policy = _policy(table, name)
     except UsageError as error:
@@ -156,7 +160,9 @@ def _run(table: Table) -> Run:
     return run
 
 
-def _policy(table: Table, name: str) -> Policy:
+def _policy(table: Table, name: str) -> Policy | Rows:
+    if name in (Rows.PADDED, Rows.PACKED):
+        return Rows(packed=name == Rows.PACKED)
     max_model_len = table.whole("max_model_len", 4096)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))

@@ -51,7 +51,10 @@ def _pools(guided: Guided) -> list[tuple[str, Session]]:
     """What each pool is called under a caption, and its session."""
     named = []
     for run, session in zip(guided.lesson.runs, guided.sessions, strict=True):
-        frame = session.player.frame
+        rows, frame = session.rows, session.player.frame
+        if rows is not None:
+            named.append((f"{run.label}: {rows}", session))
+            continue
         running, waiting = session.counts("running")[frame], session.counts("waiting")[frame]
         name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {running} running, {waiting} waiting"
         named.append((name + f", pool of {plural(session.replay.num_units, session.unit_name)}", session))
@@ -59,4 +62,6 @@ def _pools(guided: Guided) -> list[tuple[str, Session]]:
 
 
 def _where(guided: Guided, caption: Caption) -> str:
+    if guided.sessions[0].rows is not None:
+        return f"The rows: {caption.title}"
     return f"The pool after {milliseconds(guided.player.clock_s)}: {caption.title}"

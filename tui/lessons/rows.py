@@ -1,0 +1,82 @@
+"""Rows of a training batch as a recording: one sequence is laid down in every step, and what stays empty is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvsim.errors import UsageError
+from kvsim.memory.packing import first_fit_decreasing, padded
+from kvsim.recording import Meta, Pool
+from kvsim.recording.builder import RecordingBuilder
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+    from kvsim.simulation import Machine
+    from kvsim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """One sequence to a row, or as many as fit; rows are as wide as the longest sequence and its end token."""
+
+    PADDED: ClassVar[str] = "padded"
+    PACKED: ClassVar[str] = "packed"
+    packed: bool
+
+    def record(self, workload: Workload, machine: Machine) -> Recording:
+        """Lay down every prompt with its answer and an end token, in slots as many as `machine` keeps tokens.
+
+        A step takes a second of a clock that means nothing.
+
+        Raises:
+            UsageError: there are more rows than room.
+        """
+        lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
+        width = max(lengths) + 1
+        packing = first_fit_decreasing(lengths, width) if self.packed else padded(lengths, len(lengths))
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index] if self.packed else index)
+        num_slots = machine.kv_bytes // machine.model.kv_bytes_per_token
+        if packing.num_slots > num_slots:
+            raise UsageError(f"{packing.num_slots} slots are needed for the rows, and there are {num_slots}.")
+
+        begins, tails = {}, {}
+        for row, members in enumerate(packing.rows):
+            address = row * width
+            for index in members:
+                begins[index] = address
+                address += lengths[index] + 1
+            if address < (row + 1) * width:
+                tails[members[-1]] = (f"padding of row {row + 1}", address, (row + 1) * width - address)
+
+        builder, free = RecordingBuilder(), num_slots
+        requests = {index: builder.arrived(workload.ids[index], 0.0, lengths[index] + 1, 1) for index in order}
+        for step, index in enumerate(order):
+            laid = [(requests[index], begins[index], lengths[index] + 1)]
+            if index in tails:
+                name, address, length = tails[index]
+                # Without a prompt, all that it computes is padding.
+                laid.append((builder.arrived(name, float(step), 0, 0), address, length))
+            builder.next_seq()
+            for request, address, length in laid:
+                builder.append_extent(request, 0, address, length, length)
+                builder.scheduled(request, 0, length, float(step))
+            held = sum(length for _, _, length in laid)
+            free -= held
+            builder.step(
+                start_s=float(step), prefill_tokens=held, decode_tokens=0, num_scheduled=len(laid), running=step + 1,
+                waiting=len(order) - step - 1, preempted=0, free_units=free, cached_units=0,
+                unusable_units=0,
+            )  # fmt: skip
+            builder.next_seq()
+            builder.output(step, step + 1.0)
+            builder.emitted(requests[index], step + 1.0)
+        meta = Meta(
+            source="simulation",
+            engine={},
+            gpu=machine.gpu.name,
+            model={"name": machine.model.name},
+            policy={"name": "static", "row_tokens": width},
+            pool=Pool(unit_tokens=1, num_units=num_slots, bytes_per_unit=machine.model.kv_bytes_per_token),
+        )
+        return builder.finish(meta, self.PACKED if self.packed else self.PADDED)
