@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -21,6 +22,13 @@ from kvsim.workload import Workload
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
+
+# The same checkout passes or fails, whoever runs it, how often and on however slow a machine;
+# `--hypothesis-profile=search` looks for new examples.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", PATIENT, derandomize=True)
+settings.register_profile("search", PATIENT, print_blob=True)
+settings.load_profile("repeatable")
 
 RunProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 MakeMachine = Callable[[int], Machine]

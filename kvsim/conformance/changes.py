@@ -43,6 +43,10 @@ class Changes:
         """`request` gave back its table of `num_units` blocks."""
         self._changes.append((MemoryKind.RELEASE, request, 0, num_units if self._tell_lengths else UNTOLD))
 
+    def vacate(self, request: int, num_units: int) -> None:
+        """Blocks stay where they are."""
+        raise NotImplementedError
+
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix because somebody needs the room."""
         self.num_evictions += len(blocks)

@@ -225,6 +225,10 @@ class RecordingBuilder:
         """`request` gave back its whole table."""
         self._memory_row(MemoryKind.RELEASE, request, 0, -1, num_units, cached=num_cached)
 
+    def vacate(self, request: int, num_units: int) -> None:
+        """`request` left its units for others; a recording has no kind of row for it but a release."""
+        self.release(request, num_units, 0)
+
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix."""
         self._memory_runs(MemoryKind.EVICT, -1, 0, blocks)

@@ -159,7 +159,7 @@ class ContiguousManager:
         """Copy sequences to other extents; all leave before any arrives, since one may go where another was."""
         for sequence in places:
             self._copied_slots += sequence.computed
-            self._journal.release(sequence.row, self._extents[sequence].length, 0)
+            self._journal.vacate(sequence.row, self._extents[sequence].length)
         for sequence, extent in places.items():
             self._place(sequence, extent)
 

@@ -21,6 +21,9 @@ class Journal(Protocol):
     def release(self, request: int, num_units: int, num_cached: int) -> None:
         """`request` gave back its table; the first `num_cached` units keep a prefix that could be hit."""
 
+    def vacate(self, request: int, num_units: int) -> None:
+        """`request` left its `num_units` for others, and takes what it has computed along."""
+
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix because somebody needs the room."""
 
@@ -38,6 +41,9 @@ class NoJournal:
         """Ignore."""
 
     def release(self, request: int, num_units: int, num_cached: int) -> None:
+        """Ignore."""
+
+    def vacate(self, request: int, num_units: int) -> None:
         """Ignore."""
 
     def evict(self, blocks: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from kvsim.policies import Policy, Static
 from kvsim.recording import Meta, Pool, RequestStatus
 from kvsim.recording.tables import Requests
 from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline, shares_of, summary_of_requests
+from kvsim.simulation.surprises import Surprises
 from kvsim.workload import Ragged, Workload
 
 
@@ -39,8 +40,10 @@ class Tally:
         outputs = np.minimum(workload.output_tokens, longest)
         # A stop that only the output reveals is noticed one token late where steps are scheduled ahead.
         ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
-        surprises = outputs < np.minimum(workload.max_tokens, longest) if ahead else 0
+        surprises = outputs < np.minimum(workload.max_tokens, longest) if ahead else np.zeros(size, np.bool_)
         self._full = array("q", (prompt + outputs - 1 + surprises).tobytes())  # tokens of each request in the end
+        self._is_surprising = array("b", surprises.astype(np.int8).tobytes())
+        self._surprises = Surprises()
         self.num_steps = 0
         self._num_requests = 0
         self._arrival_s, self._first_scheduled_s, self._first_token_s, self._finished_s = (
@@ -104,6 +107,7 @@ class Tally:
         self._one_by_one = 0
         self._swapped_out_units += swapped_out_units
         self._swapped_in_units += swapped_in_units
+        self._surprises.at((start_s,))
         free = free_units * unit_tokens
         self._open(
             start_s,
@@ -131,6 +135,7 @@ class Tally:
         number, num_steps, unit_tokens = self.num_steps, len(start_s), self._unit_tokens
         written, last_free = self._written, free_units[-1] * unit_tokens
         useful = self._passed_useful
+        self._surprises.at(start_s)
         # What is asked for in a leap comes from the free units, and stays.
         unused = self._sum_requested + last_free
         self.num_steps = number + num_steps
@@ -224,10 +229,11 @@ class Tally:
         """`request` got free `blocks`."""
         before, more, full = position * self._unit_tokens, len(blocks) * self._unit_tokens, self._full[request]
         self._sum_requested += more
-        if before + more <= full:
+        if before + more < full:
             self._sum_useful += more
         elif before < full:
             self._sum_useful += full - before
+            self._hold_last(request)
 
     def share_blocks(self, request: int, position: int, blocks: Row[int]) -> None:
         """`request` joined the holders of `blocks`."""
@@ -235,17 +241,28 @@ class Tally:
 
     def append_extent(self, request: int, position: int, address: int, length: int, requested: int) -> None:  # noqa: ARG002
         """`request` got `length` slots from `address` on, having asked for `requested`."""
+        full = self._full[request]
         self._requested[request] = position + requested
         self._sum_requested += requested
-        self._sum_useful += min(position + requested, self._full[request]) - min(position, self._full[request])
+        self._sum_useful += min(position + requested, full) - min(position, full)
         self._sum_rounding += length - requested
+        if position < full <= position + requested:
+            self._hold_last(request)
 
     def release(self, request: int, num_units: int, num_cached: int) -> None:  # noqa: ARG002
         """`request` gave back its whole table."""
+        computed = self._computed[request]
+        self._written -= computed
+        self._computed[request] = 0
+        if self._is_surprising[request]:
+            self._surprises.leave(request, computed=computed == self._full[request])
+        self.vacate(request, num_units)
+
+    def vacate(self, request: int, num_units: int) -> None:
+        """`request` left its slots, and what it has computed stays in the sums."""
         length = num_units * self._unit_tokens
         requested = self._requested[request] or length
-        self._written -= self._computed[request]
-        self._computed[request] = self._requested[request] = 0
+        self._requested[request] = 0
         self._sum_requested -= requested
         self._sum_useful -= min(requested, self._full[request])
         self._sum_rounding -= length - requested
@@ -256,6 +273,8 @@ class Tally:
     def finish(self, meta: Meta, name: str = "") -> Measured:
         """What the reports add up to."""
         self._open(self._end_s, self._frame)
+        self._surprises.at((self._end_s,))
+        self._integrals[Frame._fields.index("useful")] -= self._surprises.slot_s
         requests = self._requests()
         num_finished = int(np.count_nonzero(requests.status == RequestStatus.FINISHED))
         duration_s = self._end_s
@@ -305,6 +324,11 @@ class Tally:
         if len(timeline) > TIMELINE_POINTS:
             del timeline[1::2]
             self._stride *= 2
+
+    def _hold_last(self, request: int) -> None:
+        """`request` has the slot of its last token, which may come as a surprise."""
+        if self._is_surprising[request]:
+            self._surprises.hold(request, len(self._passed_useful))
 
     def _count_fragmented(self, num_steps: int) -> None:
         """In so many steps the head of the queue waited for slots side by side."""

@@ -38,6 +38,9 @@ class Log(NoJournal):
         assert num_cached == 0
         del self.requested[request]
 
+    def vacate(self, request: int, num_units: int) -> None:
+        self.release(request, num_units, 0)
+
 
 def manager(
     reserve: Reserve = Reserve.MAX,
