@@ -1,10 +1,12 @@
-"""Print the table of docs/accuracy.md, every shipped recording against its simulation: python benchmarks/accuracy.py"""
+"""Print the tables of docs/accuracy.md, every shipped recording against its simulation: benchmarks/accuracy.py"""
 
 from __future__ import annotations
 
+from kvsim.calibration import calibrate_host
 from kvsim.errors import UsageError
+from kvsim.profiles import Profile
 from kvsim.recording import find, read, shipped_names
-from kvsim.validation import matching_profile, validate
+from kvsim.validation import Validation, matching_profile, validate
 
 COLUMNS = {
     "throughput": "throughput",
@@ -14,23 +16,54 @@ COLUMNS = {
     "end to end, p99": "e2e p99",
     "KV occupancy, mean absolute error over time": "occupancy",
 }
+OTHER_HOSTS = {
+    "hf-h200-granite-350m-heldout-batch32": "hf-h200-granite-350m-first-prefills",
+    "hf-h200-granite-350m-heldout-sharegpt-batch8": "hf-h200-granite-350m-first-prefills",
+    "hf-h200-llama-2-7b-heldout-batch32": "hf-h200-llama-2-7b-first-prefills",
+    "hf-h200-llama-2-7b-heldout-sharegpt-batch8": "hf-h200-llama-2-7b-first-prefills",
+    "hf-h200-llama-3-8b-heldout-batch32": "hf-h200-llama-3-8b-first-prefills",
+    "hf-h200-llama-3-8b-heldout-sharegpt-batch8": "hf-h200-llama-3-8b-first-prefills",
+    "vllm-h200-granite-350m-heldout-35": "vllm-h200-granite-350m-heldout-closed-96",
+    "vllm-h200-granite-350m-heldout-closed-96": "vllm-h200-granite-350m-heldout-35",
+    "vllm-h200-llama-2-7b-heldout-12": "vllm-h200-llama-2-7b-heldout-closed-32",
+    "vllm-h200-llama-2-7b-heldout-closed-32": "vllm-h200-llama-2-7b-heldout-12",
+}
+"""Recordings of machines that no profile was fitted on, and another one of the same machine."""
+
+
+def table(rows: list[tuple[str, str, Validation]], first: str, second: str) -> None:
+    """Print one line of errors for each of `rows`."""
+    print(f"| {first} | {second} | " + " | ".join(COLUMNS.values()) + " | preemptions |")
+    print("|---|---|" + "---:|" * (len(COLUMNS) + 1))
+    for name, note, result in rows:
+        found = {row.name: row for row in result.rows}
+        cells = [f"{found[key].error:+.1f}{' %' if found[key].relative else ' pt'}" for key in COLUMNS]
+        preemptions = found["preemptions"]
+        counts = f"{preemptions.measured:.0f} → {preemptions.simulated:.0f}"
+        print(f"| {name} | {note} | " + " | ".join(cells) + f" | {counts} |")
+
+
+def profile_of(name: str) -> Profile | None:
+    """The shipped profile for a recording, if there is one."""
+    try:
+        return matching_profile(read(find(name)))
+    except UsageError:
+        return None
 
 
 def main() -> None:
-    print("| recording | | " + " | ".join(COLUMNS.values()) + " | preemptions |")
-    print("|---|---|" + "---:|" * (len(COLUMNS) + 1))
-    for name in sorted(shipped_names(), key=lambda name: ("heldout" not in name, name)):
-        recording = read(find(name))
-        try:
-            result = validate(matching_profile(recording), recording)
-        except UsageError:
-            continue
-        rows = {row.name: row for row in result.rows}
-        cells = [f"{rows[key].error:+.1f}{' %' if rows[key].relative else ' pt'}" for key in COLUMNS]
-        preemptions = rows["preemptions"]
-        counts = f"{preemptions.measured:.0f} → {preemptions.simulated:.0f}"
-        kind = "**held out**" if result.held_out else "fitted"
-        print(f"| {name} | {kind} | " + " | ".join(cells) + f" | {counts} |", flush=True)
+    profiles = {name: profile for name in shipped_names() if (profile := profile_of(name)) is not None}
+    rows = []
+    for name, profile in profiles.items():
+        result = validate(profile, read(find(name)))
+        rows.append((name, "**held out**" if result.held_out else "fitted", result))
+    table(sorted(rows, key=lambda row: (not row[2].held_out, row[0])), "recording", "")
+    print()
+    rows = [
+        (name, host, validate(calibrate_host(profiles[name], [read(find(host))]), read(find(name))))
+        for name, host in OTHER_HOSTS.items()
+    ]
+    table(rows, "recording", "host by")
 
 
 if __name__ == "__main__":

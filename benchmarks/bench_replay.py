@@ -2,6 +2,8 @@
 
 A thousand sequences run at once in a pool of 30,000 blocks; each grows by a block every sixteenth step, leaves after 24
 of them and makes room for the next. The bar is a seek well under a millisecond, forward or backward, near or far.
+
+A run of two million steps, with five sequences at a time, opens from the disk within two seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, Replay, RequestStatus
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, Replay, RequestStatus, read
+from kvsim.simulation import Machine, record
+from kvsim.steptime import Roofline
+from kvsim.workload import LogNormal, Poisson, generate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
 NUM_EVENTS = 1_000_000
@@ -88,3 +98,23 @@ def test_what_a_step_of_the_interface_asks_for(benchmark: BenchmarkFixture, play
         player.slots(player.touched(before, player.frame))
 
     benchmark(step)
+
+
+@pytest.fixture(scope="module")
+def two_million_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=112 << 30, step_time=Roofline.for_gpu(gpu, model))
+    prompt, output = LogNormal(mean_tokens=161, sigma=1), LogNormal(mean_tokens=338, sigma=1)
+    workload = generate(32_000, arrivals=Poisson(rate_per_s=3), prompt=prompt, output=output, seed=0)
+    return record(workload, Paged(), machine, tmp_path_factory.mktemp("long") / "run")
+
+
+def test_open_two_million_steps(benchmark: BenchmarkFixture, two_million_steps: Path) -> None:
+    player = benchmark.pedantic(lambda: Replay(read(two_million_steps)), rounds=3)  # type: ignore[no-untyped-call]
+    assert player.num_frames > 2_000_000
+
+
+def test_seek_anywhere_in_two_million_steps(benchmark: BenchmarkFixture, two_million_steps: Path) -> None:
+    player = Replay(read(two_million_steps))
+    frames = iter(np.random.default_rng(0).integers(0, player.num_frames, 100_000).tolist() * 10)
+    benchmark(lambda: player.seek(next(frames)))

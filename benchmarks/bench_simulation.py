@@ -16,7 +16,7 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.profiles import find
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation import Machine, measure, simulate
+from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.steptime import StepShape
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
@@ -49,14 +49,20 @@ def machine_of(num_blocks: int) -> Machine:
     )
 
 
+@pytest.mark.parametrize("engine", ["python", "compiled"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_measure(benchmark: BenchmarkFixture, workload: Workload, policy: Policy) -> None:
-    measured = benchmark(measure, workload, policy, machine_of(30_208))
+def test_measure(benchmark: BenchmarkFixture, workload: Workload, policy: Policy, engine: EngineName) -> None:
+    if isinstance(policy, Static) and engine == "compiled":
+        pytest.skip("batches are computed whole")
+    measure(workload.head(1), policy, machine_of(30_208), engine=engine)  # compiled, or loaded
+    measured = benchmark(measure, workload, policy, machine_of(30_208), engine=engine)
     assert measured.summary.num_finished == len(workload)
 
 
-def test_measure_under_pressure(benchmark: BenchmarkFixture, workload: Workload) -> None:
-    measured = benchmark(measure, workload.scaled_rate(10.0), POLICIES["paged"], machine_of(1_000))
+@pytest.mark.parametrize("engine", ["python", "compiled"])
+def test_measure_under_pressure(benchmark: BenchmarkFixture, workload: Workload, engine: EngineName) -> None:
+    measure(workload.head(1), POLICIES["paged"], machine_of(1_000), engine=engine)
+    measured = benchmark(measure, workload.scaled_rate(10.0), POLICIES["paged"], machine_of(1_000), engine=engine)
     assert measured.summary.num_preemptions > 100
 
 

@@ -1,10 +1,11 @@
 """What the simulator gets through in a second of CPU time, by policy and workload.
 
-    python benchmarks/throughput.py FOLDER [--policy paged] [--workload conv_5000] [--record] [--no-leap] [--runs 3]
+    python benchmarks/throughput.py FOLDER [--policy paged] [--workload conv_5000] [--engine python] [--record]
 
 FOLDER holds workloads as `NAME.csv.gz` with the columns `arrived_at` (seconds), `num_prefill_tokens` and
 `num_decode_tokens`. Every run is a process of its own, so that its peak of memory is its own; the CPU time is that of
-the simulation alone, per-request times included, without imports and without reading the file.
+the simulation alone, per-request times included, without imports, without reading the file, and without loading or
+compiling machine code, for which the workload's first requests are simulated beforehand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
 from kvsim.profiles import find
 from kvsim.recording import Recording
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
-from kvsim.simulation import Machine, measure, simulate
+from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.workload import Workload
 
 BLOCK_SIZE = 16
@@ -41,7 +42,7 @@ def limits(workload: str) -> tuple[int, int]:
     return (128, 4_096) if workload.startswith("conv") else (256, 2_048)
 
 
-def policy_of(name: str, workload: str, *, sync: bool) -> Policy:
+def policy_of(name: str, workload: str, *, sync: bool = False, caching: bool = False) -> Policy:
     max_num_seqs, max_num_batched_tokens = limits(workload)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=max_num_seqs, max_model_len=MAX_MODEL_LEN))
@@ -53,7 +54,7 @@ def policy_of(name: str, workload: str, *, sync: bool) -> Policy:
     )
     if name == Contiguous.name:
         return Contiguous(scheduler=scheduler, cache=ContiguousSettings(reserve=Reserve.LIMIT))
-    return Paged(scheduler=scheduler, cache=PagedSettings(block_size=BLOCK_SIZE, enable_prefix_caching=False))
+    return Paged(scheduler=scheduler, cache=PagedSettings(block_size=BLOCK_SIZE, enable_prefix_caching=caching))
 
 
 def read(file: Path, repeat: int = 1) -> Workload:
@@ -74,7 +75,9 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
     file = arguments.folder / f"{arguments.workload[0]}.csv.gz"
     workload = read(file, arguments.repeat)
     model = find_model("Meta-Llama-3-8B")
-    policy = policy_of(arguments.policy[0], arguments.workload[0], sync=arguments.sync)
+    policy = policy_of(
+        arguments.policy[0], arguments.workload[0], sync=arguments.sync, caching=arguments.prefix_caching
+    )
     machine = Machine(
         gpu=find_gpu("H200"),
         model=model,
@@ -82,9 +85,12 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
         step_time=find("hf-dynamic-h200-llama-3-8b" if isinstance(policy, Static) else "vllm-h200-llama-3-8b"),
     )
     work = simulate if arguments.record else measure
+    leap = not arguments.no_leap
+    engine: EngineName = arguments.engine if leap and not isinstance(policy, Static) else "python"
+    work(workload.head(10), policy, machine, engine=engine, leap=leap, refuse_misfits=True)
     gc.collect()
     begin = time.process_time()
-    result = work(workload, policy, machine, leap=not arguments.no_leap, refuse_misfits=True)
+    result = work(workload, policy, machine, engine=engine, leap=leap, refuse_misfits=True)
     cpu_s = time.process_time() - begin
     requests = result.requests
     return {
@@ -106,7 +112,9 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=NUM_BLOCKS)
     parser.add_argument("--repeat", type=int, default=1, help="the workload so many times, one after the other")
     parser.add_argument("--record", action="store_true", help="make a recording, in memory")
-    parser.add_argument("--no-leap", action="store_true")
+    parser.add_argument("--engine", choices=["compiled", "python"], default="compiled", help="static: always python")
+    parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--no-leap", action="store_true", help="every step by itself, in Python")
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
     parser.add_argument("--runs", type=int, default=3, help="the median of so many")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -115,12 +123,13 @@ def main() -> None:
         print(json.dumps(run(arguments)))
         return
     names = sorted(file.name.partition(".")[0] for file in arguments.folder.glob("*.csv.gz"))
-    flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--no-leap", "--sync")]
+    flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--no-leap", "--prefix-caching", "--sync")]
     header = None
     for policy in arguments.policy or POLICY_NAMES:
         for workload in arguments.workload or names:
             command = [sys.executable, __file__, str(arguments.folder), "--policy", policy, "--workload", workload]
             command += ["--num-blocks", str(arguments.num_blocks), "--repeat", str(arguments.repeat), "--child", *flags]
+            command += ["--engine", arguments.engine]
             runs = [
                 json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
                 for _ in range(arguments.runs)

@@ -23,6 +23,8 @@ _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator @ 095f58a51c4c : aic-core
 _NANOCHAT = "github.com/karpathy/nanochat @ 92d63d4e8bb4 : nanochat/common.py (get_peak_flops, get_peak_bandwidth)"
 _LLM_VIEWER = "github.com/hahnyuan/LLM-Viewer @ 472f71f1a180 : hardwares/hardware_params.py"
 _LLMBOOK = "http://llmbook.apartsin.com/appendices/appendix-g-hardware-compute/section-g.1.html"
+_HMC = "https://hmc-tech.com/gpu"
+_A4000_T4 = "https://sysrqmts.com/ko/gpus/compare/nvidia-rtx-a4000-vs-nvidia-tesla-t4"
 _DEVICE_TOTAL = "memory: device total in public PyTorch out-of-memory messages"
 
 
@@ -40,6 +42,10 @@ class Gpu:
     """Peak bandwidth of the device's memory."""
     dense_flops: float
     """Peak FLOP/s of the tensor cores in bf16 (fp16 where the card has no bf16)."""
+    num_processors: int
+    """Streaming multiprocessors, or compute units."""
+    boost_hz: float
+    """Clock that they reach when neither power nor heat holds them back."""
     architecture: str
     sources: tuple[str, ...]
     """Where the figures were seen."""
@@ -56,11 +62,13 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(15.61 * GIB),
         bandwidth_bytes_per_s=448 * _GIGA,
         dense_flops=76.7 * _TERA,
+        num_processors=48,
+        boost_hz=1560e6,
         architecture="Ampere GA104",
         sources=(
             "https://www.ecer.com (a reseller's copy of the datasheet: 16 GB, 448 GB/s, tensor 153.4 TFLOPS)",
             "https://cpu-gpu.alldbin.com/graphics-card-comparison/RTX-A40-and-RTX-A4000-comparison.html (448.0 GB/s)",
-            "https://sysrqmts.com/ko/gpus/compare/nvidia-rtx-a4000-vs-nvidia-tesla-t4",
+            f"{_A4000_T4} (48 SMs, 1560 MHz)",
             "https://github.com/DengKaiCQ/VGGT-Long/issues/6 (memory: device total 15.61 GiB)",
         ),
         from_memory=("the 153.4 TFLOPS are with 2:1 sparsity, so dense is 76.7", "ECC is on by default"),
@@ -71,9 +79,11 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(14.56 * GIB),
         bandwidth_bytes_per_s=320 * _GIGA,
         dense_flops=65.13 * _TERA,
+        num_processors=40,
+        boost_hz=1590e6,
         architecture="Turing TU104",
         sources=(
-            "https://sysrqmts.com/ko/gpus/compare/nvidia-rtx-a4000-vs-nvidia-tesla-t4 (320.0 GB/s; FP16 65.13 TFLOPS)",
+            f"{_A4000_T4} (320.0 GB/s; FP16 65.13 TFLOPS; 40 SMs, 1590 MHz)",
             f"{_DEVICE_TOTAL} (14.56 to 14.74 GiB)",
         ),
         from_memory=("the datasheet says 300 GB/s or 320+", "no bf16 tensor cores: fp16 only"),
@@ -84,8 +94,13 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=42_298_834_944,
         bandwidth_bytes_per_s=1555 * _GIGA,
         dense_flops=312 * _TERA,
+        num_processors=108,
+        boost_hz=1410e6,
         architecture="Ampere GA100",
-        sources=(_LLM_VIEWER, "https://github.com/bottlerocket-os/bottlerocket/pull/3873 (memory: 42298834944 bytes)"),
+        sources=(
+            _LLM_VIEWER,
+            "https://github.com/bottlerocket-os/bottlerocket/pull/3873 (memory: 42298834944 bytes; 108 SMs)",
+        ),
         from_memory=("memory_gb",),
     ),
     Gpu(
@@ -94,11 +109,14 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(79.25 * GIB),
         bandwidth_bytes_per_s=2039 * _GIGA,
         dense_flops=312 * _TERA,
+        num_processors=108,
+        boost_hz=1410e6,
         architecture="Ampere GA100",
         sources=(
             f"{_AICONFIGURATOR}a100_sxm.yaml (SXM; the PCIe card has 1935 GB/s)",
             _LLM_VIEWER,
             f"{_DEVICE_TOTAL} (79.25 GiB)",
+            f"{_HMC}s/nvidia-a100-sxm-vs-nvidia-b200 (108 SMs, 1.41 GHz)",
         ),
     ),
     Gpu(
@@ -108,8 +126,16 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=300 * _GIGA,
         dense_flops=121 * _TERA,
         fp8_dense_flops=242 * _TERA,
+        num_processors=58,
+        boost_hz=2040e6,
         architecture="Ada AD104",
-        sources=(f"{_AICONFIGURATOR}l4.yaml", _NANOCHAT, f"{_DEVICE_TOTAL} (21.96 to 22.03 GiB)"),
+        sources=(
+            f"{_AICONFIGURATOR}l4.yaml",
+            _NANOCHAT,
+            f"{_DEVICE_TOTAL} (21.96 to 22.03 GiB)",
+            f"{_HMC}s/nvidia-b200-vs-nvidia-l4 (2.04 GHz)",
+        ),
+        from_memory=("58 SMs: 7424 shaders; the full chip has 60",),
     ),
     Gpu(
         name="L40S",
@@ -118,8 +144,15 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=864 * _GIGA,
         dense_flops=362.05 * _TERA,
         fp8_dense_flops=733 * _TERA,
+        num_processors=142,
+        boost_hz=2520e6,
         architecture="Ada AD102",
-        sources=(f"{_AICONFIGURATOR}l40s.yaml", _LLMBOOK, f"{_DEVICE_TOTAL} (44.39 to 44.42 GiB)"),
+        sources=(
+            f"{_AICONFIGURATOR}l40s.yaml",
+            _LLMBOOK,
+            f"{_DEVICE_TOTAL} (44.39 to 44.42 GiB)",
+            f"{_HMC}/nvidia-b200-vs-nvidia-l40s (18176 shaders: 142 SMs, 2520 MHz)",
+        ),
     ),
     Gpu(
         name="A10G",
@@ -127,12 +160,17 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(22.06 * GIB),
         bandwidth_bytes_per_s=600 * _GIGA,
         dense_flops=70 * _TERA,
+        num_processors=80,
+        boost_hz=1710e6,
         architecture="Ampere GA102",
         sources=(
             "https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/ (24 GB, 600 GB/s)",
             f"{_DEVICE_TOTAL} (21.98 to 22.06 GiB)",
         ),
-        from_memory=("70 TFLOPS is the figure of AWS G5; the plain A10 has 125",),
+        from_memory=(
+            "80 SMs at 1710 MHz",
+            "70 TFLOPS is the figure of AWS G5; the plain A10 has 125",
+        ),
     ),
     Gpu(
         name="H100 SXM",
@@ -141,12 +179,15 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=3350 * _GIGA,
         dense_flops=989 * _TERA,
         fp8_dense_flops=1978 * _TERA,
+        num_processors=132,
+        boost_hz=1980e6,
         architecture="Hopper GH100",
         sources=(
             f"{_AICONFIGURATOR}h100_sxm.yaml",
             _NANOCHAT,
             f"{_LLMBOOK} (990 / 1979)",
             "https://github.com/vllm-project/vllm/issues/27508 (memory: device total 79.11 GiB)",
+            f"{_HMC}/nvidia-gb200-vs-nvidia-h100-sxm (16896 shaders: 132 SMs, 1980 MHz)",
         ),
     ),
     Gpu(
@@ -156,8 +197,16 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=4800 * _GIGA,
         dense_flops=989 * _TERA,
         fp8_dense_flops=1978 * _TERA,
+        num_processors=132,
+        boost_hz=1980e6,
         architecture="Hopper GH100",
-        sources=(f"{_AICONFIGURATOR}h200_sxm.yaml", _NANOCHAT, _LLMBOOK, f"{_DEVICE_TOTAL} (139.72 to 139.81 GiB)"),
+        sources=(
+            f"{_AICONFIGURATOR}h200_sxm.yaml",
+            _NANOCHAT,
+            _LLMBOOK,
+            f"{_DEVICE_TOTAL} (139.72 to 139.81 GiB)",
+            f"{_HMC}/nvidia-h100-vs-nvidia-h200-sxm-vs-nvidia-gb200 (16896 shaders: 132 SMs, 1980 MHz)",
+        ),
     ),
     Gpu(
         name="B200",
@@ -166,12 +215,15 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=7700 * _GIGA,
         dense_flops=2250 * _TERA,
         fp8_dense_flops=4500 * _TERA,
+        num_processors=148,
+        boost_hz=1980e6,
         architecture="Blackwell GB100",
         sources=(
             f"{_AICONFIGURATOR}b200_sxm.yaml (180 GB, 7.7 TB/s)",
             f"{_NANOCHAT} (8.0 TB/s)",
             f"{_LLMBOOK} (192 GB, 8.0 TB/s)",
             f"{_DEVICE_TOTAL} (178.35 GiB)",
+            f"{_HMC}s/nvidia-a100-sxm-vs-nvidia-b200 (148 SMs, 1.98 GHz)",
         ),
     ),
     Gpu(
@@ -181,10 +233,13 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=1008 * _GIGA,
         dense_flops=165.2 * _TERA,
         fp8_dense_flops=330.3 * _TERA,
+        num_processors=128,
+        boost_hz=2520e6,
         architecture="Ada AD102",
         sources=(
             f"{_NANOCHAT} (165.2 TFLOPS; 1.01 TB/s)",
             "github.com/casys-kaist/LLMServingSim : bench/examples/RTX4090/Llama-3.1-8B (1008 GB/s, device total)",
+            "https://fpsbench.com/compare/gpu/amd-radeon-pro-duo-vs-nvidia-geforce-rtx-4090 (128 SMs, 2520 MHz)",
         ),
         from_memory=("fp8_dense_flops 330.3, accumulating in fp32",),
     ),
@@ -194,8 +249,14 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(23.69 * GIB),
         bandwidth_bytes_per_s=936 * _GIGA,
         dense_flops=71 * _TERA,
+        num_processors=82,
+        boost_hz=1695e6,
         architecture="Ampere GA102",
-        sources=(_NANOCHAT, "https://github.com/vllm-project/vllm/issues/2140 (memory: device total 23.69 GiB)"),
+        sources=(
+            _NANOCHAT,
+            "https://github.com/vllm-project/vllm/issues/2140 (memory: device total 23.69 GiB)",
+            "https://cuttingedgegamer.com/2022/12/ (82 SMs, 1695 MHz)",
+        ),
         from_memory=("memory_gb",),
     ),
     Gpu(
@@ -204,9 +265,16 @@ GPUS: tuple[Gpu, ...] = (
         memory_bytes=int(31.73 * GIB),
         bandwidth_bytes_per_s=900 * _GIGA,
         dense_flops=112 * _TERA,
+        num_processors=80,
+        boost_hz=1380e6,
         architecture="Volta GV100",
         sources=(f"{_LLM_VIEWER} (900 GB/s, 112 TFLOPS: the PCIe card)", f"{_DEVICE_TOTAL} (31.73 GiB)"),
-        from_memory=("memory_gb (16 GB cards exist)", "SXM2 has 125 TFLOPS", "no bf16 tensor cores: fp16 only"),
+        from_memory=(
+            "80 SMs; 1380 MHz is the PCIe card's",
+            "memory_gb (16 GB cards exist)",
+            "SXM2 has 125 TFLOPS",
+            "no bf16 tensor cores: fp16 only",
+        ),
     ),
     Gpu(
         name="MI300X",
@@ -215,13 +283,19 @@ GPUS: tuple[Gpu, ...] = (
         bandwidth_bytes_per_s=5300 * _GIGA,
         dense_flops=1307.4 * _TERA,
         fp8_dense_flops=2614.9 * _TERA,
+        num_processors=304,
+        boost_hz=2100e6,
         architecture="CDNA3",
         sources=(
             f"{_NANOCHAT} (1307.4 TFLOPS, 5.3 TB/s)",
             f"{_LLMBOOK} (192 GB, 5.3 TB/s, 1307 / 2615)",
             f"{_DEVICE_TOTAL} (191.69 to 191.98 GiB)",
+            "https://technicalcity.b-cdn.net/fr/video/GeForce-RTX-4090-mobile-vs-Radeon-Instinct-MI300X (2100 MHz)",
         ),
-        from_memory=("the .9 of 2614.9",),
+        from_memory=(
+            "304 compute units: 19456 shaders",
+            "the .9 of 2614.9",
+        ),
     ),
 )
 """Every GPU that can be named on a command line."""

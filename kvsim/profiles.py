@@ -17,6 +17,8 @@ from kvsim.steptime import Roofline, StepShape, StepTime
 
 _FOLDER = Path(__file__).parent / "calibrated"
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
+_EVENTS = ("new_shape", "new_kernels")
+"""Fields of `StepShape` that count what happens rather than how large a step is: they have no range to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +71,23 @@ class Profile:
         return self.times.entry_s(prompt_tokens)
 
     def outside(self, shape: StepShape) -> list[str]:
-        """In words, where a largest step of `shape` leaves the range that was fitted."""
+        """In words, where steps of at most `shape` leave the range that was fitted."""
         beyond = []
         for name, value in zip(StepShape._fields, shape, strict=True):
             low, high = self.ranges.get(name, (0.0, float("inf")))
-            if value > high:
+            if name not in _EVENTS and not low <= value <= high:
                 beyond.append(f"{name} up to {value:,.0f}, fitted on {low:,.0f} to {high:,.0f}")
         return beyond
 
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
-        """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay."""
+        """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay.
+
+        What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
+        goes by their number and clock; and fewer processors are occupied by fewer sequences.
+        """
         bandwidth = source.bandwidth_bytes_per_s / target.bandwidth_bytes_per_s
         arithmetic = source.dense_flops / target.dense_flops
+        processors = source.num_processors / target.num_processors
         times = self.times
         return replace(
             self,
@@ -95,7 +102,8 @@ class Profile:
                 token_s=times.token_s * arithmetic,
                 logits_s=times.logits_s * arithmetic,
                 attention_pair_s=times.attention_pair_s * arithmetic,
-                sequence_s=times.sequence_s * arithmetic,
+                sequence_s=times.sequence_s * processors * (source.boost_hz / target.boost_hz),
+                full_seqs=times.full_seqs / processors,
             ),
         )
 
@@ -214,7 +222,10 @@ EXPLANATIONS = {
     "turnaround_sequence_s": "host, per sequence, likewise",
     "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
     "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
+    "uncompiled_launch_s": "host, launching any step where nothing is compiled or captured",
+    "masked_launch_s": "host, per step of several rows: padded, they need a mask",
     "new_shape_s": "host, when a batch of a size and length comes for the first time",
+    "new_kernel_s": "host, per kernel that a process builds or loads for the first time",
     "max_captured_tokens": "largest captured step, tokens",
     "step_s": "GPU, per step: kernels starting and draining",
     "weights_s": "GPU, streaming all weights once",
@@ -225,6 +236,9 @@ EXPLANATIONS = {
     "sequence_s": "GPU, per sequence, beside the bytes it reads",
     "context_token_s": "GPU, reading one token's keys and values",
     "lone_share": "how much longer that takes for a single sequence",
+    "full_seqs": "so few: with as many, every processor has one head to read for",
+    "shared_saving": "of keys and values that several sequences share, what reading them again does not cost",
+    "strain_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
     "piecewise_s": "GPU, per captured step that holds prompt tokens",
     "attention_pair_s": "GPU, arithmetic of one query against one key",
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim import extrapolation
 from kvsim.atomic import whole_folder
 from kvsim.errors import KvsimError, UsageError
 from kvsim.memory.waste import SlotState
@@ -154,6 +155,10 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
     def row(label: str, say: Callable[[Recording], str]) -> tuple[str, tuple[str, ...]]:
         return label, tuple(say(recording) for recording in recordings)
 
+    def beyond(recording: Recording) -> str:
+        where = recording.meta.extra.get(extrapolation.KEY)
+        return "; ".join(map(str, where)) if isinstance(where, list) else "no"
+
     def pool(recording: Recording) -> str:
         of = recording.meta.pool
         if of.num_units is None:
@@ -161,8 +166,10 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
         unit = "slots" if of.unit_tokens == 1 else f"blocks of {of.unit_tokens} tokens"
         return f"{memory(of.num_units * of.bytes_per_unit)}, {of.num_units:,} {unit}"
 
+    extrapolated = any(extrapolation.KEY in recording.meta.extra for recording in recordings)
     return (
         row("made by", provenance),
+        *([row("times extrapolate", beyond)] if extrapolated else []),
         row("policy", lambda recording: policy_label(recording.meta.policy)),
         row("KV pool", pool),
         row("requests", lambda recording: f"{len(recording.requests):,}"),

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.fit import engine_of
+from kvsim.calibration.observed import earlier_batches
 from kvsim.conformance.comparable import settings_of
 from kvsim.errors import UsageError
+from kvsim.extrapolation import KEY, Watched
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import memory_of
 from kvsim.importers import workload_of
@@ -27,7 +29,7 @@ from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, ProgressCallback, simulate
-from kvsim.steptime import Roofline, StepShape, StepTime
+from kvsim.steptime import Roofline
 from kvsim.workload import Workload
 
 _TIMELINE_POINTS = 2000
@@ -76,7 +78,7 @@ class Validation:
         return {
             "recording": self.measured.name,
             "held_out": self.held_out,
-            "extrapolates": list(self.extrapolates),
+            KEY: list(self.extrapolates),
             "rows": {
                 row.name: {
                     "unit": row.unit,
@@ -99,7 +101,7 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
     policy, kv_bytes = policy_of(recording)
-    times = _Watched(profile, _captured(profile.times, recording))
+    times = Watched(profile, _captured(profile.times, recording))
     machine = Machine(
         gpu=find_gpu(recording.meta.gpu),
         model=Model.from_shape(recording.meta.model),
@@ -113,13 +115,14 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
         concurrency=concurrency_of(recording),
         # Recorders sit inside the engine: they first see a request when the engine takes it.
         stamp_at_entry=True,
+        earlier=earlier_batches(recording),
         progress=progress,
     )
     return Validation(
         measured=recording,
         simulated=simulated,
         held_out=recording.name not in {residual.recording for residual in profile.residuals},
-        extrapolates=tuple(times.outside()),
+        extrapolates=tuple(times.beyond()),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
     )
 
@@ -185,29 +188,8 @@ def concurrency_of(recording: Recording) -> int | None:
     return int(match[1]) if match else None
 
 
-class _Watched:
-    """A profile that remembers the largest step it was asked for."""
-
-    def __init__(self, profile: Profile, times: Roofline) -> None:
-        self._profile = profile
-        self._times = times
-        self._largest = [0.0] * len(StepShape._fields)
-        self.label = profile.label
-        self.calibrated = profile.calibrated
-
-    def entry_s(self, prompt_tokens: int) -> float:
-        return self._times.entry_s(prompt_tokens)
-
-    def step_time(self, shape: StepShape) -> StepTime:
-        self._largest = [max(most, np.max(value)) for most, value in zip(self._largest, shape, strict=True)]
-        return self._times.step_time(shape)
-
-    def outside(self) -> list[str]:
-        return self._profile.outside(StepShape._make(self._largest))
-
-
 def _captured(times: Roofline, recording: Recording) -> Roofline:
-    return replace(times, max_captured_tokens=0) if recording.meta.engine.get("enforce_eager") else times
+    return times.uncaptured() if recording.meta.engine.get("enforce_eager") else times
 
 
 def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:

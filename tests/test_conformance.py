@@ -95,7 +95,7 @@ def test_evictions_of_prefixes_from_before_the_recording_are_not_expected(busy: 
     at = int(np.argmax(memory.kind == MemoryKind.APPEND))
     row = {"kind": MemoryKind.EVICT, "request": -1, "position": 0, "length": 1, "requested": 1, "cached": 0}
     row |= {"seq": memory.seq[at], "step": memory.step[at], "address": memory.address[at]}
-    columns = {name: np.insert(getattr(memory, name), at, row[name]) for name, _ in memory.columns()}
+    columns = {name: np.insert(getattr(memory, name), at, value) for name, value in row.items()}
     assert verify_recording(replace(recording, memory=type(memory)(**columns))).equal
 
 

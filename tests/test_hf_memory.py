@@ -23,10 +23,18 @@ DYNAMIC = (
     "hf-h200-granite-350m-sharegpt-batch16",
     "hf-h200-llama-2-7b-sharegpt-batch16",
     "hf-h200-llama-3-8b-sharegpt-batch16",
+    "hf-h200-granite-350m-heldout-batch32",
+    "hf-h200-granite-350m-heldout-sharegpt-batch8",
+    "hf-h200-llama-2-7b-heldout-batch32",
+    "hf-h200-llama-2-7b-heldout-sharegpt-batch8",
+    "hf-h200-llama-3-8b-heldout-batch32",
+    "hf-h200-llama-3-8b-heldout-sharegpt-batch8",
 )
 STATIC = "hf-h200-granite-350m-batch64-static"
 AFTER_STATIC = "hf-h200-granite-350m-sharegpt-batch16"
 """Recorded in the process of `STATIC`, whose captured graphs still held their private pools."""
+STATIC_WITH_POOLS = "hf-h200-granite-350m-heldout-batch32-static"
+"""Recorded later, by a recorder that says what those pools hold."""
 GRAPH_BYTES = 236 * MIB
 """Those pools, as an allocation history of the same batch shows them: 2 + 2 + 32 + 20 + 3 x 60 MiB."""
 
@@ -36,7 +44,7 @@ def granite() -> Model:
     return find_model("granite-4.0-350m")
 
 
-@pytest.mark.parametrize("name", [*DYNAMIC, STATIC])
+@pytest.mark.parametrize("name", [*DYNAMIC, STATIC, STATIC_WITH_POOLS])
 def test_peak_allocated_within_two_percent(name: str) -> None:
     recording = read(find(name))
     assert recording.steps.peak_allocated_bytes is not None
@@ -50,6 +58,14 @@ def test_reserved_within_five_percent(name: str) -> None:
     recording = read(find(name))
     assert recording.steps.reserved_bytes is not None
     assert memory_of(recording).reserved_bytes.max() == pytest.approx(recording.steps.reserved_bytes.max(), rel=0.05)
+
+
+def test_private_pools_that_a_recording_states_are_counted() -> None:
+    recording = read(find(STATIC_WITH_POOLS))
+    assert recording.steps.reserved_bytes is not None
+    measured = int(recording.steps.reserved_bytes.max())
+    assert memory_of(recording).reserved_bytes.max() == pytest.approx(measured, rel=0.02)
+    assert memory_of(recording, private_bytes=0).reserved_bytes.max() < 0.9 * measured
 
 
 def test_what_shapes_do_not_say_is_the_private_pool_of_captured_graphs() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.models import all_models, find_model
-from kvsim.steptime import Roofline, StepShape, StepTimeModel
+from kvsim.steptime import RESTED, STRAIN_S, Roofline, StepShape, StepTimeModel, strained_gpu_s
 
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")
@@ -22,6 +22,9 @@ MODELS: list[StepTimeModel] = [
     Roofline.for_hugging_face(H200, GRANITE),
     Roofline.for_hugging_face(H200, GRANITE, cache="static"),
 ]
+
+
+COSTLY = tuple(field for field in StepShape._fields if field != "shared_tokens")
 
 
 @st.composite
@@ -47,7 +50,7 @@ def prefill(num_tokens: int) -> StepShape:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
-@given(shape=shapes(), field=st.sampled_from(StepShape._fields), more=st.integers(1, 1000))
+@given(shape=shapes(), field=st.sampled_from(COSTLY), more=st.integers(1, 1000))
 @settings(max_examples=40)
 def test_more_of_anything_is_never_faster(model: StepTimeModel, shape: StepShape, field: str, more: int) -> None:
     larger = shape._replace(**{field: getattr(shape, field) + more})
@@ -112,11 +115,44 @@ def test_captured_steps_are_padded_to_the_sizes_that_vllm_captures() -> None:
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     assert len(sizes) == 51
     nothing: dict[str, Any] = dict.fromkeys(Roofline.__dataclass_fields__, 0.0)
-    per_token = Roofline(**nothing | {"token_s": 1.0, "max_captured_tokens": 512})
+    per_token = Roofline(**nothing | {"token_s": 1.0, "max_captured_tokens": 512, "full_seqs": 1.0})
     for num_tokens in range(1, 513):
         shape = StepShape(0, num_tokens, 0, 0, 0)
         assert per_token.step_time(shape).gpu_s == min(size for size in sizes if size >= num_tokens)
     assert per_token.step_time(StepShape(0, 513, 0, 0, 0)).gpu_s == 513
+
+
+def test_few_sequences_read_more_slowly_until_every_processor_has_two_heads_to_read_for() -> None:
+    def context_ms(num_seqs: int) -> float:
+        return 1e3 * (VLLM.step_time(decode(num_seqs, 100_000)).gpu_s - VLLM.step_time(decode(num_seqs)).gpu_s)
+
+    assert VLLM.full_seqs == 132 / 8
+    assert context_ms(1) == pytest.approx(context_ms(16))
+    assert context_ms(16) > context_ms(24) > context_ms(33)
+    assert context_ms(33) == pytest.approx(context_ms(300))
+
+
+def test_what_sequences_share_is_read_again_at_a_discount_and_never_for_nothing() -> None:
+    alone = decode(50, 40_000)
+    shared = VLLM.step_time(alone._replace(shared_tokens=30_000)).gpu_s
+    assert VLLM.step_time(decode(50, 10_000)).gpu_s < shared < VLLM.step_time(alone).gpu_s
+
+
+def test_prefill_upon_prefill_slows_down_and_a_rest_cures_it() -> None:
+    cost = VLLM.step_time(prefill(4000))
+    first_s, strain = strained_gpu_s(cost, 1.0, RESTED)
+    second_s, strain = strained_gpu_s(cost, 1.0 + first_s, strain)
+    third_s, strain = strained_gpu_s(cost, 1.0 + first_s + second_s, strain)
+    assert cost.gpu_s < first_s < second_s < third_s < cost.gpu_s * (1 + VLLM.strain_share)
+    rested_s, _ = strained_gpu_s(cost, strain.at_s + 20 * STRAIN_S, strain)
+    assert rested_s == pytest.approx(first_s, rel=1e-6)
+
+
+def test_decoding_neither_strains_nor_rests_more_than_idling() -> None:
+    _, strain = strained_gpu_s(VLLM.step_time(prefill(4000)), 0.0, RESTED)
+    for step in (decode(8, 1000), decode(400, 100_000), prefill(400)):
+        cost = VLLM.step_time(step)
+        assert strained_gpu_s(cost, 1.0, strain) == (cost.gpu_s, strain)
 
 
 def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:

@@ -22,10 +22,10 @@ PRESSURE_BLOCKS = 1600
 """3.1 GiB for a Llama-3-8B: a pool that 40 ShareGPT requests per second overrun."""
 
 
-def gsm8k(folder: Path, count: int, output_tokens: int = 128) -> Workload:
-    """The first `count` GSM8K questions, all at once."""
+def gsm8k(folder: Path, count: int, output_tokens: int = 128, *, skip: int = 0) -> Workload:
+    """`count` GSM8K questions after the first `skip`, all at once."""
     with (folder / "gsm8k_lengths.csv").open() as file:
-        prompts = [int(row["prompt_tokens"]) for row in csv.DictReader(file)][:count]
+        prompts = [int(row["prompt_tokens"]) for row in csv.DictReader(file)][skip : skip + count]
     return Workload(
         arrival_s=np.zeros(count),
         prompt_tokens=prompts,
@@ -155,6 +155,30 @@ def vllm_runs(group: str, data: Path) -> tuple[str, dict[str, object], list[Run]
                 ("vllm-h200-llama-3-8b-heldout-closed-64", sharegpt(data, 250, AllAtOnce(), 95), 64),
             ],
         ),
+        "heldout-granite": (
+            "granite-4.0-350m",
+            {"max_model_len": 4096, "gpu_memory_utilization": 0.3},
+            [
+                ("vllm-h200-granite-350m-heldout-35", sharegpt(data, 300, poisson(35), 191), None),
+                ("vllm-h200-granite-350m-heldout-closed-96", sharegpt(data, 250, AllAtOnce(), 192), 96),
+            ],
+        ),
+        "heldout-llama2": (
+            "Llama-2-7b-hf",
+            {"max_model_len": 4096, "gpu_memory_utilization": 0.5},
+            [
+                ("vllm-h200-llama-2-7b-heldout-12", sharegpt(data, 150, poisson(12), 193), None),
+                ("vllm-h200-llama-2-7b-heldout-closed-32", sharegpt(data, 120, AllAtOnce(), 194), 32),
+            ],
+        ),
+        "bursty-again": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 1200, "watermark": 0.05},
+            [
+                (f"vllm-h200-llama-3-8b-bursty-again-{turn}", sharegpt(data, 300, Gamma(rate_per_s=25, cv=2), 91), None)
+                for turn in (1, 2, 3)
+            ],
+        ),
         "llama2": (
             "Llama-2-7b-hf",
             {"max_model_len": 4096, "gpu_memory_utilization": 0.5},
@@ -202,43 +226,131 @@ def measure_overhead(engine: object, workload: Workload) -> None:
     )
 
 
-def record_hf(data: Path, output: Path) -> None:
-    """The Hugging Face traces."""
+HfRun = tuple[str, Workload, int, str, int]
+"""A trace's name, its requests, rows of a batch, the kind of cache, and how many allocation events are kept."""
+
+
+def hf_runs(group: str, data: Path) -> dict[str, list[HfRun]]:
+    """The traces of one process of `generate()`, by model."""
+    everyone = AllAtOnce()
+    return {
+        "hf": {
+            "granite-4.0-350m": [
+                ("hf-h200-granite-350m-one-by-one", gsm8k(data, 20), 1, "dynamic", 0),
+                ("hf-h200-granite-350m-batch500", gsm8k(data, 500), 500, "dynamic", 0),
+                ("hf-h200-granite-350m-batch64-history", gsm8k(data, 64), 64, "dynamic", 400_000),
+                ("hf-h200-granite-350m-batch64-static", gsm8k(data, 192), 64, "static", 0),
+                ("hf-h200-granite-350m-sharegpt-batch16", sharegpt(data, 64, everyone, 81), 16, "dynamic", 0),
+            ],
+            "Meta-Llama-3-8B": [
+                ("hf-h200-llama-3-8b-sharegpt-batch16", sharegpt(data, 48, everyone, 82), 16, "dynamic", 0)
+            ],
+            "Llama-2-7b-hf": [
+                ("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, everyone, 83), 16, "dynamic", 0)
+            ],
+        },
+        "hf-heldout-granite": {
+            "granite-4.0-350m": [
+                ("hf-h200-granite-350m-heldout-batch32", gsm8k(data, 64, 96, skip=600), 32, "dynamic", 0),
+                (
+                    "hf-h200-granite-350m-heldout-sharegpt-batch8",
+                    sharegpt(data, 16, everyone, 181, longest=512),
+                    8,
+                    "dynamic",
+                    0,
+                ),
+                ("hf-h200-granite-350m-heldout-batch32-static", gsm8k(data, 96, 80, skip=700), 32, "static", 0),
+            ]
+        },
+        "hf-heldout-llama-3": {
+            "Meta-Llama-3-8B": [
+                ("hf-h200-llama-3-8b-heldout-batch32", gsm8k(data, 32, 64, skip=800), 32, "dynamic", 0),
+                (
+                    "hf-h200-llama-3-8b-heldout-sharegpt-batch8",
+                    sharegpt(data, 16, everyone, 182, longest=400),
+                    8,
+                    "dynamic",
+                    0,
+                ),
+            ]
+        },
+        "hf-heldout-llama-2": {
+            "Llama-2-7b-hf": [
+                ("hf-h200-llama-2-7b-heldout-batch32", gsm8k(data, 32, 64, skip=900), 32, "dynamic", 0),
+                (
+                    "hf-h200-llama-2-7b-heldout-sharegpt-batch8",
+                    sharegpt(data, 16, everyone, 183, longest=400),
+                    8,
+                    "dynamic",
+                    0,
+                ),
+            ]
+        },
+    }[group]
+
+
+FIRST_PREFILLS = ((24, 256), (24, 384), (12, 384), (48, 512), (48, 500))
+"""Rows and width of the batches that `record_first_prefills` generates three times each."""
+
+
+def record_first_prefills(model: object, name: str, output: Path, command: str) -> list[dict[str, object]]:
+    """What a prefill costs that comes first: in its process, of its shape, and with no memory left from the last.
+
+    Every batch is generated three times, the third time after all cached memory has gone back to the driver. Returns
+    the batches.
+    """
+    import torch
+
+    from kvsim.capture.hf import GenerateRecorder, generate_workload
+    from kvsim.recording import write
+
+    recorder = GenerateRecorder(model, command=command)
+    with recorder:
+        for rows, width in FIRST_PREFILLS:
+            prompts = np.where(np.arange(rows) % 2, width, width // 2)
+            workload = Workload(arrival_s=np.zeros(rows), prompt_tokens=prompts, output_tokens=np.full(rows, 4))
+            for turn in range(3):
+                if turn == 2:
+                    torch.cuda.empty_cache()
+                generate_workload(model, workload, batch_size=rows, recorder=recorder)
+    recording = recorder.recording(name)
+    write(recording, output / name)
+    prefill = recording.steps.prefill_tokens > 0
+    seconds = (recording.steps.end_s - recording.steps.start_s)[prefill].reshape(-1, 3)
+    for (rows, width), turns in zip(FIRST_PREFILLS, seconds.tolist(), strict=True):
+        print(f"prefill of {rows} x {width}: first, again, memory given back:", [round(s, 4) for s in turns], "s")
+    return recorder.batches
+
+
+def record_hf(group: str, data: Path, output: Path, device: str) -> None:
+    """The Hugging Face traces of one process."""
     import tempfile
 
     import torch
 
     from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model
-    from kvsim.capture.shapes import write_config
-    from kvsim.models import find_model
+    from kvsim.capture.shapes import model_folder
     from kvsim.recording import write, write_allocator
 
-    plans: dict[str, list[tuple[str, Workload, int, str, int]]] = {
-        "granite-4.0-350m": [
-            ("hf-h200-granite-350m-one-by-one", gsm8k(data, 20), 1, "dynamic", 0),
-            ("hf-h200-granite-350m-batch500", gsm8k(data, 500), 500, "dynamic", 0),
-            ("hf-h200-granite-350m-batch64-history", gsm8k(data, 64), 64, "dynamic", 400_000),
-            ("hf-h200-granite-350m-batch64-static", gsm8k(data, 192), 64, "static", 0),
-            ("hf-h200-granite-350m-sharegpt-batch16", sharegpt(data, 64, AllAtOnce(), 81), 16, "dynamic", 0),
-        ],
-        "Meta-Llama-3-8B": [
-            ("hf-h200-llama-3-8b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 82), 16, "dynamic", 0)
-        ],
-        "Llama-2-7b-hf": [
-            ("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, AllAtOnce(), 83), 16, "dynamic", 0)
-        ],
-    }
-    for model_name, runs in plans.items():
+    command = f"python traces/record.py {group}"
+    for model_name, runs in hf_runs(group, data).items():
         with tempfile.TemporaryDirectory() as scratch:
-            shape = find_model(model_name)
-            folder = write_config(shape, Path(scratch) / shape.name.rpartition("/")[2])
-            model = load_model(folder, device="cuda")
-            generate_workload(model, gsm8k(data, 8, 16), batch_size=8)  # the first batch of a process is seconds slower
+            begin = time.monotonic()
+            model = load_model(model_folder(model_name, Path(scratch)), device=device)
+            print(f"{model_name} loaded in {time.monotonic() - begin:.1f} s", flush=True)
+            if group == "hf":
+                with GenerateRecorder(model) as warm_up:  # a process's first batch is seconds slower
+                    generate_workload(model, gsm8k(data, 8, 16), batch_size=8, recorder=warm_up)
+                earlier = warm_up.batches
+            else:
+                first = f"{runs[0][0].partition('-heldout')[0]}-first-prefills"
+                earlier = record_first_prefills(model, first, output, command)
             for name, workload, batch_size, cache, history in runs:
                 torch.cuda.empty_cache()
-                recorder = GenerateRecorder(model, allocation_history=history, command="python traces/record.py hf")
+                recorder = GenerateRecorder(model, allocation_history=history, earlier_batches=earlier, command=command)
                 with recorder:
                     generate_workload(model, workload, batch_size=batch_size, cache=cache, recorder=recorder)
+                earlier = earlier + recorder.batches
                 recording = recorder.recording(name)
                 write(recording, output / name)
                 if recorder.allocator is not None:
@@ -259,13 +371,18 @@ def report(name: str, duration_s: float, output_tokens: int, preemptions: int) -
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "groups", nargs="+", help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf"
+        "groups",
+        nargs="+",
+        help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf hf-heldout-granite "
+        "hf-heldout-llama-3 hf-heldout-llama-2; what is first in a process is measured in those that begin with hf-, "
+        "so give each a process of its own",
     )
     parser.add_argument("--lengths", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--device", default="cuda", help="of the groups hf and hf-...: cuda, or cpu to try them")
     arguments = parser.parse_args()
     for chosen in arguments.groups:
-        if chosen == "hf":
-            record_hf(arguments.lengths, arguments.output)
+        if chosen.partition("-")[0] == "hf":
+            record_hf(chosen, arguments.lengths, arguments.output, arguments.device)
         else:
             record_vllm(chosen, arguments.lengths, arguments.output)

@@ -5,10 +5,12 @@ It consumes `Recording`s and nothing else. Textual is imported when a function i
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from kvsim.errors import UsageError
+
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     from kvsim.recording import Recording
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from .feed import Feed
     from .lessons import Guided, Lesson
     from .session import Session
+
+_LONG_STEPS = 100_000
+"""A recording of more steps shows its pool before all of it has been added up."""
 
 __all__ = ["attach", "run", "screenshot"]
 
@@ -42,7 +47,7 @@ def run(
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
 
-    KvsimApp(_opened(shown, at_s), ascii=ascii, runs=runs).run()
+    KvsimApp(_opened(shown, at_s, live=True), ascii=ascii, runs=runs).run()
 
 
 def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the flag's name
@@ -68,22 +73,31 @@ def screenshot(
     size: tuple[int, int] = (120, 40),
     ascii: bool = False,  # noqa: A002 - the flag's name
 ) -> None:
-    """Write what a terminal of `size` (columns, lines) would show to `file`, as SVG.
+    """Write what a terminal of `size` (columns, lines) would show to `file`: SVG, or PNG where its name ends so.
 
-    The same recording, moment and size give the same bytes. The file is written beside its name and renamed into place.
+    The same recording, moment and size give the same bytes. The file appears whole or not at all.
 
     Raises:
         RecordingError: a recording has no steps.
         LessonError: the lesson cannot be played.
-        OSError: the file cannot be written.
+        UsageError: the file cannot be written, or is a PNG and there is no converter.
     """
     from .app import KvsimApp  # noqa: PLC0415
-    from .picture_file import render, write_atomically  # noqa: PLC0415
+    from .picture_file import NO_CONVERTER, png_of, render, save  # noqa: PLC0415
 
-    write_atomically(render(KvsimApp(_opened(shown, at_s), ascii=ascii), size), file)
+    svg = render(KvsimApp(_opened(shown, at_s), ascii=ascii), size)
+    if not os.fspath(file).lower().endswith(".png"):
+        save(svg, file)
+    elif (png := png_of(svg)) is not None:
+        save(png, file)
+    else:
+        raise UsageError(NO_CONVERTER)
 
 
-def _opened(shown: Recording | Sequence[Recording] | Lesson, at_s: float | None) -> Session | Comparison | Guided:
+def _opened(
+    shown: Recording | Sequence[Recording] | Lesson, at_s: float | None, *, live: bool = False
+) -> Session | Comparison | Guided:
+    """What there is to play; with `live`, as it should greet a person."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .comparison import Comparison  # noqa: PLC0415
@@ -91,9 +105,12 @@ def _opened(shown: Recording | Sequence[Recording] | Lesson, at_s: float | None)
     from .session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
-        return Session(shown, at_s=at_s)
+        return Session(shown, at_s=at_s, later=live and len(shown.steps) > _LONG_STEPS)
     if not isinstance(shown, Lesson):
-        return Comparison(shown, at_s=at_s)
+        comparison = Comparison(shown, at_s=at_s)
+        # The gap opens by itself; who asks for a moment wants to look at it.
+        comparison.player.playing = live and at_s is None
+        return comparison
     guided = Guided(shown)
     if at_s is not None:
         guided.player.go_to_time(at_s)

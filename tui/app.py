@@ -9,19 +9,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import Binding
+from textual.events import InputEvent
 
 from kvsim.errors import KvsimError
 
+from .commands import choose, commands, themes
 from .compare import Compare
 from .comparison import Comparison
 from .keys import ASCII_KEYS
 from .lesson_list import LessonsScreen
 from .lessons import Guided, Lesson, all_lessons
 from .live import Live
-from .numbers import as_csv
-from .picture_file import png_of, svg_of, write_atomically
+from .saving import save_numbers, save_picture, save_png
 from .stage import Stage
 from .states import ASCII, COLOR, DARK, GLYPHS, LIGHT
 from .themes import THEMES
@@ -30,7 +31,10 @@ from .watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from rich.console import RenderableType
+    from textual.app import SystemCommand
     from textual.binding import BindingType
+    from textual.events import Event
     from textual.screen import Screen
     from textual.theme import Theme
 
@@ -86,6 +90,7 @@ class KvsimApp(App[None]):
         self._ticked_s = 0.0
         self._keeping_time = False
         self._busy = False
+        self._leaving = False
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = THEMES[0].name
@@ -126,11 +131,22 @@ class KvsimApp(App[None]):
                 widget.refresh()
         self.stage.show_frame(everything=True)
 
+    def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        """Leave."""
+        self._leaving = True
+        super().exit(result, return_code, message)
+
+    async def on_event(self, event: Event) -> None:
+        """Hear nothing more while the program ends: the screens that keys typed in a hurry would go to are closing."""
+        if not (self._leaving and isinstance(event, InputEvent)):
+            await super().on_event(event)
+
     def tick(self) -> None:
         """Let the wall time pass that has passed since the last tick."""
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
-        self.stage.tick(elapsed_s)
+        if self.screen_stack:  # the clock may run on a little while the program ends
+            self.stage.tick(elapsed_s)
 
     def keep_time(self, *, running: bool) -> None:
         """Run the clock, or let it rest."""
@@ -167,9 +183,13 @@ class KvsimApp(App[None]):
             runs = self._runs
             self.aside(
                 lambda: Comparison(runs()),
-                lambda comparison: self.open_stage(self._stage_for(comparison)),
+                self._play_comparison,
                 "Serving the same requests under every policy",
             )
+
+    def _play_comparison(self, comparison: Comparison) -> None:
+        comparison.player.playing = True
+        self.open_stage(self._stage_for(comparison))
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
@@ -204,51 +224,29 @@ class KvsimApp(App[None]):
 
     def action_save(self) -> None:
         """Save what is on the screen beside the person's other files."""
-        self._save(svg_of(self), "svg")
+        save_picture(self)
 
     def action_save_png(self) -> None:
         """The same as PNG."""
-        svg = svg_of(self)
-
-        def save(png: bytes | None) -> None:
-            if png is not None:
-                self._save(png, "png")
-            else:
-                self._save(svg, "svg", " PNG needs rsvg-convert (librsvg), which is not here.")
-
-        self.aside(lambda: png_of(svg), save, "Converting the picture")
+        save_png(self)
 
     def action_save_numbers(self) -> None:
         """Save the numbers on the screen as CSV."""
-        self._save(as_csv(self.stage.sessions()), "csv")
-
-    def _save(self, content: str | bytes, ending: str, remark: str = "") -> None:
-        name = f"{self.stage.file_name()}.{ending}"
-        try:
-            target = write_atomically(content, name)
-        except OSError as error:
-            self.notify(f"Cannot write {name}: {error.strerror}.", severity="error", markup=False)
-        else:
-            self.notify(f"Saved {target}.{remark}", markup=False)
+        save_numbers(self)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the player's actions by name, then what every Textual program offers."""
-        stage = self.stage
-        yield SystemCommand("Play or pause", "Run the recording's clock", stage.action_play)
-        yield SystemCommand("Next event", "Jump to the next preemption, refusal or end", lambda: stage.action_event(1))
-        yield SystemCommand("Previous event", "Jump back to one", lambda: stage.action_event(-1))
-        yield SystemCommand("Find", "Follow a request, or select a block", stage.action_find)
-        yield SystemCommand("Follow nobody", "Light the whole pool again", lambda: stage.follow(None))
-        yield SystemCommand("More detail", "Zoom into the pool", lambda: stage.action_zoom(1))
-        yield SystemCommand("Less detail", "Zoom out of the pool", lambda: stage.action_zoom(-1))
-        yield SystemCommand("Compare", "The same requests under every policy, on one clock", self.action_compare)
-        yield SystemCommand("Lessons", "Short guided scenarios", self.action_lessons)
-        yield SystemCommand("Save a picture", "Write the screen as an SVG file", self.action_save)
-        yield SystemCommand("Save a picture as PNG", "Where there is a converter", self.action_save_png)
-        yield SystemCommand("Save the numbers", "Write a CSV file", self.action_save_numbers)
-        yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", stage.action_help)
+        yield from commands(self)
         hidden = {"Screenshot", "Keys", "Maximize", "Minimize"}
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
+
+    def action_command_palette(self) -> None:
+        """Choose a command by its name."""
+        choose(self, self.get_system_commands(self.screen), "What shall be done?")
+
+    def search_themes(self) -> None:
+        """Choose a theme by its name."""
+        choose(self, themes(self), "Which theme?")
 
     def get_key_display(self, binding: Binding) -> str:
         """Keys as the footer names them: words where arrows cannot be drawn."""

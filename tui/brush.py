@@ -1,7 +1,7 @@
 """From codes to characters: what each cell of a picture is drawn with.
 
 A key is a small integer that says all there is to say about one character of the pool: two codes for a half-block
-character, one code for a glyph, or a fill. `Brush` turns it into a character and a style, once.
+character, one code for a glyph, a fill, or a letter on one. `Brush` turns it into a character and a style, once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.style import Style
 from kvsim.memory.waste import NUM_STATES, SlotState
 
 from .picture import EIGHTHS, EMPTY
-from .states import STACK, Symbols
+from .states import STACK, Symbols, ink_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +29,7 @@ _NUM_CODES = 16
 _GLYPH, _FILL = 1 << 8, 1 << 10
 _REVERSE = 1 << 16
 """Set in the key of a character under the cursor, where whole characters are drawn."""
+_TEXT = 1 << 30
 
 
 def half_keys(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
@@ -66,6 +67,16 @@ def reverse(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return keys | _REVERSE
 
 
+def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Keys of `text`, as far as there are characters `under` it; those under the cursor stay as they are."""
+    under = under[: len(text)]
+    halves = under < _GLYPH
+    code = np.where(halves, under // _NUM_CODES, under - _GLYPH)
+    letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
+    at_cursor = np.where(halves, code == CURSOR, under & _REVERSE > 0)
+    return np.where(at_cursor, under, _TEXT + letters * _NUM_CODES + code).astype(np.int32)
+
+
 class Brush:
     """The character and the style of every key."""
 
@@ -84,22 +95,24 @@ class Brush:
         return found
 
     def _draw(self, key: int) -> tuple[str, Style]:
+        if key >= _TEXT:
+            return self._draw_letter(key - _TEXT)
         if key & _REVERSE:
-            palette = self._symbols.palette
-            if self._symbols.color:
-                return "▇", Style(color=palette.cursor, bgcolor=palette.void)
-            character, style = self._draw(key & ~_REVERSE)
-            return character if character.strip() else "_", style + Style(
-                color=palette.void, bgcolor=palette.cursor, bold=True
-            )
+            return self._draw_cursor(key & ~_REVERSE)
         if key >= _FILL:
             return self._draw_fill(key - _FILL)
         if key >= _GLYPH:
             return self._draw_glyph(key - _GLYPH)
         top, bottom = divmod(key, _NUM_CODES)
-        if top == bottom:
-            return " ", self._style(top, bottom)
-        return "▀", self._style(top, bottom)
+        return " " if top == bottom else "▀", self._style(top, bottom)
+
+    def _draw_cursor(self, key: int) -> tuple[str, Style]:
+        palette = self._symbols.palette
+        if self._symbols.color:
+            return "▇", Style(color=palette.cursor, bgcolor=palette.void)
+        character, style = self._draw(key)
+        character = character if character.strip() else "_"
+        return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
 
     def _draw_glyph(self, code: int) -> tuple[str, Style]:
         state = code % DIM
@@ -110,6 +123,14 @@ class Brush:
             return "▇", self._style(code, EMPTY)
         style = self._style(code, EMPTY)
         return self._symbols.states[state], style
+
+    def _draw_letter(self, value: int) -> tuple[str, Style]:
+        letter, code = divmod(value, _NUM_CODES)
+        # On what nobody holds there is nothing to be read in the first place.
+        if self._symbols.color and code < EMPTY and code != SlotState.FREE:
+            return chr(letter), Style(color=ink_on(self._colors[code]), bgcolor=self._colors[code], bold=True)
+        back = self._colors[code if self._symbols.color else EMPTY]
+        return chr(letter), Style(color=self._symbols.palette.free_glyph, bgcolor=back)
 
     def _draw_fill(self, value: int) -> tuple[str, Style]:
         value, written = divmod(value, 8)

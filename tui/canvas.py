@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvsim.memory.waste import NUM_STATES, SlotState
 
 from .brush import CURSOR, DIM, fill_keys, glyph_keys, half_keys, reverse
+from .labels import name_runs, name_units
 from .picture import EMPTY, Cells, UnitStates
 from .tiling import Detail, Tiling
 
@@ -107,7 +108,33 @@ class Canvas:
             lines[tiling.tall - 1 :: tiling.tall] = EMPTY if per_character == 2 else BLANK
         skipped = begin - first_row * tiling.tall
         lines = lines[skipped : skipped + end - begin]
-        return half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
+        picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
+        self._write_names(picture, top, np.arange(first_row, last_row), cells)
+        return picture
+
+    def _write_names(
+        self, picture: npt.NDArray[np.int32], top: int, rows: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]
+    ) -> None:
+        """Say whose memory it is, where a row of `cells` has a whole line of the picture for that."""
+        tiling, per_character = self.tiling, self.lines_per_character
+        match tiling.detail:
+            case Detail.AREA if self._replay.unit_tokens > 1 or tiling.down > 1:
+                return
+            case Detail.FILL if not tiling.gap:
+                return
+            case Detail.AREA:
+                name = name_runs
+                first = -(-rows * tiling.tall // per_character)
+                last = ((rows + 1) * tiling.tall - tiling.gap) // per_character - 1
+                lines = np.where(first <= last, (first + last) // 2 - top, -1)
+            case _:  # below each unit, or else on it
+                name = name_units
+                lines = (rows + 1) * tiling.tall - 1 - top
+        seen = (lines >= 0) & (lines < len(picture))
+        if seen.any():
+            through = picture[lines[seen]]
+            name(through, tiling, self._replay, cells.reshape(len(rows), -1)[seen].ravel())
+            picture[lines[seen]] = through
 
     def _area(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         assert self._cells is not None  # the tiling's setter made them
@@ -132,7 +159,7 @@ class Canvas:
             fills = fill_keys(
                 states.dominant[units], states.rest[units], states.fill[units], dim, half_blocks=self._half_blocks
             )
-            inside = fills[:, None].repeat(tiling.wide, axis=1)
+            inside = fills[:, None].repeat(tiling.wide - tiling.gap, axis=1)
         inside[cells >= tiling.num_units] = BLANK
         at_cursor = self._at_cursor(cells)
         inside[at_cursor] = reverse(inside[at_cursor])

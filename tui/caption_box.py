@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -9,6 +10,8 @@ from textual.widgets import Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from textual.geometry import Size
 
     from .captions import Caption
     from .states import Symbols
@@ -22,6 +25,12 @@ class CaptionBox(Static):
         self._captions = captions
         self._symbols = symbols
         self._shown: int | None = None
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As many lines as the longest caption takes: the pictures below stay where they are."""
+        del container, viewport
+        lines = (textwrap.wrap(caption.text, max(width, 1), break_on_hyphens=False) for caption in self._captions)
+        return 1 + max(map(len, lines))
 
     def show_frame(self, frame: int, *, playing: bool) -> Caption | None:
         """Show the caption of `frame`; return it if it is another one than before."""

@@ -13,5 +13,5 @@ class Caption:
     """Of the player that plays the lesson."""
     title: str
     text: str
-    follow: int | None = None
-    """The request that it is about, which is followed from here on; None leaves it as it is."""
+    follow: str | None = None
+    """The id of the request that it is about, which is followed; None lights the whole pool."""

@@ -16,7 +16,6 @@ from .find import FindScreen
 from .lane import LaneFigures, Legend
 from .pool_view import PoolView
 from .scrubber import Scrubber
-from .stack import columns
 from .stage import Stage
 from .words import seconds, shortened
 
@@ -34,7 +33,7 @@ _LABEL = 14
 
 
 class Race(Scrubber):
-    """Tokens served over time, a line for each run where there is room, above a scrubber."""
+    """How long each run takes, a line for each where there is room, above a scrubber."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "timeline--text",
@@ -48,7 +47,9 @@ class Race(Scrubber):
     def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")
         self._comparison = comparison
-        self.set_class(len(comparison.lanes) == 2, "-two")
+        # The clock of rows for training means nothing, so there are no times to compare.
+        timed = comparison.lanes[0].session.rows is None
+        self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
 
     def show_frame(self) -> None:
         """Follow the comparison to its current frame."""
@@ -67,7 +68,7 @@ class Race(Scrubber):
         last = y == self.size.height - 1
         if not last and y >= len(lanes):
             return Strip.blank(self.size.width, rest)
-        cells = self._track(width) if last else self._served(y, width)
+        cells = self._track(width) if last else self._span(y, width)
         column = self.cursor_column
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
         cells[column : column + 1] = [Segment(line, Style(color=self.symbols.palette.cursor, bold=True))]
@@ -88,22 +89,29 @@ class Race(Scrubber):
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"timeline--{name}")
 
-    def _served(self, number: int, width: int) -> list[Segment]:
-        """How many tokens a run serves in each column, against the most that any does."""
-        edges_s = self.edges_s(width)
-        rates = [
-            np.diff(np.interp(edges_s, lane.session.times_s, lane.session.served, left=0))
-            for lane in self._comparison.lanes
-        ]
-        eighths = columns(rates[number], max(rate.max() for rate in rates), 1)[0]
-        return [Segment(self.symbols.up[part], self._style("bar")) for part in eighths]
+    def _span(self, number: int, width: int) -> list[Segment]:
+        """How long a run takes, as a bar: solid up to the clock, thin beyond it, and the time at its end."""
+        session = self._comparison.lanes[number].session
+        end = self._column_of_end(session, width)
+        gone = min(self.cursor_column, end)
+        when = f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
+        cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
+        cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
+        over = self._comparison.lanes[number].over
+        cells += [Segment(" ", self._style("text"))] * (width - len(cells))
+        begin = max(min(end + 1, width - len(when) - 1), 0)
+        style = self._style("value" if over else "label")
+        cells[begin : begin + len(when)] = [Segment(letter, style) for letter in when]
+        return cells[:width]
+
+    def _column_of_end(self, session: Session, width: int) -> int:
+        return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
     def _track(self, width: int) -> list[Segment]:
         """Where each run ends."""
-        ends = self.column_of(np.array([lane.session.player.duration_s for lane in self._comparison.lanes]), width)
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
-        for end in ends.tolist():
-            cells[end] = Segment(self.symbols.up[8], self._style("tick"))
+        for lane in self._comparison.lanes:
+            cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("tick"))
         return cells
 
 

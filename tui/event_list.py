@@ -11,12 +11,15 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kvsim.recording.ledger import NOBODY
+
 from .events import EventFilter, EventKind
-from .words import ending, seconds, shortened
+from .words import ending, plural, seconds, shortened
 
 if TYPE_CHECKING:
     from textual import events
 
+    from .events import Events
     from .session import Session
     from .states import Symbols
 
@@ -26,6 +29,7 @@ WORDS: Final = {
     EventKind.REFUSED: "refused",
     EventKind.ABORTED: "aborted",
     EventKind.IDLE: "is padding now",
+    EventKind.EVICTED: "evicted",
 }
 MARKS: Final = {
     EventKind.FINISHED: " ",
@@ -33,8 +37,8 @@ MARKS: Final = {
     EventKind.REFUSED: "x",
     EventKind.ABORTED: "x",
     EventKind.IDLE: "-",
+    EventKind.EVICTED: "o",
 }
-
 
 _NAME_WIDTH = 10
 
@@ -51,9 +55,9 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     ]
 
     class Jumped(Message):
-        """Somebody picked an event."""
+        """Somebody picked an event; it happened to a request, or to nobody."""
 
-        def __init__(self, frame: int, request: int) -> None:
+        def __init__(self, frame: int, request: int | None) -> None:
             super().__init__()
             self.frame = frame
             self.request = request
@@ -61,6 +65,8 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(id="events")
         self._symbols = symbols
+        self._shown: tuple[Events, int, int] | None = None
+        """What was drawn last: the events, which of them is current, and how many have happened."""
         self.open(session)
 
     def open(self, session: Session) -> None:
@@ -80,6 +86,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     def on_resize(self) -> None:
         """Keep the current event in view."""
         self.virtual_size = Size(self.size.width, len(self._events))
+        self._shown = None
         self._show_line()
 
     def show_frame(self) -> None:
@@ -119,24 +126,34 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         kind = EventKind(int(self._events.kind[row]))
         frame = int(self._events.frame[row])
         time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
-        name = ending(session.request_name(int(self._events.request[row])), _NAME_WIDTH, self._symbols.cut)
-        text = shortened(f"{time} {MARKS[kind]} {name} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
+        text = shortened(f"{time} {MARKS[kind]} {self._who(row)} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
         if frame > session.player.frame:
             look = "future"
         elif row == self._line:
             look = "now"
         else:
-            look = "notable" if kind is not EventKind.FINISHED else "past"
+            look = "past" if kind in (EventKind.FINISHED, EventKind.EVICTED) else "notable"
         return Strip([Segment(text, self.get_component_rich_style(f"events--{look}"))])
+
+    def _who(self, row: int) -> str:
+        """The request that it happened to, or how many units."""
+        request = int(self._events.request[row])
+        if request == NOBODY:
+            return plural(int(self._events.count[row]), self._session.unit_name)
+        return ending(self._session.request_name(request), _NAME_WIDTH, self._symbols.cut)
 
     def _jump_to(self, line: int) -> None:
         events = self._events
         if not 0 <= line < len(events):
             return
         self._line = line
-        self.post_message(self.Jumped(int(events.frame[line]), int(events.request[line])))
+        request = int(events.request[line])
+        self.post_message(self.Jumped(int(events.frame[line]), None if request == NOBODY else request))
         self._show_line()
 
     def _show_line(self) -> None:
-        self.scroll_to(y=max(self._line - self.size.height // 2, 0), animate=False, force=True)
-        self.refresh()
+        shown = (self._events, self._line, self._events.up_to(self._session.player.frame))
+        if shown != self._shown:
+            self._shown = shown
+            self.scroll_to(y=max(self._line - self.size.height // 2, 0), animate=False, force=True)
+            self.refresh()

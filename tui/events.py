@@ -1,4 +1,4 @@
-"""What happened to requests during a recording, as a list that a person can read and jump along.
+"""What happened to requests and to cached prefixes during a recording, as a list to read and to jump along.
 
 Arrivals are left out: the queue shows them, and every request has one.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.ledger import NOBODY
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class EventKind(IntEnum):
     """It was given up."""
     IDLE = 4
     """Its answer is complete, but its row is held until the batch ends."""
+    EVICTED = 5
+    """Free units that still kept a prefix have lost it, to make room; it is nobody's memory that goes."""
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
@@ -41,6 +44,7 @@ class EventFilter(Enum):
 
     ALL = "all events"
     SHORTAGES = "preemptions, refusals"
+    EVICTIONS = "evictions"
     FINISHES = "finishes"
     FOLLOWED = "events of the request"
 
@@ -53,6 +57,9 @@ class Events:
     """The first frame that shows it."""
     kind: npt.NDArray[np.uint8]
     request: IntArray
+    """`NOBODY` for an eviction."""
+    count: IntArray
+    """How many units were evicted in that frame; 1 for what happens to a request."""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -72,7 +79,7 @@ class Events:
         return self._rows(self.request == request)
 
     def _rows(self, rows: npt.NDArray[np.bool_]) -> Events:
-        return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows])
+        return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows], count=self.count[rows])
 
     def up_to(self, frame: int) -> int:
         """How many events have happened at `frame`."""
@@ -96,14 +103,28 @@ def events_of(replay: Replay) -> Events:
     idle, idle_frame = _idle_rows(replay)
     released_frame = np.searchsorted(replay.frame_seq, memory.seq[rows])
     refused_frame = np.searchsorted(replay.frame_seq, requests.arrival_seq[refused])
-    frame = np.minimum(np.concatenate((released_frame, refused_frame, idle_frame)), replay.num_frames - 1)
+    evicted_frame, num_evicted = _evictions(replay)
+    frames = np.concatenate((released_frame, refused_frame, idle_frame, evicted_frame))
+    frame = np.minimum(frames, replay.num_frames - 1)
     order = np.argsort(frame, kind="stable")
-    extra = np.repeat((EventKind.REFUSED, EventKind.IDLE), (len(refused), len(idle)))
+    extra = np.repeat(
+        (EventKind.REFUSED, EventKind.IDLE, EventKind.EVICTED), (len(refused), len(idle), len(evicted_frame))
+    )
+    to_requests = np.concatenate((request, refused, idle))
     return Events(
         frame=frame[order],
         kind=np.concatenate((kind, extra))[order].astype(np.uint8),
-        request=np.concatenate((request, refused, idle))[order],
+        request=np.concatenate((to_requests, np.full(len(evicted_frame), NOBODY, np.int64)))[order],
+        count=np.concatenate((np.ones(len(to_requests), np.int64), num_evicted))[order],
     )
+
+
+def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
+    """The frames in which cached units are evicted, and how many in each: nobody could read an event for every unit."""
+    memory = replay.recording.memory
+    rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
+    frames, event = np.unique(np.searchsorted(replay.frame_seq, memory.seq[rows]), return_inverse=True)
+    return frames, np.bincount(event, weights=memory.length[rows], minlength=len(frames)).astype(np.int64)
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:

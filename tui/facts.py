@@ -212,11 +212,12 @@ def headline(session: Session, *, short: bool) -> list[str]:
     model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)
-    if short:
-        return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} = {units}"]
-    if replay.unit_tokens > 1:
+    if replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
-    return [_origin(session, engine), policy, f"{model} on {gpu}", f"{size} for KV = {units}"]
+    memory = f"{size} = {units}" if short else f"{size} for KV = {units}"
+    if meta.extra.get("coarse"):  # metrics do not tell how large a unit is
+        memory = units
+    return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ') if short else gpu}", memory]
 
 
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
@@ -229,9 +230,11 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
     size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
     requests = plural(len(session.recording.requests), "request")
+    origins = [_origin(lane.session, "") for lane in comparison.lanes]
+    notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     if short:
-        return [f"the same {requests}, one clock", f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} each"]
-    return [f"the same {requests} on one clock", f"{model} on {gpu}", f"{size} for KV in each"]
+        return [f"the same {requests}, one clock", *notes, f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} each"]
+    return [f"the same {requests} on one clock", *notes, f"{model} on {gpu}", f"{size} for KV in each"]
 
 
 def _origin(session: Session, engine: str) -> str:

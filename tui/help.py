@@ -24,7 +24,7 @@ from .states import Symbols
 KEYS: Final = (
     ("space", "play or pause"),
     ("left right", "one engine step back or on; with shift ten"),
-    ("[ ]", "the previous or next notable event: preemption, refusal; finishes where there is none"),
+    ("[ ]", "the previous or next notable event: preemption, refusal; or finish, if none"),
     ("+ -", "faster or slower"),
     ("home end", "the beginning, the end"),
     ("z Z", "more or less detail in the pool, from whole pool to single slots"),
@@ -35,7 +35,7 @@ KEYS: Final = (
     ("l", "lessons: short scenarios that say what there is to see"),
     ("1 2 3 4 5", "show or hide waste, timeline, inspector, queue, events"),
     ("m", "the pool, or the panel that has the keyboard, as large as the screen"),
-    ("f", "which events are listed, and jumped to"),
+    ("f", "which events are listed and jumped to: preemptions, evictions, finishes"),
     ("s S x", "save the screen as SVG or PNG, or its numbers as CSV"),
     ("ctrl+p", "all commands by name"),
     ("q", "quit"),

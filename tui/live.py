@@ -47,6 +47,12 @@ class Live(Watch):
             return [f"ENDED: {self._ended}", *long], [f"ENDED {self._feed.name}", *short]
         return [f"{kind} {self._feed.name}", *long], [f"{kind} {self._feed.name}", *short]
 
+    def show_transport(self) -> None:
+        """That it follows the server, while it does."""
+        if self._scrubber is not None:
+            self._scrubber.following = self._is_at_present() and self._ended is None
+        super().show_transport()
+
     async def poll(self) -> None:
         """Take over what has been recorded since the last time."""
         try:
@@ -71,12 +77,13 @@ class Live(Watch):
         self._polls.stop()
         self._ended = sentence
         self.show_headline()
+        self.show_transport()
         self.notify(f"{sentence[0].upper()}{sentence[1:]} What was seen stays here.", timeout=10)
 
     def _take(self, session: Session) -> None:
         """Show `session` in place of the present one, at the same moment or at its end."""
         old, player = self.session, self.session.player
-        follows = player.frame >= player.last_frame - 1 and not player.playing
+        follows = self._is_at_present()
         session.player.take_over(player)
         session.selected, session.hovered = old.selected, old.hovered
         session.followed = self._same_request(old, session)
@@ -91,6 +98,9 @@ class Live(Watch):
             panel.open(session)
         self.show_headline()
         self.show_frame(everything=True)
+
+    def _is_at_present(self) -> bool:
+        return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 
     def _go_to_present(self) -> None:
         """Show the last step: the frame after it stands for an end that has not come."""

@@ -11,6 +11,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.recording.tables import RequestStatus
+
 from .brush import stack_cells
 from .facts import RequestFacts, request_facts, request_lines, unit_heading, unit_lines, unit_story
 from .stack import stacked
@@ -232,12 +234,19 @@ class Queue(Panel):
         )
 
     def _running_line(self, request: int, computed: int) -> Strip:
-        full = int(self.session.replay.full[request])
+        full = self._full(request)
         room = max(self.size.width - 21, 4)
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
         figures = f" {min(computed, full)}/{full}".rjust(11)
         return Strip([self._called(request, 10), bar, self.text(figures, "weak")])
+
+    def _full(self, request: int) -> int:
+        """Tokens that a request has in the end; that it may have, where nobody has seen the end."""
+        requests, full = self.session.recording.requests, int(self.session.replay.full[request])
+        if requests.status[request] != RequestStatus.UNFINISHED:
+            return full
+        return max(full, int(requests.prompt_tokens[request] + requests.max_tokens[request]) - 1)
 
     def _progress(self, share: float, room: int) -> Segment:
         eighths = round(share * room * 8)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EIGHTHS = 8
 """A unit's fill is told in eighths."""
+_UNITS_PER_TOUCH = 4
+"""How many units are recomputed, all in a row, in the time that finding out about one touched unit takes."""
 EMPTY = NUM_STATES
 """The code of a cell without units."""
 
@@ -41,12 +43,27 @@ class UnitStates:
 
     def update(self) -> npt.NDArray[np.int64]:
         """Follow the replay to its current frame; return the units that may look different now, in address order."""
-        replay = self._replay
-        units = replay.touched(self._frame, replay.frame) if self._frame != replay.frame else np.empty(0, np.int64)
+        replay, before = self._replay, self._frame
         self._frame = replay.frame
+        if before == replay.frame:
+            return np.empty(0, np.int64)
+        if self._is_far(before):
+            self._recompute(slice(None))
+            return np.arange(replay.num_units)
+        units = replay.touched(before, replay.frame)
         if len(units):
             self._recompute(units)
         return units
+
+    def _is_far(self, before: int) -> bool:
+        """Whether more has happened since a frame than there are units: then all of them are looked at sooner than what
+        happened to each.
+        """
+        replay = self._replay
+        # Of the same type: to look for another, the whole column would be converted.
+        seqs = replay.frame_seq[[before, replay.frame]].astype(replay.ledger.seq.dtype)
+        first, last = np.searchsorted(replay.ledger.seq, seqs).tolist()
+        return bool(abs(last - first) > replay.num_units // _UNITS_PER_TOUCH)
 
     def _recompute(self, units: npt.NDArray[np.int64] | slice) -> None:
         slots = self._replay.slots(units)

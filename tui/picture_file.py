@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import html
+import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from kvsim.atomic import whole_file
 
 if TYPE_CHECKING:
+    import os
+
     from .app import KvsimApp
+
+NO_CONVERTER: Final = (
+    "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
+)
+_TEXT: Final = re.compile(r'<text ([^>]*)x="([\d.]+)" (y="[\d.]+") textLength="([\d.]+)"([^>]*)>([^<]+)</text>')
 
 
 def render(app: KvsimApp, size: tuple[int, int]) -> str:
@@ -35,20 +44,29 @@ def png_of(svg: str) -> bytes | None:
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None
+    svg = _TEXT.sub(_place_letters, svg)
     done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else None
 
 
-def write_atomically(content: str | bytes, file: str | os.PathLike[str]) -> Path:
-    """Write `content` beside `file` and rename it into place; return where it is."""
-    target = Path(file)
-    handle, scratch = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content if isinstance(content, bytes) else content.encode())
-        Path(scratch).chmod(0o644)  # mkstemp makes it private; a picture is for sharing
-        Path(scratch).replace(target)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
-    return target
+def _place_letters(text: re.Match[str]) -> str:
+    """Each letter of a piece of text by itself: the converter does not stretch text to a length, as browsers do."""
+    before, begin, y, length, after, content = text.groups()
+    letters = html.unescape(content)
+    width = float(length) / len(letters)
+    return "".join(
+        f'<text {before}x="{float(begin) + number * width:.1f}" {y}{after}>{html.escape(letter)}</text>'
+        for number, letter in enumerate(letters)
+        if not letter.isspace()
+    )
+
+
+def save(content: str | bytes, file: str | os.PathLike[str]) -> Path:
+    """Write `content` to `file`, whole or not at all; return where it is.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    with whole_file(file) as scratch:
+        scratch.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Path(file)

@@ -20,8 +20,8 @@ from kvsim.recording.ledger import NOBODY
 from .brush import Brush
 from .canvas import BLANK, Canvas
 from .picture import Lines
-from .tiling import Detail, Tiling, best_level, fit, levels
-from .words import plural
+from .tiling import fit
+from .zoom import Zoom
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
 
     from .states import Symbols
+    from .tiling import Tiling
 
 
 class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
@@ -70,12 +71,18 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
             self.pool = pool
             self.request = request
 
-    def __init__(self, replay: Replay, symbols: Symbols, *, id: str = "pool", heading: str = "memory pool") -> None:  # noqa: A002 - Textual's name
+    def __init__(
+        self,
+        replay: Replay,
+        symbols: Symbols,
+        *,
+        id: str = "pool",  # noqa: A002 - Textual's name
+        heading: str | None = None,
+    ) -> None:
+        """Args: what to show, how to draw it, and what to call it where it is one of several."""
         super().__init__(id=id)
         self._symbols = symbols
-        self._heading = heading
-        self._level = 0
-        self._zoomed = False
+        self._zoom = Zoom(heading, half_blocks=symbols.color)
         self._hovered: int | None = None
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
@@ -95,7 +102,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self._lines = Lines(replay)
         self._stride = self._stride_now()
         self._canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=self._symbols.color)
-        self._levels: list[Tiling] = []
+        self._zoom.forget()
         self._keys = np.empty((0, 0), np.int32)
 
     @property
@@ -135,12 +142,10 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def zoom(self, direction: int) -> bool:
         """Show more (1) or less (-1) detail around the cursor; return whether there is such a level."""
-        level = self._level + direction
-        if not 0 <= level < len(self._levels):
-            return False
-        self._level, self._zoomed = level, True
-        self._show_level()
-        return True
+        moved = self._zoom.move(direction)
+        if moved:
+            self._show_level()
+        return moved
 
     def select(self, unit: int) -> None:
         """Put the cursor on `unit`, and scroll to it."""
@@ -236,27 +241,16 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         return self._lines.length_at(int(self._replay.frame_seq[self._replay.frame]))
 
     def _measure(self) -> None:
-        """Find the levels of detail for this size; keep the one chosen, or take the finest that shows everything."""
+        """Find the levels of detail for this size."""
         width, height = self.size
         if not width or not height:
             return
-        replay = self._replay
-        self._levels = levels(
-            replay.num_units,
-            replay.unit_tokens,
-            width,
-            height,
-            stride=self._stride,
-            half_blocks=self._symbols.color,
-        )
-        if not self._zoomed:
-            self._level = best_level(self._levels, height)
-        self._level = min(self._level, len(self._levels) - 1)
+        self._zoom.measure(self._replay, width, height, self._stride)
         self._show_level()
 
     def _show_level(self) -> None:
-        self._canvas.tiling = self._levels[self._level]
-        self.border_title = self._title()
+        self._canvas.tiling = self._zoom.tiling
+        self.border_title = self._zoom.title(self._replay.unit_tokens)
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
         self.virtual_size = Size(self.tiling.width, self._canvas.height)
@@ -264,22 +258,6 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
-
-    def _title(self) -> str:
-        tiling, tokens = self.tiling, self._replay.unit_tokens
-        unit = "block" if tokens > 1 else "slot"
-        match tiling.detail:
-            case Detail.SLOTS:
-                cell = f"1 cell = 1 slot, {tokens} to a block"
-            case Detail.FILL:
-                cell = "1 cell = 1 block, filled from below"
-            case Detail.AREA if self._stride is not None and tiling.down > 1:
-                cell = f"1 cell = {plural(tiling.across, unit)} of {plural(tiling.down, 'sequence')}"
-            case Detail.AREA:
-                cell = f"1 cell = {plural(tiling.across, unit)}" + (
-                    " of a sequence" if self._stride is not None else ""
-                )
-        return f"{self._heading}, {plural(tiling.num_units, unit)}: {cell}"
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:
@@ -289,12 +267,24 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
     def _repaint(self) -> None:
         """Draw what is in view, and ask for the lines that came out differently."""
         width, height = self.size
-        if not self._levels or not width or not height:
+        if not self._zoom.ready or not width or not height:
             return
         keys = self._canvas.draw(self.scroll_offset.y, height)
-        same_shape = keys.shape == self._keys.shape
-        changed = np.flatnonzero((keys != self._keys).any(axis=1)) if same_shape else np.arange(height)
+        if keys.shape == self._keys.shape:
+            regions = self._regions(keys != self._keys)
+        else:
+            regions = [Region(0, y, width, 1) for y in range(height)]
         self._keys = keys
-        self.num_lines_painted += len(changed)
-        if len(changed):
-            self.refresh(*(Region(0, y, width, 1) for y in changed.tolist()))
+        self.num_lines_painted += len(regions)
+        if regions:
+            self.refresh(*regions)
+
+    def _regions(self, changed: npt.NDArray[np.bool_]) -> list[Region]:
+        """From the first character that has changed to the last one, in each line: over a slow line, more would be
+        felt, and so would a stretch for each change.
+        """
+        lines = np.flatnonzero(changed.any(axis=1))
+        first = changed[lines].argmax(axis=1) - self.scroll_offset.x
+        last = changed.shape[1] - 1 - changed[lines, ::-1].argmax(axis=1) - self.scroll_offset.x
+        stretches = zip(lines.tolist(), first.tolist(), last.tolist(), strict=True)
+        return [Region(begin, line, end + 1 - begin, 1) for line, begin, end in stretches]

@@ -33,13 +33,16 @@ class Scrubber(Widget):
         super().__init__(id=id)
         self.player = player
         self.symbols = symbols
+        self.following = False
+        """The clock stands at the end of something that goes on, and moves along with it."""
         self._scrubbing = False
 
     def show_transport(self) -> None:
         """Say in the title whether the clock runs, how fast, and where it stands."""
         player = self.player
         state = "playing" if player.playing else "paused"
-        title = f" {self.symbols.dot} ".join(filter(None, (state, f"{player.speed:g} s per second", self.place())))
+        clock = ["following"] if self.following else [state, f"{player.speed:g} s per second"]
+        title = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
         if self.border_title != title:
             self.border_title = title
 

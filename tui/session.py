@@ -14,7 +14,7 @@ from kvsim.recording.ledger import NOBODY
 from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
 
-from .events import NOTABLE, EventFilter, EventKind, events_of
+from .events import NOTABLE, EventFilter, EventKind, Events, events_of
 from .history import Stay, stays
 from .player import Player
 from .served import tokens_served
@@ -50,14 +50,18 @@ class Session:
         RecordingError: the recording has no steps.
     """
 
-    def __init__(self, recording: Recording, *, at_s: float | None = None) -> None:
+    def __init__(self, recording: Recording, *, at_s: float | None = None, later: bool = False) -> None:
+        """Args: what to watch, where to begin, and whether `add_up` is called once there is a picture to look at."""
         self.replay = Replay(recording)
         self.recording = self.replay.recording
-        breakdown = waste(self.replay)
-        self.slots = breakdown.slots
+        self.added_up = False
+        """Whether `slots` is known for every frame."""
+        self.slots = np.zeros((self.replay.num_frames, len(SlotState)), np.int64)
         """Slots of the pool by state, one row per frame."""
-        self.times_s = breakdown.time_s
+        self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """When each frame begins."""
+        if not later:
+            self.add_up()
         self.events = events_of(self.replay)
         self.player = Player(self.times_s, self.events.notable.frame)
         self.event_filter = EventFilter.ALL
@@ -74,20 +78,31 @@ class Session:
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self.show()
 
+    def add_up(self) -> None:
+        """Split the pool at every frame: as much work as everything else together, and nothing that the pool needs."""
+        self.slots = waste(self.replay).slots
+        self.added_up = True
+
     def filter_events(self, which: EventFilter) -> None:
         """List and jump to some events only."""
         self.event_filter = which
-        match which:
-            case EventFilter.ALL:
-                self.listed_events = self.events
-            case EventFilter.SHORTAGES:
-                self.listed_events = self.events.of_kinds(NOTABLE)
-            case EventFilter.FINISHES:
-                self.listed_events = self.events.of_kinds((EventKind.FINISHED, EventKind.IDLE))
-            case EventFilter.FOLLOWED:
-                self.listed_events = self.events.of_request(-1 if self.followed is None else self.followed)
+        self.listed_events = self.events_through(which)
         jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
         self.player.notable = jumps.frame
+
+    def events_through(self, which: EventFilter) -> Events:
+        """The events that a filter would let through."""
+        match which:
+            case EventFilter.ALL:
+                return self.events
+            case EventFilter.SHORTAGES:
+                return self.events.of_kinds(NOTABLE)
+            case EventFilter.EVICTIONS:
+                return self.events.of_kinds((EventKind.EVICTED,))
+            case EventFilter.FINISHES:
+                return self.events.of_kinds((EventKind.FINISHED, EventKind.IDLE))
+            case EventFilter.FOLLOWED:
+                return self.events.of_kinds(()) if self.followed is None else self.events.of_request(self.followed)
 
     @property
     def capacity(self) -> int:
@@ -118,7 +133,9 @@ class Session:
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
         """Slots of the pool by state at the current frame: shape (7,)."""
-        slots: npt.NDArray[np.int64] = self.slots[self.player.frame]
+        slots: npt.NDArray[np.int64] = (
+            self.slots[self.player.frame] if self.added_up else self.replay.slots().sum(axis=0)
+        )
         return slots
 
     @cached_property

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from .app import KvsimApp
+    from .events import EventKind
     from .lessons import Guided
     from .player import Player
     from .session import Session
     from .states import Symbols
 
-_TICKS_PER_PANEL_UPDATE = 4
+_TICKS_PER_PANEL_UPDATE = 8
 """While playing, text changes less often than the picture: nobody reads thirty times a second."""
 
 
@@ -45,7 +46,7 @@ class Stage(Screen[None]):
         self.symbols = symbols
         self.guided = guided
         self._num_ticks = 0
-        self._mounted = False
+        self._scrubber: Scrubber | None = None
         if guided is not None:
             player.notable = np.array([caption.frame for caption in guided.captions])
             player.stops_at_notable = True
@@ -65,7 +66,7 @@ class Stage(Screen[None]):
 
     def on_mount(self) -> None:
         """Show the first frame."""
-        self._mounted = True
+        self._scrubber = self.query_one(Scrubber)
         self.set_class(self.guided is not None, "-lesson")
         self.show_headline()
         self.show_transport()
@@ -74,7 +75,7 @@ class Stage(Screen[None]):
     @property
     def _ready(self) -> bool:
         """Whether the widgets are there: not yet, or no longer, while screens change or the program ends."""
-        return self._mounted and self in self.app.screen_stack and bool(self.query(Scrubber))
+        return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Nothing can be done with a screen whose widgets are still to come, however fast somebody types."""
@@ -106,6 +107,10 @@ class Stage(Screen[None]):
         """Keep one request lit, and show its figures."""
         raise NotImplementedError
 
+    def follow_name(self, name: str | None) -> None:
+        """The same by its id, which it has in every run."""
+        raise NotImplementedError
+
     def file_name(self) -> str:
         """What to call a file about this moment, without its ending."""
         raise NotImplementedError
@@ -135,14 +140,20 @@ class Stage(Screen[None]):
             self.show_panels()
             if self.guided is not None:
                 self._show_caption()
-        self.show_transport()
+            self.show_transport()
+        else:
+            self.keep_time()
+
+    def keep_time(self) -> None:
+        """Let the clock run while this is what is played."""
+        self.app.keep_time(running=self.app.stage is self and self.player.playing)
 
     def show_transport(self) -> None:
         """Say whether the clock runs, and let it."""
-        if not self._ready:
-            return
-        self.app.keep_time(running=self.app.stage is self and self.player.playing)
-        self.query_one(Scrubber).show_transport()
+        if self._ready:
+            self.keep_time()
+            assert self._scrubber is not None  # or it would not be ready
+            self._scrubber.show_transport()
 
     def action_play(self) -> None:
         """Play or pause."""
@@ -160,10 +171,22 @@ class Stage(Screen[None]):
             self.notify("There is no further event in this direction.", timeout=3)
         self.show_frame(everything=True)
 
+    def jump_to_kind(self, kind: EventKind) -> None:
+        """Pause at the next event of one kind in any of the runs."""
+        times_s = [session.times_s[session.events.of_kinds((kind,)).frame] for session in self.sessions()]
+        coming_s = np.concatenate(times_s)
+        coming_s = coming_s[coming_s > self.player.times_s[self.player.frame]]
+        if len(coming_s):
+            self.player.playing = False
+            self.player.go_to_time(float(coming_s.min()))
+        else:
+            self.notify("There is no further one.", timeout=3)
+        self.show_frame(everything=True)
+
     def action_speed(self, direction: int) -> None:
         """Play faster or slower."""
         self.player.change_speed(direction)
-        self.show_frame(moved=False)
+        self.show_transport()
 
     def action_go(self, share: int) -> None:
         """Go to the beginning (0) or the end (1)."""
@@ -186,5 +209,5 @@ class Stage(Screen[None]):
     def _show_caption(self) -> None:
         box = self.query_one(CaptionBox)
         changed = box.show_frame(self.player.frame, playing=self.player.playing)
-        if changed is not None and changed.follow is not None:
-            self.follow(changed.follow)
+        if changed is not None:
+            self.follow_name(changed.follow)

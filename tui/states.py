@@ -55,6 +55,8 @@ STACK: Final = (
 VOID_COLOR: Final = "#12151a"
 """The background of dark pictures, and dark ink on light colours."""
 LIGHT_INK: Final = "#ffffff"
+_LIGHT: Final = 100
+"""Luminance from which dark ink is read more easily than light ink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,11 @@ def luma(color: str) -> float:
     """How light `color` looks without its hue, 0 to 255 (ITU-R BT.601)."""
     red, green, blue = _channels(color)
     return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def ink_on(color: str) -> str:
+    """Dark or light ink, whichever is read more easily on `color`."""
+    return VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
 
 
 def _channels(color: str) -> tuple[int, int, int]:

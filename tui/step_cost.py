@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime import StepShape
 
 if TYPE_CHECKING:
-    from kvsim.hardware import Gpu
     from kvsim.models import Model
+    from kvsim.steptime import Roofline
 
     from .session import Session
 
@@ -35,16 +35,15 @@ class StepCost:
     """The same with every kernel launched by the host."""
 
     @classmethod
-    def of(cls, session: Session, gpu: Gpu, model: Model) -> StepCost:
-        """The cost of the step at the session's frame on `gpu`; all zero where nobody runs."""
+    def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
+        """The cost of the step at the session's frame with vLLM on `machine`; all zero where nobody runs."""
         live = session.replay.live_requests()
         num_sequences, context_tokens = len(live), int(session.replay.computed(live).sum())
         if not num_sequences:
             return _NOTHING
         shape = StepShape(num_sequences, num_sequences, 0, context_tokens, 0)
-        machine = Roofline.for_gpu(gpu, model)
         captured = machine.step_time(shape)
-        eager = Roofline.for_gpu(gpu, model, enforce_eager=True).step_time(shape)
+        eager = replace(machine, max_captured_tokens=0).step_time(shape)
         return cls(
             num_sequences=num_sequences,
             context_tokens=context_tokens,

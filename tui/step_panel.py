@@ -21,7 +21,9 @@ _LABEL_WIDTH = 15
 
 
 class StepPanel(Panel):
-    """A decode step with the sequences of the current frame; bytes and times are each drawn to one scale."""
+    """A decode step with the sequences of the current frame; bytes and times are each drawn to one scale and in one
+    colour.
+    """
 
     def __init__(self, session: Session, symbols: Symbols, cost: Callable[[Session], StepCost]) -> None:
         super().__init__(session, symbols, id="step")
@@ -34,13 +36,13 @@ class StepPanel(Panel):
         most_bytes = max(cost.weight_bytes, cost.kv_bytes, 1)
         most_s = max(cost.eager_s, 1e-9)
         return [
-            self._bar("weights", cost.weight_bytes / most_bytes, gigabytes(cost.weight_bytes)),
-            self._bar("keys and values", cost.kv_bytes / most_bytes, gigabytes(cost.kv_bytes)),
-            self._bar("captured graph", cost.captured_s / most_s, f"{cost.captured_s * 1e3:.1f} ms"),
-            self._bar("kernel by kernel", cost.eager_s / most_s, f"{cost.eager_s * 1e3:.1f} ms"),
+            self._bar("reads weights", cost.weight_bytes / most_bytes, gigabytes(cost.weight_bytes), "strong"),
+            self._bar("and keys, values", cost.kv_bytes / most_bytes, gigabytes(cost.kv_bytes), "strong"),
+            self._bar("takes, captured", cost.captured_s / most_s, f"{cost.captured_s * 1e3:.1f} ms", "label"),
+            self._bar("kernel by kernel", cost.eager_s / most_s, f"{cost.eager_s * 1e3:.1f} ms", "label"),
         ]
 
-    def _bar(self, label: str, share: float, value: str) -> Strip:
+    def _bar(self, label: str, share: float, value: str, kind: str) -> Strip:
         glyphs = self.symbols.right or self.symbols.up
         room = max(self.size.width - _LABEL_WIDTH - 14, 4)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
@@ -48,7 +50,7 @@ class StepPanel(Panel):
         return Strip(
             [
                 self.text(f"{label:<{_LABEL_WIDTH + 2}}", "label"),
-                Segment(bar, self.get_component_rich_style("panel--strong")),
+                Segment(bar, self.get_component_rich_style(f"panel--{kind}")),
                 self.text(f" {value}", "strong"),
             ]
         )

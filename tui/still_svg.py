@@ -63,9 +63,11 @@ def _line(line: list[tuple[str, Style]], top: int) -> list[str]:
             found.append(_rectangle(x, top, wide, _CELL_HEIGHT, ground))
         if character == "▀":
             found.append(_rectangle(x, top, wide, _CELL_HEIGHT / 2, ink))
-        elif character != " ":
+        elif character in COLOR.up:
             tall = COLOR.up.index(character) / 8 * _CELL_HEIGHT
             found.append(_rectangle(x, top + _CELL_HEIGHT - tall, wide, tall, ink))
+        else:
+            found.append(_text(x, top + 14, character * (end - begin), ink))
         begin = end
     return found
 
@@ -74,5 +76,5 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str) -> s
     return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'
 
 
-def _text(x: float, y: float, text: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{_TEXT_COLOR}" {_FONT}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" {_FONT}>{escape(text)}</text>'

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 _MOST_WIDE, _MOST_TALL = 4, 12
 """How large a cell is drawn at most, in characters and in lines."""
+_MOST_WIDE_NAMED = 10
+"""The same for a unit with its name."""
 
 
 class Detail(Enum):
@@ -115,6 +117,8 @@ def levels(
     """
     lines = height * 2 if half_blocks else height
     coarsest = fit(num_units, width, lines, stride)
+    if half_blocks and coarsest.tall > 2:  # rows begin with a character, so that names fit into them
+        coarsest = replace(coarsest, tall=coarsest.tall - coarsest.tall % 2)
     found = [coarsest]
     while found[-1].across > 1 or found[-1].down > 1:
         finer = replace(found[-1], across=-(-found[-1].across // 2), down=-(-found[-1].down // 2))
@@ -142,19 +146,23 @@ def _enlarged(tiling: Tiling, width: int, height: int) -> Tiling:
 
 
 def _fill_level(num_units: int, width: int, height: int) -> Tiling:
-    """A character per unit, or up to four where the whole pool fits."""
-    for wide in range(_MOST_WIDE, 0, -1):
-        stride = min(max(width // wide, 1), num_units)
-        if wide == 1 or -(-num_units // stride) <= height:
+    """A character per unit, or more where the whole pool fits; from five on with a line for names below each."""
+    for wide in range(_MOST_WIDE_NAMED, 0, -1):
+        stride, tall = min(max(width // wide, 1), num_units), 2 if wide > _MOST_WIDE else 1
+        if wide == 1 or -(-num_units // stride) * tall <= height:
             break
-    return Tiling(num_units=num_units, stride=stride, wide=wide, detail=Detail.FILL)
+    return Tiling(num_units=num_units, stride=stride, wide=wide, tall=tall, detail=Detail.FILL)
 
 
 def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> Tiling:
-    """A character per slot, or a square of them where the whole pool fits; and gaps between the units."""
+    """A character per slot, or a square of them where the whole pool fits; and gaps between the units, with a line
+    for names below each where there is room.
+    """
     for scale in range(_MOST_WIDE, 0, -1):
         wide = unit_tokens * scale + 1
         stride = min(max(width // wide, 1), num_units)
-        if scale == 1 or (wide <= width and -(-num_units // stride) * scale <= height):
+        rows = -(-num_units // stride)
+        if scale == 1 or (wide <= width and rows * (scale + 1) <= height):
             break
-    return Tiling(num_units=num_units, stride=stride, wide=wide, tall=scale, detail=Detail.SLOTS)
+    tall = min(max(height // rows, 1), scale + 2)
+    return Tiling(num_units=num_units, stride=stride, wide=wide, tall=tall, detail=Detail.SLOTS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
@@ -54,11 +54,17 @@ class Timeline(Scrubber):
         self._charts: list[Strip] = []
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
+        self._column = -1
 
     def show_frame(self) -> None:
         """Follow the session to its current frame, and the request that it follows."""
+        column = self.cursor_column if self.axis_width else 0
+        if self._followed == self._session.followed and column == self._column:
+            self.refresh(*(Region(0, y, GUTTER, 1) for y in self._labelled_lines()))
+            return
         if self._followed != self._session.followed:
             self._drawn_size = Size(0, 0)
+        self._column = column
         self.refresh()
 
     def notify_style_update(self) -> None:
@@ -94,6 +100,11 @@ class Timeline(Scrubber):
         mostly_ink = self.symbols.color and self.symbols.up.find(segment.text) > EIGHTHS // 2
         return segment.style.color if mostly_ink else segment.style.bgcolor
 
+    def _labelled_lines(self) -> set[int]:
+        """The lines whose value changes with the clock though the cursor stays in its column."""
+        height = self.size.height
+        return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
+
     def _label(self, y: int) -> list[Segment]:
         session, height = self._session, len(self._charts)
         frame = session.player.frame
@@ -119,8 +130,8 @@ class Timeline(Scrubber):
             return []
         session = self._session
         first, last = self._frames_of_columns(width)
-        total = np.concatenate((np.zeros((1, len(STACK)), np.int64), np.cumsum(session.slots[:, list(STACK)], axis=0)))
-        slots = (total[last + 1] - total[first]) / (last + 1 - first)[:, None]
+        spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
+        slots = np.array([session.slots[begin:end].mean(axis=0) for begin, end in spans])[:, list(STACK)]
         num_charts = 2 if height > 3 else 1
         strips = self._memory(slots, max(height - num_charts - 1, 0))
         strips.append(self._bars(np.maximum.reduceat(self._num_running, first), self._num_running.max()))

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from .brush import stack_cells, swatch
 from .facts import selection
 from .stack import stacked
-from .states import LIGHT_INK, LOOKS, STACK, VOID_COLOR, luma
+from .states import LOOKS, STACK, ink_on
 from .words import percent, shortened
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _ENTRY_WIDTH = 40
 _SHORT_ENTRY_WIDTH = 20
 _TITLE = "where the memory is now"
-_LIGHT = 100
-"""Luminance from which dark ink is read more easily than light ink."""
 _TALL = 38
 """Lines of a screen that can spare more of them for the legend."""
 
@@ -42,14 +40,14 @@ class WasteBar(Widget):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(id="waste")
         self._symbols = symbols
-        self.border_title = _TITLE
+        self._title = Content("")
         self.open(session)
 
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session = session
         ever = session.slots.max(axis=0)
-        self._listed = [state for state in STACK if ever[state]]
+        self._listed = [state for state in STACK if ever[state] or not session.added_up]
         if self.is_attached:
             self._take_lines()
 
@@ -57,8 +55,9 @@ class WasteBar(Widget):
         """Follow the session to its current frame."""
         inspected = self.screen.has_class("-narrow") and selection(self._session)
         # A request's id is not markup.
-        title = inspected or _TITLE
-        self.border_title = Content(shortened(title, self.size.width - 2, self._symbols.cut))
+        title = Content(shortened(inspected or _TITLE, self.size.width - 2, self._symbols.cut))
+        if title != self._title:
+            self.border_title = self._title = title
         self.refresh()
 
     def on_resize(self) -> None:
@@ -117,8 +116,7 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
         text, color = f" {LOOKS[state].name} ", palette.states[state]
         # The last character of a part may be shared with the next one.
         if len(text) < end - begin:
-            ink = VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
-            label = Strip([Segment(text, Style(color=ink, bgcolor=color, bold=True))])
+            label = Strip([Segment(text, Style(color=ink_on(color), bgcolor=color, bold=True))])
             piece = Strip.join([label, piece.crop(len(text))])
         pieces.append(piece)
     return Strip.join(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -57,6 +58,19 @@ class Watch(Stage):
             with Vertical(id="far"):
                 yield EventList(session, symbols)
 
+    def on_mount(self) -> None:
+        """Show the first frame; and the whole run by states where that takes longer than anybody should wait."""
+        super().on_mount()
+        if not self.session.added_up:
+            self.run_worker(self._add_up())
+
+    async def _add_up(self) -> None:
+        await asyncio.to_thread(self.session.add_up)
+        if self.is_attached:
+            self.query_one(WasteBar).open(self.session)
+            self.query_one(Timeline).open(self.session)
+            self.show_frame(everything=True)
+
     def headline(self) -> tuple[list[str], list[str]]:
         """Where the recording comes from, and its pool."""
         return headline(self.session, short=False), headline(self.session, short=True)
@@ -82,13 +96,17 @@ class Watch(Stage):
         self.query_one(PoolView).follow(request)
         self.show_panels()
 
+    def follow_name(self, name: str | None) -> None:
+        """The same by its id."""
+        self.follow(None if name is None else self.session.recording.row_of(name))
+
     def file_name(self) -> str:
         """The recording and the step."""
         return f"{self.session.recording.name or 'kvsim'}-step{self.player.frame}"
 
     def action_filter(self) -> None:
-        """List and jump to the next kind of events."""
-        kinds = [kind for kind in EventFilter if kind is not EventFilter.FOLLOWED or self.session.followed is not None]
+        """List and jump to the next kind of events; kinds of which there are none are passed over."""
+        kinds = [kind for kind in EventFilter if kind is EventFilter.ALL or len(self.session.events_through(kind))]
         present = kinds.index(self.session.event_filter) if self.session.event_filter in kinds else -1
         self.session.filter_events(kinds[(present + 1) % len(kinds)])
         number = len(self.session.listed_events)

@@ -1,8 +1,7 @@
 """Fit the coefficients of a step-time model, within physical reach of what the data sheets say.
 
 Every coefficient starts at its roofline value and may move by a limited factor; a stalled host is an outlier, not a
-coefficient. Because throughput is a mean and the fit is robust, a last step gives each kind of step the mean excess
-that robustness ignored.
+coefficient. What a robust fit does not see is put right afterwards (`kvsim.calibration.corrections`).
 """
 
 from __future__ import annotations
@@ -13,35 +12,48 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.calibration.corrections import is_first_use, with_first_uses, with_host_overheads, with_mean_excess
 from kvsim.calibration.observed import Observed, observe
-from kvsim.calibration.predict import step_durations, step_errors
+from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
-from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY, Roofline, StepShape
 
 _GPU_COEFFICIENTS = ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s")
 _FITTED = {
     "vllm": (
-        *("host_step_s", "host_sequence_s", "host_token_s", "piecewise_launch_s", "eager_launch_s"),
+        *("host_step_s", "host_sequence_s", "host_token_s"),
+        *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s"),
         *_GPU_COEFFICIENTS,
-        *("lone_share", "piecewise_s", "exposed_share"),
+        *("lone_share", "shared_saving", "strain_share", "piecewise_s", "exposed_share"),
     ),
-    "hf-dynamic": ("eager_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
+    "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,
 }
 """What is fitted for which engine; the rest stays at its roofline value."""
+_READ_OFF = {
+    "hf-dynamic": {"new_kernel_s": "new_kernels"},
+    "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
+}
+"""What is too rare for a fit, and the field of `StepShape` that counts it."""
 _REACH = 6.0
 """The largest factor by which a coefficient may leave its roofline value."""
-_SCALE_S, _SCALE_SHARE = 0.1e-3, 0.02
-"""An error of so many seconds, and of this share of the step, counts as one; much larger ones count linearly."""
+_FASTEST = {
+    "weights_s": MEMORY_EFFICIENCY / 0.95,
+    "context_token_s": MEMORY_EFFICIENCY / 0.95,
+    "token_s": ARITHMETIC_EFFICIENCY / 0.8,
+    "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
+}
+"""As shares of their roofline values, the least that these may be: no kernel reaches more of the data sheet's peak than
+the shares here on the right, and whatever seems faster belongs to another coefficient.
+"""
 _PRIOR_WEIGHT = 0.3
 """How strongly a coefficient that the recordings do not determine is held at its roofline value."""
-_STALL_PERCENTILE = 99.5
-"""Errors beyond this are stalls: they are left out of the mean excess too."""
-_MAX_EXPOSED = 0.5
+_LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
+"""Shares that cannot be more, or more work would take less time."""
 
 
 def calibrate(
@@ -70,11 +82,10 @@ def calibrate(
     gpu, model = find_gpu(gpu_name), Model.from_shape(recordings[0].meta.model)
     prior = _prior(gpu_name, model, engine)
     observed = [observe(item) for item in recordings]
-    captured = [_captured_tokens(item) for item in recordings]
     rounds = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
 
     def fitted(chosen: Sequence[int], done: int) -> Roofline:
-        times = _fit([observed[index] for index in chosen], [captured[index] for index in chosen], prior, engine)
+        times = _fit([observed[index] for index in chosen], prior, engine)
         if progress is not None:
             progress(done, rounds)
         return times
@@ -84,7 +95,7 @@ def calibrate(
     residuals = []
     for index in everything:
         without = fitted([other for other in everything if other != index], index + 2) if rounds > 1 else None
-        residuals.append(_residual(observed[index], captured[index], times, without))
+        residuals.append(residual_of(observed[index], times, without))
     shapes = [np.concatenate(columns) for columns in zip(*(item.shape for item in observed), strict=True)]
     return Profile(
         gpu=gpu.name,
@@ -124,16 +135,7 @@ def _prior(gpu_name: str, model: Model, engine: str) -> Roofline:
             return Roofline.for_hugging_face(gpu, model)
 
 
-def _captured_tokens(recording: Recording) -> int | None:
-    """The largest captured step, where a recording's engine captured none; None where it is the default."""
-    return 0 if recording.meta.engine.get("enforce_eager") else None
-
-
-def _with_capture(times: Roofline, captured: int | None) -> Roofline:
-    return times if captured is None else replace(times, max_captured_tokens=captured)
-
-
-def _fit(observed: Sequence[Observed], captured: Sequence[int | None], prior: Roofline, engine: str) -> Roofline:
+def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     names = _FITTED[engine]
@@ -141,111 +143,45 @@ def _fit(observed: Sequence[Observed], captured: Sequence[int | None], prior: Ro
 
     def model(logarithms: Any) -> Roofline:
         values: dict[str, Any] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
-        if "exposed_share" in values:
-            values["exposed_share"] = min(values["exposed_share"], _MAX_EXPOSED)
+        values |= {name: min(values[name], most) for name, most in _LIMITS.items() if name in values}
         if "weights_s" in values:  # a dense model streams the same weights for one token as for many
             values["active_weights_s"] = values["weights_s"] * prior.active_weights_s / prior.weights_s
         return replace(prior, **values)
 
-    scales = [_SCALE_S + _SCALE_SHARE * step_durations(item) for item in observed]
+    read_off = _READ_OFF.get(engine, {})
+    scales = [np.where(is_first_use(item, read_off), np.inf, error_scale_s(item)) for item in observed]
 
     def residuals(logarithms: Any) -> Any:
         times = model(logarithms)
         errors = [
-            step_errors(_with_capture(times, tokens), item) / scale
-            for item, tokens, scale in zip(observed, captured, scales, strict=True)
+            step_errors(machine_of(times, item), item) / scale for item, scale in zip(observed, scales, strict=True)
         ]
         return np.concatenate([*errors, _PRIOR_WEIGHT * logarithms])
 
     reach = np.log(_REACH)
+    fastest = _FASTEST if engine == "vllm" else {}
     solution = least_squares(
-        residuals, np.zeros(len(names)), bounds=(-reach, reach), loss="soft_l1", diff_step=1e-3, max_nfev=30
+        residuals,
+        np.zeros(len(names)),
+        bounds=([np.log(fastest[name]) if name in fastest else -reach for name in names], reach),
+        loss="soft_l1",
+        diff_step=1e-3,
+        max_nfev=30,
     )
-    times = _with_mean_excess(model(solution.x), observed, captured)
-    if engine == "hf-static":
-        return _with_compilation(times, observed)
-    return _with_host_overheads(times, observed) if engine == "vllm" else times
+    times = with_mean_excess(model(solution.x), observed)
+    if engine == "vllm":
+        return with_host_overheads(times, observed)
+    return with_first_uses(times, observed, read_off)
 
 
-def _with_mean_excess(times: Roofline, observed: Sequence[Observed], captured: Sequence[int | None]) -> Roofline:
-    """`times` with what each kind of step took longer on average than the robust fit says."""
-    errors: dict[str, list[Any]] = {"step_s": [], "piecewise_s": [], "eager_launch_s": []}
-    for item, tokens in zip(observed, captured, strict=True):
-        model = _with_capture(times, tokens)
-        error = -step_errors(model, item)
-        eager = item.shape.num_tokens > model.max_captured_tokens
-        prefill = np.asarray(item.shape.num_prefill_tokens) > 0
-        errors["eager_launch_s"].append(error[eager])
-        errors["piecewise_s"].append(error[~eager & prefill])
-        errors["step_s"].append(error[~eager & ~prefill])
-    excess = {name: _trimmed_mean(np.concatenate(parts)) for name, parts in errors.items()}
-    excess["piecewise_s"] -= excess["step_s"]  # such a step pays both
-    return replace(
-        times, **{name: max(getattr(times, name) + value, 0.0) for name, value in excess.items() if value == value}
-    )
-
-
-def _trimmed_mean(values: Any) -> float:
-    if not len(values):
-        return 0.0
-    limit = np.percentile(np.abs(values), _STALL_PERCENTILE)
-    return float(values[np.abs(values) <= limit].mean())
-
-
-def _with_compilation(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what compiling takes: a few steps of half a minute each, which a robust fit takes for stalls."""
-    errors = [
-        step_errors(replace(times, new_shape_s=0.0), item)[np.asarray(item.shape.new_shape) > 0] for item in observed
-    ]
-    compiling = np.concatenate(errors)
-    return replace(times, new_shape_s=max(-float(compiling.mean()), 0.0)) if len(compiling) else times
-
-
-def _with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what the host does between outputs and decisions, and for every request: both can be read off
-    directly.
-    """
-    gaps, sequences = [], []
-    for item in observed:
-        direct = item.next_step >= 0
-        gaps.append(item.start_s[item.next_step[direct]] - item.end_s[direct])
-        sequences.append(np.asarray(item.shape.num_seqs)[direct])
-    step_s, sequence_s = _line(
-        np.concatenate(sequences), np.concatenate(gaps), times.turnaround_step_s, times.turnaround_sequence_s
-    )
-    request_s, token_s = _line(
-        np.concatenate([item.entry_prompt_tokens for item in observed]),
-        np.concatenate([item.entry_gap_s for item in observed]),
-        times.request_s,
-        times.request_token_s,
-    )
-    return replace(
-        times,
-        turnaround_step_s=step_s,
-        turnaround_sequence_s=sequence_s,
-        request_s=request_s,
-        request_token_s=token_s,
-    )
-
-
-def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of a line through the points but for stalls; the given ones without
-    points.
-    """
-    if len(np.unique(x)) < 2:
-        return intercept, slope
-    kept = y <= np.percentile(y, _STALL_PERCENTILE)
-    fitted_slope, fitted_intercept = np.polyfit(x[kept], y[kept], 1)
-    return max(float(fitted_intercept), 0.0), max(float(fitted_slope), 0.0)
-
-
-def _residual(observed: Observed, captured: int | None, times: Roofline, without: Roofline | None) -> Residual:
+def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
+    """How far `times` are from a recording, and how far they were `without` it."""
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:
-        return 100 * float(step_errors(_with_capture(model, captured), observed).mean()) / mean_s
+        return 100 * float(step_errors(machine_of(model, observed), observed).mean()) / mean_s
 
-    error = step_errors(_with_capture(times, captured), observed)
+    error = step_errors(machine_of(times, observed), observed)
     return Residual(
         recording=observed.name,
         num_steps=len(observed),

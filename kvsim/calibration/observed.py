@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.kernels import KernelsSeen
+from kvsim.hf_memory import batches_of
+from kvsim.kernels import BatchRun, KernelsSeen
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import StepShape
@@ -18,6 +19,8 @@ class Observed:
     """The steps of one recording, in order."""
 
     name: str
+    eager: bool
+    """Whether the engine captured no graphs."""
     shape: StepShape
     """Arrays, one entry per step."""
     start_s: FloatArray
@@ -62,13 +65,15 @@ def observe(recording: Recording) -> Observed:
     together = np.flatnonzero(np.diff(requests.arrival_seq[order]) == 1)
     return Observed(
         name=recording.name,
+        eager=bool(recording.meta.engine.get("enforce_eager")),
         shape=StepShape(
             num_seqs=per_step(np.ones(len(step))),
             num_tokens=per_step(tokens),
             num_prefill_tokens=per_step(tokens * prefill),
             context_tokens=per_step(before + tokens),
             attention_pairs=per_step(prefill * (tokens * before + tokens * (tokens + 1) / 2)),
-            new_shape=_new_shapes(recording, per_step(np.ones(len(step))), per_step(before + tokens)),
+            **_first_uses(recording),
+            shared_tokens=_shared_tokens(recording, per_step(before + tokens)),
         ),
         start_s=steps.start_s,
         end_s=steps.end_s,
@@ -79,18 +84,33 @@ def observe(recording: Recording) -> Observed:
     )
 
 
-def _new_shapes(recording: Recording, num_seqs: FloatArray, context_tokens: FloatArray) -> Any:
-    """1 for each step of a static batch whose shape had not come before in the recording, 0 for the others."""
+def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
+    """What each step of a paged cache reads more than once, as far as free memory tells: more than is held."""
+    pool = recording.meta.pool
+    if pool.num_units is None:
+        return np.zeros(len(context_tokens))
+    held_slots = (pool.num_units - recording.steps.free_units.astype(np.float64)) * pool.unit_tokens
+    return np.maximum(context_tokens - held_slots, 0.0)
+
+
+def earlier_batches(recording: Recording) -> tuple[BatchRun, ...]:
+    """What the process of a recording of `generate()` had run before with the same kind of cache, as far as it says."""
+    cache = recording.meta.policy.get("cache")
+    return tuple(
+        BatchRun(rows=batch["rows"], width=batch["prompt_width"], steps=batch["new_tokens"], padded=batch["padded"])
+        for batch in recording.meta.extra.get("earlier_batches", ())
+        if batch["cache"] == cache
+    )
+
+
+def _first_uses(recording: Recording) -> dict[str, Any]:
+    """The shapes and kernels that each step of `generate()` is the first of its process to need; none elsewhere."""
     if recording.meta.policy_name != "static":
-        return np.zeros(len(num_seqs))
-    prefill = recording.steps.prefill_tokens > 0
-    length = context_tokens / np.maximum(num_seqs, 1)
-    preallocated = recording.meta.policy.get("cache") == "static"
-    if preallocated:  # the whole cache, which is as long as the batch's last step
-        batch = np.cumsum(prefill)
-        longest = np.zeros(batch.max(initial=0) + 1)
-        np.maximum.at(longest, batch, length)
-        length = longest[batch]
-    kernels = KernelsSeen(preallocated=preallocated)
-    steps = zip(num_seqs.tolist(), length.tolist(), prefill.tolist(), strict=True)
-    return np.array([float(kernels.is_new(int(rows), int(tokens), prefill=first)) for rows, tokens, first in steps])
+        none = np.zeros(len(recording.steps))
+        return {"new_shape": none, "new_kernels": none}
+    kernels = KernelsSeen(
+        preallocated=recording.meta.policy.get("cache") == "static", earlier=earlier_batches(recording)
+    )
+    batches = (BatchRun(item.rows, item.prompt_width, item.new_tokens, item.padded) for item in batches_of(recording))
+    shapes, new_kernels = np.array([first for batch in batches for first in kernels.run(batch)], np.float64).T
+    return {"new_shape": shapes, "new_kernels": new_kernels}

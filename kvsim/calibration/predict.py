@@ -6,37 +6,60 @@ step to the next; where the GPU was the slower clock, its clock is set by what w
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kvsim.calibration.observed import Observed
-from kvsim.recording.tables import FloatArray
-from kvsim.steptime import StepTimeModel
+from kvsim.recording.tables import FloatArray, IntArray
+from kvsim.steptime import RESTED, Roofline, StepTime, StepTimeModel, strained_gpu_s
+
+SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
+"""An error of so many seconds, and of this share of the step, counts as one in a fit."""
 
 
-def predict_ends(model: StepTimeModel, observed: Observed) -> FloatArray:
-    """Seconds at which the output of each step of `observed` would be there."""
+class Prediction(NamedTuple):
+    """When the output of each step would be there, and what it waited for."""
+
+    end_s: FloatArray
+    launch: IntArray
+    """The step whose launch the host was busy with until then; -1 where the GPU was the slower clock."""
+
+
+def machine_of(times: Roofline, observed: Observed) -> Roofline:
+    """`times` in the engine of `observed`, which may have captured no graphs."""
+    return times.uncaptured() if observed.eager else times
+
+
+def predict(model: StepTimeModel, observed: Observed) -> Prediction:
+    """Follow both clocks through `observed`."""
     time = model.step_time(observed.shape)
     num_steps = len(observed)
-    prepare, launch, gpu = (
-        np.broadcast_to(values, num_steps).tolist() for values in (time.prepare_s, time.launch_s, time.gpu_s)
-    )
+    costs = list(map(StepTime, *(np.broadcast_to(values, num_steps).tolist() for values in time)))
     start, end = observed.start_s.tolist(), observed.end_s.tolist()
     busy_with = observed.launched_before_output.tolist()
-    predicted = [0.0] * num_steps
-    gpu_free_s = float("-inf")
-    for step in range(num_steps):
-        done_s = max(max(start[step] + prepare[step], gpu_free_s) + gpu[step], start[step] + launch[step])
-        host_free_s = start[busy_with[step]] + launch[busy_with[step]]
+    predicted, waited_for = [0.0] * num_steps, [-1] * num_steps
+    gpu_free_s, strain = float("-inf"), RESTED
+    for step, cost in enumerate(costs):
+        begin_s = max(start[step] + cost.prepare_s, gpu_free_s)
+        gpu_s, strain = strained_gpu_s(cost, begin_s, strain)
+        launched_s = start[step] + cost.launch_s
+        done_s = max(begin_s + gpu_s, launched_s)
+        other = busy_with[step]
+        host_free_s = start[other] + costs[other].launch_s
         if done_s >= host_free_s:
             predicted[step], gpu_free_s = done_s, end[step]
+            if done_s == launched_s:
+                waited_for[step] = step
         else:
             predicted[step], gpu_free_s = host_free_s, min(done_s, end[step])
-    return np.array(predicted)
+            waited_for[step] = other
+    return Prediction(np.array(predicted), np.array(waited_for))
 
 
 def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
     """Predicted minus recorded end of each step, seconds."""
-    return predict_ends(model, observed) - observed.end_s
+    return predict(model, observed).end_s - observed.end_s
 
 
 def step_durations(observed: Observed) -> FloatArray:
@@ -44,3 +67,8 @@ def step_durations(observed: Observed) -> FloatArray:
     idle.
     """
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
+
+
+def error_scale_s(observed: Observed) -> FloatArray:
+    """The error of each step that counts as one, seconds."""
+    return SCALE_S + SCALE_SHARE * step_durations(observed)

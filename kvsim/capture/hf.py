@@ -12,7 +12,7 @@ GPU once a step; that is what a program that streams its output does too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from types import TracebackType
@@ -58,23 +58,35 @@ class _AfterStep(StoppingCriteria):  # type: ignore[misc]
 class GenerateRecorder:
     """Records every call of `model.generate` between entering and leaving the context."""
 
-    def __init__(self, model: Any, *, allocation_history: int = 0, command: str = "") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        allocation_history: int = 0,
+        earlier_batches: Sequence[Mapping[str, Any]] = (),
+        command: str = "",
+    ) -> None:
         """Watch `model`.
 
         Args:
             model: a transformers model with `generate`.
             allocation_history: keep so many of PyTorch's own allocation events (0: none; needs CUDA).
+            earlier_batches: what this process has generated before, as other recorders' `batches` say; the first batch
+                of a shape is slower.
             command: goes into the provenance.
         """
         self._model = model
+        self._earlier = list(earlier_batches)
         self._command = command
         self._cuda = model.device.type == "cuda"
         self._history = allocation_history if self._cuda else 0
         self._builder = RecordingBuilder()
         self._begin_s: float | None = None
-        self._batches: list[dict[str, Any]] = []
+        self.batches: list[dict[str, Any]] = []
+        """Every call of `generate()` so far: its rows, width, new tokens, whether it was padded, and its cache."""
         self._step_ends_us: list[float] = []
-        self._baseline_bytes = 0
+        self._memory_before = _memory_held(cuda=False)
+        self._memory_after = self._memory_before
         self.allocator: AllocatorHistory | None = None
         """PyTorch's allocation history, once the context has been left."""
         self.known_outputs: Sequence[int] | None = None
@@ -86,7 +98,7 @@ class GenerateRecorder:
         if self._cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            self._baseline_bytes = torch.cuda.memory_allocated()
+            self._memory_before = _memory_held(cuda=True)
         if self._history:
             torch.cuda.memory._record_memory_history(max_entries=self._history, stacks="python", context=None)
         return self
@@ -95,6 +107,7 @@ class GenerateRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._model.generate  # the instance's; the class's stands behind it
+        self._memory_after = _memory_held(cuda=self._cuda)
         if self._history:
             self.allocator = _history(self._step_ends_us)
             torch.cuda.memory._record_memory_history(enabled=None)
@@ -105,12 +118,12 @@ class GenerateRecorder:
         Raises:
             UsageError: nothing was generated.
         """
-        if not self._batches:
+        if not self.batches:
             raise UsageError("nothing was recorded: call model.generate(...) inside the recorder's context.")
         shape = shape_of(self._model.config)
         dtype = self._model.dtype
         kv_bytes = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"] * dtype.itemsize
-        first = self._batches[0]
+        first = self.batches[0]
         model_name = Path(self._model.config.name_or_path or type(self._model).__name__).name
         meta = Meta(
             source="hf",
@@ -120,7 +133,7 @@ class GenerateRecorder:
                 "version": transformers.__version__,
                 "torch": torch.__version__,
                 "cache": first["cache"],
-                "batch_size": max(batch["rows"] for batch in self._batches),
+                "batch_size": max(batch["rows"] for batch in self.batches),
                 "attention": self._model.config._attn_implementation,
             },
             model={
@@ -132,12 +145,20 @@ class GenerateRecorder:
             policy={
                 "name": "static",
                 "cache": first["cache"],
-                "batch_size": max(batch["rows"] for batch in self._batches),
+                "batch_size": max(batch["rows"] for batch in self.batches),
             },
             pool=Pool(unit_tokens=1, num_units=None, bytes_per_unit=kv_bytes),
             command=self._command,
             created=date.today().isoformat(),
-            extra={"baseline_allocated_bytes": self._baseline_bytes, "num_batches": len(self._batches)},
+            extra={
+                "baseline_allocated_bytes": self._memory_before["allocated_bytes"],
+                "baseline_reserved_bytes": self._memory_before["reserved_bytes"],
+                "baseline_private_bytes": sum(self._memory_before["private_segment_bytes"]),
+                "private_segment_bytes": self._memory_after["private_segment_bytes"],
+                "gpu_properties": _gpu_properties() if self._cuda else {},
+                "earlier_batches": self._earlier,
+                "num_batches": len(self.batches),
+            },
         )
         return self._builder.finish(meta, name)
 
@@ -150,7 +171,6 @@ class GenerateRecorder:
         limit = kwargs.get("max_new_tokens") or self._model.generation_config.max_new_tokens or 0
         batch = _Batch(self._builder, prompts, inputs.shape[1], limit, self._now())
         cache = kwargs.get("cache_implementation") or self._model.generation_config.cache_implementation or "dynamic"
-        self._batches.append({"rows": len(prompts), "cache": cache})
 
         def on_step() -> None:
             if self._cuda:
@@ -165,6 +185,15 @@ class GenerateRecorder:
         sequences = getattr(output, "sequences", output)
         outputs, self.known_outputs = self.known_outputs, None
         batch.end(outputs or self._output_lengths(sequences, inputs.shape[1]), self._now())
+        self.batches.append(
+            {
+                "rows": len(prompts),
+                "prompt_width": inputs.shape[1],
+                "new_tokens": sequences.shape[1] - inputs.shape[1],
+                "padded": min(prompts) < inputs.shape[1],
+                "cache": cache,
+            }
+        )
         return output
 
     def _output_lengths(self, sequences: Any, prompt_width: int) -> list[int]:
@@ -237,6 +266,29 @@ class _Batch:
             if count > 1:
                 self._builder.emitted(row, time_s, count - 1)
             self._builder.ended(row, RequestStatus.FINISHED, time_s)
+
+
+def _memory_held(*, cuda: bool) -> dict[str, Any]:
+    """What PyTorch's allocator holds at this moment: allocated, reserved, and the segments of private pools, which
+    captured graphs keep for themselves.
+    """
+    if not cuda:
+        return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
+    segments = torch.cuda.memory_snapshot()
+    return {
+        "allocated_bytes": torch.cuda.memory_allocated(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "private_segment_bytes": [
+            int(segment["total_size"]) for segment in segments if any(segment.get("segment_pool_id", ()))
+        ],
+    }
+
+
+def _gpu_properties() -> dict[str, int]:
+    """What the driver says of the GPU beside its name; a property that this PyTorch does not ask for is left out."""
+    known = torch.cuda.get_device_properties(torch.cuda.current_device())
+    names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
+    return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}
 
 
 def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:

@@ -6,6 +6,7 @@ A command turns flags into values, calls the library and shows what comes back; 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 from keyword import iskeyword
@@ -63,8 +64,14 @@ def cli() -> None:
     """
 
 
+def _terminate(signal_number: int, _: object) -> None:
+    """Leave like after an error, so that what was half written is taken away."""
+    sys.exit(128 + signal_number)
+
+
 def main() -> None:
     """Run the command line and exit: 0 fine, 1 failed, 2 misused."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         cli(standalone_mode=False, prog_name="kvsim")
     except click.ClickException as error:

@@ -20,7 +20,11 @@ from kvsim.errors import UsageError
     help=".gif, .mp4 or .html.",
 )
 @click.option(
-    "--until", "until_s", type=float, metavar="SECONDS", help="Where the film ends.  [the end of the longest run]"
+    "--until",
+    "until_s",
+    type=float,
+    metavar="SECONDS",
+    help="Where the film ends.  [with the longest run, or a quarter beyond the shortest]",
 )
 @click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
 @click.option("--frames-per-second", type=float, default=12.5, show_default=True)
@@ -48,10 +52,18 @@ def command(
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
         if not 0 < value < 1e4:
             raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")
+    runs = [read(find(name)) for name in recordings]
     film = film_of(
-        [read(find(name)) for name in recordings],
+        runs,
         num_frames=max(2, round(length_s * frames_per_second)),
         until_s=until_s,
     )
+    longest_s = max(run.duration_s for run in runs)
+    if until_s is None and film.times_s[-1] < longest_s:
+        click.echo(
+            f"the film ends at {film.times_s[-1]:.4g} s, soon after the shortest run; "
+            f"--until {longest_s:.6g} shows the longest to its end.",
+            err=True,
+        )
     write = FILMS[output.suffix.lower()]
     click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20))))

@@ -14,24 +14,34 @@ from kvsim.cli.show import json_option, print_json, print_table, progress
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PROFILE.toml", help="The profile."
 )
+@click.option(
+    "--gpu-from",
+    metavar="PROFILE",
+    help="Keep what the GPU does as in this profile, and fit only how fast the host is: one short recording is enough.",
+)
 @click.option("--no-held-out", is_flag=True, help="Do not fit again without each recording in turn (faster).")
 @json_option
-def command(*, recordings: tuple[str, ...], output: Path, no_held_out: bool, as_json: bool) -> None:
+def command(
+    *, recordings: tuple[str, ...], output: Path, gpu_from: str | None, no_held_out: bool, as_json: bool
+) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
     Prints how far the model is from each recording, step by step, fitted with it and without it.
     """
-    from kvsim.calibration import calibrate
+    from kvsim.calibration import calibrate, calibrate_host
+    from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
     from kvsim.recording import find, read
 
     read_recordings = [read(find(name)) for name in recordings]
-    with progress("fitting") as report:
-        profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
-    header = (
-        f"Step times of {profile.engine} with {profile.model} on {profile.gpu}, fitted to recordings.\n"
-        "Made by: kvsim calibrate " + " ".join(item.name for item in read_recordings)
-    )
+    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\nMade by: kvsim calibrate"
+    if gpu_from is not None:
+        profile = calibrate_host(find_profile(gpu_from), read_recordings)
+        header += f" --gpu-from {gpu_from}"
+    else:
+        with progress("fitting") as report:
+            profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
+    header = " ".join((header.format(profile), *(item.name for item in read_recordings)))
     save(profile, output, header)
     if as_json:
         residuals = [

@@ -26,7 +26,7 @@ def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
 
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     """
-    from kvsim.cli.summary import print_summaries
+    from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.metrics import summarize
 
     scenario = build_scenario(**flags)
@@ -41,7 +41,8 @@ def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
             write(recording, output / policy)
     summaries = [summarize(recording) for recording in recordings]
     if as_json:
-        print_json({summary.policy: summary.as_dict() for summary in summaries})
+        pairs = zip(recordings, summaries, strict=True)
+        print_json({summary.policy: summary_document(recording, summary) for recording, summary in pairs})
     else:
         print_summaries(
             f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory", recordings, summaries

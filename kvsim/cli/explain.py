@@ -39,10 +39,10 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, ascii_on
         return
     text, figures = reading.as_markdown(guided)
     output.mkdir(parents=True, exist_ok=True)
-    write = import_module("tui.picture_file").write_atomically
+    save = import_module("tui.picture_file").save
     for name, figure in figures.items():
-        write(figure, output / name)
-    click.echo(write(text, output / f"{guided.lesson.file.stem}.md"))
+        save(figure, output / name)
+    click.echo(save(text, output / f"{guided.lesson.file.stem}.md"))
 
 
 def _can_print(text: str) -> bool:

@@ -37,7 +37,10 @@ _KINDS = (
     "--as", "file_type", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="With --all."
 )
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
-def command(*, what: tuple[str, ...], everything: bool, output: Path | None, file_type: str, purpose: str) -> None:
+@click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")
+def command(
+    *, what: tuple[str, ...], everything: bool, output: Path | None, file_type: str, purpose: str, no_title: bool
+) -> None:
     """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
 
     The text that describes the figure to those who cannot see it is written beside it.
@@ -46,7 +49,7 @@ def command(*, what: tuple[str, ...], everything: bool, output: Path | None, fil
         folder = output or Path("figures")
         recordings = _read(what)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all(recordings, folder, file_type, purpose)
+        _write_all(recordings, folder, file_type, purpose, titled=not no_title)
         return
     from kvsim.plots import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, save
 
@@ -62,7 +65,8 @@ def command(*, what: tuple[str, ...], everything: bool, output: Path | None, fil
     if kind in OF_A_PAIR and len(names) != 2:
         raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {len(names)} were given.")
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
-    click.echo(save(FIGURES[kind](*runs, purpose=purpose), output or Path(f"{kind}.png")))
+    picture = FIGURES[kind](*runs, purpose=purpose)
+    click.echo(save(picture, output or Path(f"{kind}.png"), titled=not no_title))
 
 
 def _read(names: Sequence[str]) -> list[Recording]:
@@ -82,7 +86,7 @@ def _points(names: Sequence[str]) -> list[Any]:
     return points
 
 
-def _write_all(recordings: list[Recording], folder: Path, file_type: str, purpose: str) -> None:
+def _write_all(recordings: list[Recording], folder: Path, file_type: str, purpose: str, *, titled: bool) -> None:
     """Write every figure that suits the recordings; one that they have no data for is named and left out."""
     from kvsim.cli.show import progress
     from kvsim.plots import plans, save
@@ -93,7 +97,8 @@ def _write_all(recordings: list[Recording], folder: Path, file_type: str, purpos
         for number, plan in enumerate(todo):
             report(number, len(todo))
             try:
-                click.echo(save(plan.draw(purpose=purpose), folder / f"{plan.file_stem}.{file_type}"))
+                picture = plan.draw(purpose=purpose)
+                click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", titled=titled))
                 written += 1
             except (RecordingError, UsageError) as error:
                 click.echo(f"left out {plan.file_stem}: {error}", err=True)

@@ -238,11 +238,13 @@ class Scenario:
     def _step_time(self, policy: Policy) -> StepTimeModel:
         """The profile that was asked for, carried to another GPU if need be, or the shipped one that matches.
 
-        A roofline, uncalibrated, where there is none, and for an engine that the profile is not of.
+        A roofline, uncalibrated, where there is none, and for an engine that the profile is not of. Profiles are
+        watched, so that what was simulated can say whether it left the range that was fitted.
 
         Raises:
             UsageError: the profile is of another model.
         """
+        from kvsim.extrapolation import Watched
         from kvsim.hardware import find_gpu
         from kvsim.policies import Static
         from kvsim.profiles import find, listed_name, match
@@ -258,10 +260,11 @@ class Scenario:
                     "carry over to another GPU, not to another model."
                 )
             if chosen.engine == engine:
-                return chosen if chosen.gpu == self.gpu.name else chosen.transfer(find_gpu(chosen.gpu), self.gpu)
+                carried = chosen.gpu != self.gpu.name
+                return Watched(chosen.transfer(find_gpu(chosen.gpu), self.gpu) if carried else chosen)
         profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
         if profile is not None:
-            return profile
+            return Watched(profile)
         if isinstance(policy, Static):
             return Roofline.for_hugging_face(self.gpu, self.model, cache=cache)
         return Roofline.for_gpu(self.gpu, self.model)

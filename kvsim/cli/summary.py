@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import click
 
 from kvsim.cli.show import print_table, seconds, size
+from kvsim.extrapolation import KEY
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.recording import Recording
@@ -42,6 +46,21 @@ def print_summaries(title: str, recordings: Sequence[Recording | Measured], summ
     columns = ["", *(summary.policy for summary in summaries)]
     note = "\n".join(dict.fromkeys(time_source(recording) for recording in recordings))
     print_table(title, columns, rows, figures=range(1, len(columns)), note=note)
+    for recording in recordings:
+        _warn(recording)
+
+
+def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
+    """A summary as JSON has it, with where its times extrapolate; that goes to standard error too."""
+    _warn(recording)
+    return summary.as_dict() | {KEY: list(recording.meta.extra.get(KEY, ()))}
+
+
+def _warn(recording: Recording | Measured) -> None:
+    """One line on standard error where the step times were asked for more than they were fitted to."""
+    beyond = recording.meta.extra.get(KEY, ())
+    if beyond:
+        click.echo(f"warning: {recording.meta.policy_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
 
 
 def time_source(recording: Recording | Measured) -> str:

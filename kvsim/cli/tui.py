@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import sys
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _LIST = "list"
 """The value of --lesson where no lesson is named."""
-_PORT = 8000
+_HOST, _PORT = "127.0.0.1", 8000
 
 
 @click.command("tui")
@@ -41,13 +42,14 @@ _PORT = 8000
     help="Watch a live server: HOST:PORT or PORT of a KVSIM_PUBLISH, or the http:// address of its /metrics.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="With --attach: write what was seen here.")
-@click.option("--serve", is_flag=True, help=f"Show the same program in a browser, on port {_PORT} of this machine.")
+@click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
 @scenario_options
 @click.option("--at", "at_s", type=float, metavar="SECONDS", help="Begin at this time of the recording.")
 @click.option(
     "--screenshot",
     type=click.Path(path_type=Path),
-    metavar="FILE.svg",
+    metavar="FILE.svg|.png",
     help="Write a picture and leave; needs no terminal.",
 )
 @click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Of the screenshot.")
@@ -61,6 +63,7 @@ def command(
     attach: str | None,
     output: Path | None,
     serve: bool,
+    port: int | None,
     at_s: float | None,
     screenshot: Path | None,
     size: str,
@@ -72,8 +75,7 @@ def command(
     RECORDING is a folder or the name of a recording that comes with kvsim; with neither, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
-    if output is not None and attach is None:
-        raise UsageError("-o writes what was seen of a live server, so it needs --attach.")
+    _check_companions(output, attach, port, serve=serve)
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
@@ -81,7 +83,7 @@ def command(
         _list_lessons()
         return
     if serve:
-        _serve()
+        _serve(_PORT if port is None else port)
         return
     if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
@@ -119,6 +121,13 @@ def _check_one_source(
         raise UsageError(f"{' and '.join(names)} each say what to show; give one of them.")
     if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
+
+
+def _check_companions(output: Path | None, attach: str | None, port: int | None, *, serve: bool) -> None:
+    if output is not None and attach is None:
+        raise UsageError("-o writes what was seen of a live server, so it needs --attach.")
+    if port is not None and not serve:
+        raise UsageError("--port says where to serve, so it needs --serve.")
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any]) -> Recording:
@@ -185,14 +194,36 @@ def _attach(tui: Any, address: str, output: Path | None, *, ascii_only: bool) ->
         click.echo(output)
 
 
-def _serve() -> None:
+def _serve(port: int) -> None:
     """The same command line without --serve, run for every browser that comes."""
     try:
         server = import_module("textual_serve.server").Server
     except ImportError:
         raise MissingExtraError("--serve", "web") from None
-    arguments = [argument for argument in sys.argv[1:] if argument != "--serve"]
-    server(shlex.join([sys.executable, "-m", "kvsim", *arguments]), host="127.0.0.1", port=_PORT, title="kvsim").serve()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError as error:
+            raise UsageError(f"cannot serve on port {port}: {error.strerror}; name another one with --port.") from error
+    click.echo(f"open http://{_HOST}:{port} in a browser; Ctrl+C ends the server.", err=True)
+    server(
+        shlex.join([sys.executable, "-m", "kvsim", *_without_serving(sys.argv[1:])]),
+        host=_HOST,
+        port=port,
+        title="kvsim",
+    ).serve()
+
+
+def _without_serving(arguments: Sequence[str]) -> list[str]:
+    """`arguments` without --serve and --port."""
+    kept, words = [], iter(arguments)
+    for word in words:
+        if word == "--port":
+            next(words, None)
+        elif word != "--serve" and not word.startswith("--port="):
+            kept.append(word)
+    return kept
 
 
 def _size(text: str) -> tuple[int, int]:

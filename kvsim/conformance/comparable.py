@@ -42,6 +42,11 @@ def check_comparable(recording: Recording) -> None:
             f"recording {recording.name!r} has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's "
             "does, so there are no block ids to compare."
         )
+    if meta.extra.get("joined_at_step"):
+        raise RecordingError(
+            f"recording {recording.name!r} begins at step {meta.extra['joined_at_step']} of its server, and what the "
+            "server had decided and cached before is not in it; one that was made with KVSIM_RECORD can be compared."
+        )
     if not len(recording.steps):
         raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to compare.")
     if not len(recording.memory):

@@ -43,10 +43,11 @@ def batches_of(recording: Recording) -> list[Batch]:
     return batches
 
 
-def memory_of(recording: Recording, *, private_bytes: int = 0) -> GenerateMemory:
+def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
     """What the batches of `recording` should have taken, by their shapes and the baseline that it states.
 
-    `private_bytes` is what captured graphs of the same process had reserved, which no recording says.
+    `private_bytes` is what captured graphs of the same process had reserved; without, what the recording says of it,
+    which older ones do not.
 
     Raises:
         UsageError: it is not a recording of generate().
@@ -64,5 +65,11 @@ def memory_of(recording: Recording, *, private_bytes: int = 0) -> GenerateMemory
         capacity_bytes=find_gpu(recording.meta.gpu).memory_bytes - _OUTSIDE_BYTES,
         warm=warm,
         other_bytes=other - WORKSPACE_BYTES if warm else other,
-        private_bytes=private_bytes,
+        private_bytes=_private_bytes(recording) if private_bytes is None else private_bytes,
     )
+
+
+def _private_bytes(recording: Recording) -> int:
+    """What captured graphs had reserved when the recording ended: nobody else gets it, and it is not given back."""
+    segments = recording.meta.extra.get("private_segment_bytes")
+    return sum(segments) if isinstance(segments, list) else 0

@@ -21,7 +21,9 @@ def looks_like(source: Source) -> bool:
 
 
 def read(source: Source) -> Workload:
-    """The requests that were answered, of all models, at the times at which they arrived.
+    """The requests that were answered, of all models, from the first one's arrival on.
+
+    Times count from the first day of the whole trace, so that the second file of a release begins after two months.
 
     Raises:
         WorkloadError: a row cannot be right; the message names the line.
@@ -29,4 +31,4 @@ def read(source: Source) -> Workload:
     requests = Requests(source=source, what="BurstGPT")
     for row in source.csv_rows(("Timestamp", "Request tokens", "Response tokens")):
         requests.add(row.number("Timestamp"), row.whole("Request tokens"), row.whole("Response tokens"))
-    return requests.workload()
+    return requests.workload(from_first=True)

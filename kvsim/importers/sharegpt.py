@@ -5,22 +5,25 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import UsageError, WorkloadError
+from kvsim.errors import UsageError
 from kvsim.importers.collect import NO_ARRIVALS, Requests
+from kvsim.importers.json_list import entries
 
 if TYPE_CHECKING:
-    from kvsim.importers.source import Source
+    from kvsim.importers.source import Row, Source
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
 """A rule of thumb for English text and byte-pair vocabularies; code and other languages have fewer."""
+_HEAD = 20_000
+"""Letters of a file that are looked at to recognise it."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
 def looks_like(source: Source) -> bool:
-    """Whether it begins like a list of objects with conversations."""
-    head = "\n".join(source.lines[:50])[:20_000]
-    return head.lstrip().startswith("[") and '"conversations"' in head
+    """Whether it begins like a list of objects with conversations, or like lines of them."""
+    head = "\n".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
+    return head.lstrip().startswith(("[", "{")) and '"conversations"' in head
 
 
 def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
@@ -31,39 +34,34 @@ def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workloa
 
     Raises:
         UsageError: `chars_per_token` is not above 0.
-        WorkloadError: the file is no list of conversations; the message names the entry.
+        WorkloadError: the file is no list of conversations; the message names the line.
     """
     if not 0 < chars_per_token < float("inf"):
         raise UsageError(f"there are {chars_per_token} characters to a token; it must be a number above 0.")
-    document = source.json_document()
-    if not isinstance(document, list):
-        raise WorkloadError(f"{source.path} should be a list of conversations.")
     requests, guessed = Requests(source=source, what="ShareGPT"), 0
-    for number, entry in enumerate(document):
-        question, answer = _first_exchange(source, number, entry)
-        lengths = [_tokens(source, number, turn, chars_per_token) for turn in (question, answer)]
+    for row in source.json_rows() if source.lines[0].lstrip().startswith("{") else entries(source):
+        question, answer = _first_exchange(row)
+        lengths = [_tokens(row, turn, chars_per_token) for turn in (question, answer)]
         guessed += any("tokens" not in turn for turn in (question, answer) if turn)
         requests.add(0.0, *lengths)
     note = f"; lengths of {guessed:,} guessed at {chars_per_token:g} characters per token" if guessed else ""
     return requests.workload(note + NO_ARRIVALS)
 
 
-def _first_exchange(source: Source, number: int, entry: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    turns = entry.get("conversations") if isinstance(entry, dict) else None
+def _first_exchange(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    turns = row.fields.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise WorkloadError(f"{source.path}, entry {number}: it should be an object with a list of conversations.")
+        raise row.error("there should be an object with a list of conversations")
     for question, answer in pairwise(turns):
         if question.get("from") in _ASKS and answer.get("from") in _ANSWERS:
             return question, answer
     return {}, {}
 
 
-def _tokens(source: Source, number: int, turn: dict[str, Any], chars_per_token: float) -> int:
+def _tokens(row: Row, turn: dict[str, Any], chars_per_token: float) -> int:
     tokens, text = turn.get("tokens"), turn.get("value", "")
     if tokens is None and isinstance(text, str):
         return int(-(-len(text) // chars_per_token))
     if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31:
         return tokens
-    raise WorkloadError(
-        f"{source.path}, entry {number}: a turn should have a text as its value, or a whole number of tokens."
-    )
+    raise row.error("a turn should have a text as its value, or a whole number of tokens")

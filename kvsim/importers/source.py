@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import io
 import json
 import zlib
 from dataclasses import dataclass
@@ -38,17 +40,11 @@ class Source:
             content = file.read_bytes()
             if content.startswith(_GZIP):
                 content = gzip.decompress(content)
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise WorkloadError(
-                f"{file} is no text: byte {error.start} is not UTF-8; requests are imported from CSV and JSON."
-            ) from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
             raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
-        # Not splitlines(): JSON text may hold other separators, and line numbers must be those of an editor.
-        lines = [line.removesuffix("\r") for line in text.split("\n")]
+        lines = list(_decoded(file, content.removeprefix(codecs.BOM_UTF8)))
         while lines and not lines[-1].strip():
             lines.pop()
         if not lines:
@@ -67,11 +63,13 @@ class Source:
 
     def first_object(self) -> dict[str, Any]:
         """The first line as a JSON object; an empty one where it is none."""
+        if not self.lines[0].lstrip().startswith("{"):
+            return {}
         try:
-            document = json.loads(self.lines[0])
+            document: dict[str, Any] = json.loads(self.lines[0])
         except (ValueError, RecursionError):
             return {}
-        return document if isinstance(document, dict) else {}
+        return document
 
     def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Row]:
         """The rows of a CSV file that has these columns, in any order, and perhaps others.
@@ -130,6 +128,20 @@ class Source:
             raise WorkloadError(f"{self.path} is JSON nested too deeply to be a list of requests.") from error
 
 
+def _decoded(file: Path, content: bytes) -> Iterator[str]:
+    """The lines of `content`, one after the other: as one text, a single rare letter would make all of them wide.
+
+    JSON may hold other separators than these, and line numbers must be those of an editor.
+    """
+    for number, line in enumerate(io.BytesIO(content), 1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise WorkloadError(
+                f"{file} is no text: line {number} is not UTF-8; requests are imported from CSV and JSON."
+            ) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One request as it stands in a file."""
@@ -150,7 +162,8 @@ class Row:
         """
         value = self._value(name)
         if isinstance(value, str):
-            digits = value.strip()
+            # Tables that once had empty cells come back from pandas with numbers such as 472.0.
+            digits = value.strip().removesuffix(".0")
             # Python's int() would take 1_000 and digits of other scripts.
             number = int(digits) if digits.isascii() and digits.removeprefix("-").isdigit() else None
         else:

@@ -29,6 +29,10 @@ def read(source: Source) -> Workload:
     Raises:
         WorkloadError: the lists are missing or do not fit together.
     """
+    if any(line.startswith("{") for line in source.lines[1:]):
+        raise WorkloadError(
+            f"{source.path} has several results, as --append-result writes them; give a file with one of its lines."
+        )
     document = source.json_document()
     if not isinstance(document, dict):
         raise WorkloadError(f"{source.path} should be a JSON object, as vLLM's serving benchmark writes.")

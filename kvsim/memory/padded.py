@@ -69,6 +69,8 @@ class Rectangle:
         self.num_rows = prompt.size
         self.prompt_width = int(prompt.max())
         """Columns that the prefill writes."""
+        self.is_padded = bool((prompt < self.prompt_width).any())
+        """Whether any row is shorter than that."""
         self.num_steps = int(output.max())
         """The prefill and all decode steps."""
         self.preallocated = preallocated

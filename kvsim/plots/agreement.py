@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kvsim.errors import UsageError
 from kvsim.metrics import latencies
@@ -12,6 +13,8 @@ from kvsim.plots.style import INK, LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
+    from matplotlib.ticker import Locator
+
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
@@ -37,7 +40,7 @@ def agreement(
     column = purpose == "paper"
     errors = []
     with style(purpose):
-        picture = Picture(purpose, size, aspect=2.2 if column else 0.62)
+        picture = Picture(purpose, size, aspect=1.5 if column else 0.58)
         panels = picture.subplots(*((3, 1) if column else (1, 3)))
         for axes, (title, field) in zip(panels, _PANELS, strict=True):
             real, told = pairs[field]
@@ -48,6 +51,10 @@ def agreement(
                 ends = np.array([min(real.min(), told.min()), max(real.max(), told.max())]) * (0.8, 1.25)
                 axes.plot(ends, ends, color=INK, linewidth=0.8)
                 axes.set(xlim=ends, ylim=ends, xscale="log", yscale="log")
+                for axis in (axes.xaxis, axes.yaxis):
+                    axis.set_major_locator(_ticks(*ends))
+                    axis.set_major_formatter("{x:,g}")
+                    axis.set_minor_locator(NullLocator())
             axes.plot(
                 real[rows], told[rows], linestyle="none", marker="o", markersize=1.7 * picture.line_pt,
                 markeredgewidth=0, alpha=0.4, color=LINES[0][0], rasterized=True,
@@ -65,6 +72,11 @@ def agreement(
         + " ".join(f"The simulated mean of {title} is off by {error:+.1f}%." for title, error in errors)
     )
     return picture
+
+
+def _ticks(low: float, high: float) -> Locator:
+    """A few numbers on a logarithmic axis: round ones, or powers of ten where there are several."""
+    return MaxNLocator(3, steps=[1, 2, 5, 10]) if high < 30 * low else LogLocator(numticks=4)
 
 
 def _pairs(measured: Recording, simulated: Recording, field: str) -> tuple[FloatArray, FloatArray]:

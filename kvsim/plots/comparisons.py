@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import NullLocator
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
@@ -138,7 +139,7 @@ def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", si
         sizes = sorted({point.unit_tokens for point in points})
         below.set_xscale("log", base=2)
         below.set_xticks(sizes, [f"{tokens:,}" for tokens in sizes])
-        below.xaxis.set_minor_locator(_nothing())
+        below.xaxis.set_minor_locator(NullLocator())
         above.set_title("output", loc="left")
         below.set_title("waste: never written, padding, or in useless pieces", loc="left")
         picture.align_ylabels([above, below])
@@ -167,13 +168,7 @@ def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size
         _draw(axes, points, "kv_bytes", "hit_percent", scale=unit.num_bytes)
         axes.set(xlabel=f"KV pool ({unit.name})", ylabel="prefix hits (% of prompt tokens)", xlim=(0, None))
         _from_zero(axes)
-        best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
-        _finish(
-            picture,
-            axes,
-            points,
-            f"Of the prompt tokens, {best.hit_percent:.3g}% are cache hits with a pool of {memory(best.kv_bytes)}",
-        )
+        _finish(picture, axes, points, _most_hits(points))
     picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
     )
@@ -194,7 +189,7 @@ def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float =
         several = len({point.series for point in points}) > 1
         axes.plot(
             *zip(*row, strict=True), color=line_color if several or color is None else color, linestyle=dashes,
-            marker="o", label=series,
+            marker="o", clip_on=False, label=series,
         )  # fmt: skip
 
 
@@ -210,24 +205,28 @@ def _best(points: Sequence[Point], field: str, unit: str) -> str:
     return f"At best {getattr(best, field):,.0f} {unit}, with {best.series} and {memory(best.kv_bytes)}"
 
 
+def _most_hits(points: Sequence[Point]) -> str:
+    best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
+    if not best.hit_percent > 0:
+        return "No prompt finds its beginning in the prefix cache"
+    return f"Of the prompt tokens, {best.hit_percent:.3g}% are cache hits with a pool of {memory(best.kv_bytes)}"
+
+
 def _best_size(points: Sequence[Point]) -> str:
     speeds = [point.output_tokens_per_s for point in points]
-    if min(speeds) > _ALIKE * max(speeds):
+    alike = [point.unit_tokens for point in points if point.output_tokens_per_s > _ALIKE * max(speeds)]
+    if len(alike) == len(points) > 1:
         return f"The block size hardly matters: about {np.mean(speeds):,.0f} output tokens per second with any"
-    return f"Blocks of {points[int(np.argmax(speeds))].unit_tokens} tokens give the most output"
+    sizes = f"{min(alike)} to {max(alike)}" if max(alike) > min(alike) else f"{alike[0]}"
+    return f"Blocks of {sizes} tokens give the most output: {max(speeds):,.0f} tokens per second"
 
 
 def _from_zero(axes: Axes) -> None:
     """An axis from 0 to a little above its highest point."""
     top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
     axes.set_ylim(0, 1.1 * top or 1.0)
+    axes.yaxis.set_major_formatter("{x:,.6g}")
 
 
 def _sentences(points: Sequence[Point], say: Any) -> str:
     return " ".join(f"{point.series}, {say(point)}." for point in points)
-
-
-def _nothing() -> Any:
-    from matplotlib.ticker import NullLocator  # noqa: PLC0415  powers of two in between would only be in the way
-
-    return NullLocator()

@@ -34,13 +34,17 @@ def file_type(path: str | os.PathLike[str]) -> str:
     return kind
 
 
-def save(picture: Picture, path: str | os.PathLike[str]) -> Path:
+def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True) -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
+
+    Without `titled`, the title and its room go to the panels: a caption says it.
 
     Raises:
         UsageError: the extension is none of the three, or the file cannot be written.
     """
     target, kind = Path(path), file_type(path)
+    if not titled:
+        picture.drop_title()
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             drawn, words = Path(scratch, target.name), Path(scratch, "alt.txt")

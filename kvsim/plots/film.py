@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.errors import RecordingError, UsageError
 from kvsim.plots.memory_map import sampled_units
 from kvsim.plots.shared import replay_of, waste_of
-from kvsim.plots.words import memory, names_for, source_line
+from kvsim.plots.words import memory, names_for, number, source_line
 from kvsim.recording import RequestStatus
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_REELS = 3
 """Side by side on one clock; a fourth would be too small to see."""
+_BEYOND_SHORTEST = 0.25
+"""Of the shortest run: long enough to see that it has ended and that others go on."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500}
 """Cells of each pool, by how many pools share the width; a pool of up to half as many units again is shown whole."""
 
@@ -69,7 +71,10 @@ class Film:
 
 
 def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float | None = None) -> Film:
-    """The film of one to three recordings, from time 0 to `until_s`, by default the end of the longest.
+    """The film of one to three recordings, from time 0 to `until_s`.
+
+    By default it ends with the longest run, or, where that would leave the shortest a flicker at its beginning, a
+    quarter beyond the shortest run's end.
 
     Raises:
         UsageError: there are none or too many recordings, fewer than 2 frames, or no time to show.
@@ -78,12 +83,13 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
     names = names_for(recordings, (), MAX_REELS)
     if num_frames < 2:
         raise UsageError(f"a film of {num_frames} frames was asked for; it needs at least 2.")
-    end_s = max(recording.duration_s for recording in recordings)
+    ends_s = [recording.duration_s for recording in recordings]
     if until_s is None:
-        until_s = end_s
+        until_s = min(max(ends_s), (1 + _BEYOND_SHORTEST) * min(ends_s))
     if not 0 < until_s < float("inf"):
-        if not end_s:
-            raise RecordingError(f"recording {recordings[0].name!r} lasts no time, so nothing moves in it.")
+        if not min(ends_s):
+            still = recordings[ends_s.index(min(ends_s))].name
+            raise RecordingError(f"recording {still!r} lasts no time, so nothing moves in it.")
         raise UsageError(f"the film should end at a time above 0 s, not at {until_s} s.")
     times_s = np.linspace(0.0, until_s, num_frames)
     reels = tuple(
@@ -121,5 +127,5 @@ def _about(replay: Replay, num_cells: int) -> str:
     pool = replay.recording.meta.pool
     unit = "slots" if replay.unit_tokens == 1 else f"blocks of {replay.unit_tokens} tokens"
     per_cell = replay.num_units / num_cells
-    sampled = f", one in {per_cell:.3g} shown" if per_cell > 1 else ""
+    sampled = f", one in {number(per_cell)} shown" if per_cell > 1 else ""
     return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {unit}{sampled}"

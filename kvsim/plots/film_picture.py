@@ -204,7 +204,9 @@ class _Layout:
         pen.text(
             (x, y + 18), f"{reel.shares_percent[frame, SlotState.TOKEN]:.0f}% live tokens · {done}", INK, self._small
         )
-        pen.text((x, y + 35), f"{reel.finished[frame]:,} of {reel.num_requests:,} answered", MUTED, self._small)
+        answered = f"{reel.finished[frame]:,} of {reel.num_requests:,} answered"
+        in_all = f" · takes {reel.end_s:,.4g} s in all" if reel.end_s > self._film.times_s[-1] else ""
+        pen.text((x, y + 35), answered + in_all, MUTED, self._small)
 
     def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
         """`text` as far as the panel is wide."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _NUM_MOMENTS = 200
 """Even moments at which the pool is looked at; a histogram's bars do not change visibly with more."""
 
+_HEADROOM = 1.1
+"""Of the axis, for what is written above the bars."""
+
 
 def free_run_lengths(replay: Replay) -> IntArray:
     """Units in each run of free neighbours, in address order, at the current frame; a cached prefix is free too."""
@@ -91,16 +94,21 @@ def free_runs(
             if slots:
                 axes.axvline(slots, color=color, linestyle=dashes, linewidth=0.8)
                 axes.annotate(
-                    f" one request: {slots:,.0f}",
+                    f" one request: {slots:,.0f} ",
                     (slots, 1),
                     xycoords=("data", "axes fraction"),
+                    ha="right" if slots**2 > edges[-1] else "left",  # towards the middle of a logarithmic axis
                     va="top",
                     color=MUTED,
                     fontsize="small",
                 )
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value < 1024 else f"{value / 1024:,.0f}K")
-        axes.set(ylim=(0, None), xlabel="length of a free run (tokens)", ylabel="% of the free memory")
+        axes.xaxis.set_major_formatter(lambda value, _: _power_of_two(value))
+        axes.set(
+            ylim=(0, _HEADROOM * axes.get_ylim()[1]),
+            xlabel="length of a free run (tokens)",
+            ylabel="% of the free memory",
+        )
         picture.headline(_title(free, names), source_line(recordings))
         if len(recordings) > 1:
             picture.explain_with(axes.get_legend_handles_labels()[0])
@@ -110,6 +118,15 @@ def free_runs(
         for of_run, name in zip(free, names, strict=True)
     )
     return picture
+
+
+def _power_of_two(slots: float) -> str:
+    """Slots as a person says them: "512", "64K", "2M"."""
+    for unit in ("", "K"):
+        if slots < 1024:
+            return f"{slots:,.0f}{unit}"
+        slots /= 1024
+    return f"{slots:,.0f}M"
 
 
 def _asked_slots(replay: Replay) -> float:

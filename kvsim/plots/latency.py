@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
 
 from kvsim.metrics import Distribution, latencies
-from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
-from kvsim.plots.words import names_for, seconds, source_line
+from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, log_axis, style
+from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +46,8 @@ def latency(
             for of_run, name, (color, dashes) in zip(times, names, LINES, strict=False):
                 _draw(axes, getattr(of_run, field), color, dashes, name)
             axes.axhline(50, color=MUTED, linewidth=0.6, zorder=0)
-            _log_seconds(axes)
-            axes.set(ylim=(0, 101), yticks=(0, 25, 50, 75, 100), xlabel="(s)")
+            log_axis(axes, "x", max_ticks=6 if column else 4)
+            axes.set(ylim=(0, 101), yticks=(0, 25, 50, 75, 100), xlabel="seconds")
             axes.set_title(title, loc="left")
         for axes in panels if column else panels[:1]:
             axes.set_ylabel("% of requests")
@@ -64,15 +63,6 @@ def latency(
     return picture
 
 
-def _log_seconds(axes: Axes) -> None:
-    """A logarithmic time axis of whole decades where it is short, so that at least two of its ticks have a number."""
-    axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    low, high = axes.get_xlim()
-    if high < 10 * low:
-        axes.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
-
-
 def _draw(axes: Axes, values_s: FloatArray, color: str, dashes: str, name: str) -> None:
     known = values_s[values_s > 0]  # NaN is not above 0 either, and no log axis shows 0
     curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
@@ -83,8 +73,7 @@ def _title(times: list[Latencies], names: tuple[str, ...]) -> str:
     medians = [np.nanmedian(of_run.ttft_s) if len(of_run.request) else np.nan for of_run in times]
     if len(times) == 1:
         return f"Half of the requests wait at most {seconds(medians[0])} for their first token"
-    said = ", ".join(f"{seconds(median)} ({name})" for median, name in zip(medians, names, strict=True))
-    return f"Median wait for the first token: {said}"
+    return f"Median wait for the first token: {each_named(map(seconds, medians), names)}"
 
 
 def _sentence(values_s: FloatArray) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.shared import replay_of
-from kvsim.plots.style import LINES, Picture, Purpose, Size, style
-from kvsim.plots.words import names_for, seconds, source_line
+from kvsim.plots.style import LINES, Picture, Purpose, Size, log_axis, style
+from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
+from kvsim.recording.order import units_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from kvsim.recording import Recording, Replay
+    from kvsim.recording.holdings import Tables
     from kvsim.recording.tables import FloatArray, IntArray
 
 _QUANTILES = np.linspace(0, 1, 501)
+_MAX_PIECES = 32
+"""Of a run that grew for thousands of steps: a curve through more of them looks the same."""
 _MAX_USES = 32
 """More uses are counted as this many: beyond it a curve has nothing to add."""
 
@@ -58,7 +62,7 @@ class Lifetimes:
 def lifetimes_of(replay: Replay) -> Lifetimes:
     """The lives of the units of a recording."""
     tables, recording = replay.ledger.tables, replay.recording
-    ended = tables.death_seq <= replay.frame_seq[-1]
+    rows, steps_later, num_units = _pieces(tables, np.flatnonzero(tables.death_seq <= replay.frame_seq[-1]))
     steps = recording.steps
     seq = np.concatenate((steps.schedule_seq, steps.output_seq))
     time_s = np.concatenate((steps.start_s, steps.end_s))
@@ -68,7 +72,9 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     def when(of: IntArray) -> FloatArray:
         return time_s[np.clip(np.searchsorted(seq, of, side="right") - 1, 0, len(seq) - 1)].astype(np.float64)
 
-    held_s = when(tables.death_seq[ended]) - when(tables.birth_seq[ended])
+    born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows]) + steps_later
+    begin_s = np.where(steps_later > 0, steps.start_s[np.minimum(born, len(steps) - 1)], when(tables.birth_seq[rows]))
+    held_s = when(tables.death_seq[rows]) - begin_s
     by_place = np.lexsort((tables.birth_row, tables.address))
     fresh = recording.memory.kind[tables.birth_row[by_place]] == MemoryKind.APPEND
     uses = np.ones(int(fresh.sum()), np.int64)
@@ -84,10 +90,21 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
         uses = np.where(again, np.bincount(users // num_requests, minlength=len(uses)), 1)
     return Lifetimes(
         held_s=np.maximum(held_s, 0.0),
-        num_units=tables.length[ended],
+        num_units=num_units,
         uses=np.minimum(uses, _MAX_USES),
         content_units=tables.length[by_place][fresh],
     )
+
+
+def _pieces(tables: Tables, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Runs that came at once as they are, and those that grew by the step in pieces: run, steps later, units."""
+    repeat, length = tables.repeat[rows], tables.length[rows]
+    if not (repeat > 1).any():
+        return rows, np.zeros(len(rows), np.int32), length
+    count = np.minimum(repeat, _MAX_PIECES)
+    run, nth = units_of_runs(count)
+    begin, end = nth * repeat[run] // count[run], (nth + 1) * repeat[run] // count[run]
+    return rows[run], (begin + end - 1) // 2, (length // repeat)[run] * (end - begin)
 
 
 def lifetimes(
@@ -118,7 +135,8 @@ def lifetimes(
             panels[0].plot(
                 np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, color=color, linestyle=dashes, label=name
             )
-        panels[0].set(xscale="log", ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nhanded out")
+        log_axis(panels[0], "x")
+        panels[0].set(ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nhanded out")
         panels[0].set_xlabel("held for at most (s)")
         if reuse:
             panels[0].set_title("how long memory is held", loc="left")
@@ -159,5 +177,4 @@ def _title(names: Sequence[str], medians_s: Sequence[float], shared_percent: Seq
     if len(names) == 1:
         part = f"{shared_percent[0]:.2g}% of it serves" if shared_percent[0] else "none of it serves"
         return f"Half of the memory is given back within {seconds(medians_s[0])}; {part} several requests"
-    said = ", ".join(f"{seconds(median_s)} ({name})" for name, median_s in zip(names, medians_s, strict=True))
-    return f"Half of the memory is given back within {said}"
+    return f"Half of the memory is given back within {each_named(map(seconds, medians_s), names)}"

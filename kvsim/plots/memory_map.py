@@ -12,7 +12,7 @@ from kvsim.metrics import waste_shares
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
 from kvsim.plots.style import STATE_COLORS, Picture, Purpose, Size, style
-from kvsim.plots.words import ByteUnit, memory, percentages, source_line
+from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -88,4 +88,4 @@ def _title(replay: Replay, num_rows: int) -> str:
     tokens = replay.unit_tokens
     units = f"{replay.num_units:,} {'slots' if tokens == 1 else f'blocks of {tokens} tokens'}"
     per_row = replay.num_units / num_rows
-    return f"The KV pool over time: {units}" + (f", one in {per_row:.3g} shown" if per_row > 1 else "")
+    return f"The KV pool over time: {units}" + (f", one in {number(per_row)} shown" if per_row > 1 else "")

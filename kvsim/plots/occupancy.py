@@ -10,9 +10,11 @@ from kvsim.metrics import Summary, summarize
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import waste_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
-from kvsim.plots.words import names_for, source_line
+from kvsim.plots.words import each_named, names_for, number, source_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.recording import Recording
 
 
@@ -51,13 +53,18 @@ def occupancy(
                     linewidth=picture.line_pt,
                     label=name,
                 )
-        panels[0].set(ylabel="%", ylim=(0, 105), yticks=(0, 50, 100))
+        panels[0].set(
+            ylabel="%",
+            xlim=(0, max(recording.duration_s for recording in recordings)),
+            ylim=(0, 105),
+            yticks=(0, 50, 100),
+        )
         panels[1].set(ylabel="sequences", ylim=(0, None))
         panels[2].set(ylabel="requests", ylim=(0, max(1.0, panels[2].get_ylim()[1])), xlabel="time (s)")
         for axes, shown in zip(panels, ("KV pool in use", "batch: scheduled in each step", "waiting"), strict=True):
             axes.set_title(shown, loc="left")
         picture.align_ylabels(panels)
-        picture.headline(_title(summaries), source_line(recordings))
+        picture.headline(_title(summaries, names), source_line(recordings))
         if len(recordings) > 1:
             picture.explain_with(panels[0].get_legend_handles_labels()[0])
     picture.alt_text = "Occupancy, batch size and queue over time. " + " ".join(
@@ -66,9 +73,10 @@ def occupancy(
     return picture
 
 
-def _title(summaries: list[Summary]) -> str:
+def _title(summaries: list[Summary], names: Sequence[str]) -> str:
     if len(summaries) > 1:
-        return f"Pool, batch and queue of {len(summaries)} runs"
+        means = (number(summary.mean_batch) for summary in summaries)
+        return f"Sequences per step, on average: {each_named(means, names)}"
     summary = summaries[0]
     used, batch = f"{100 * summary.mean_occupancy:.0f}%", f"{summary.mean_batch:.0f}"
     return f"On average, {used} of the pool is in use and {batch} sequences run per step"

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.metrics import latencies, time_mean
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
-from kvsim.plots.words import names_for, seconds, source_line
+from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -53,7 +53,7 @@ def queue(
             said.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))
         last_arrival_s = max(float(recording.requests.arrival_s.max(initial=0.0)) for recording in recordings)
         panels[0].set(ylabel="requests", xlim=(0, None), xlabel="time (s)")
-        panels[1].set(ylabel="(s)", xlabel="time of arrival (s)")
+        panels[1].set(ylabel="seconds", xlabel="time of arrival (s)")
         # Requests that all arrive at once make no axis of their own.
         panels[1].set_xlim(0, last_arrival_s if last_arrival_s > 1e-6 else panels[0].get_xlim()[1])
         for axes, least in zip(panels, (1.0, 1e-3), strict=True):
@@ -71,7 +71,7 @@ def queue(
         if len(recordings) > 1:
             picture.explain_with(panels[0].get_legend_handles_labels()[0])
     picture.alt_text = "Requests in the queue over time, and how long they wait. " + " ".join(
-        f"{name}: {mean:,.4g} wait on average and {most:,} at most; the mean wait is {_mean(waits_s)}."
+        f"{name}: {number(mean)} wait on average and {most:,} at most; the mean wait is {_mean(waits_s)}."
         for name, mean, most, waits_s in said
     )
     return picture
@@ -79,10 +79,11 @@ def queue(
 
 def _title(said: list[tuple[str, float, int, FloatArray]]) -> str:
     if len(said) > 1:
-        return "Requests waiting on average: " + ", ".join(f"{row[1]:,.4g} ({row[0]})" for row in said)
+        names, means, *_ = zip(*said, strict=True)
+        return f"Requests waiting on average: {each_named(map(number, means), names)}"
     if not said[0][2]:
         return "No request waits"
-    return f"{said[0][1]:.3g} requests wait on average, {said[0][2]:,} at worst"
+    return f"{number(said[0][1])} requests wait on average, {said[0][2]:,} at worst"
 
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:

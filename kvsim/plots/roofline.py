@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model
-from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, log_axis, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -104,20 +104,14 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
                     intensity[dots], speed[dots], linestyle="none", marker=marker, markersize=2 * picture.line_pt,
                     alpha=0.5, markeredgewidth=0, color=color, label=label, rasterized=True,
                 )  # fmt: skip
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlim=(left, right),
-            xlabel="arithmetic intensity (FLOP per byte)",
-            ylabel="TFLOP/s",
-        )
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlim=(left, right), xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
+        log_axis(axes, "x")
+        log_axis(axes, "y")
         bound = 100 * float(np.average(intensity[timed] < ridge, weights=work.duration_s[timed]))
         picture.headline(
             f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds", source_line([recording])
         )
-        picture.explain_with(axes.get_legend_handles_labels()[0])
+        picture.explain_with(axes.get_legend_handles_labels()[0], marker_scale=2)
     reached = 100 * float(
         np.median(speed[timed] / np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops) * 1e12)
     )

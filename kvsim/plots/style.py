@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from kvsim.errors import UnknownNameError
@@ -23,6 +24,10 @@ from kvsim.memory.waste import SlotState
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.text import Text
 
 Purpose: TypeAlias = Literal["paper", "slide", "web"]
 Size: TypeAlias = tuple[float, float]
@@ -51,6 +56,8 @@ STATE_LABELS = {
 LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
 """Colour and dashes of the first, second, ... recording where several are compared."""
 
+_MARGIN_EM = 0.4
+"""Of the letters' size: the empty edge of a figure."""
 LEGEND_PERCENT = 0.2
 """States that never reach this share of a pool are drawn, but nobody would find them: the legend leaves them out."""
 
@@ -113,6 +120,7 @@ def style(purpose: Purpose) -> AbstractContextManager[None]:
         "xtick.major.size": 0.35 * medium.font_pt,
         "ytick.major.size": 0.35 * medium.font_pt,
         "lines.linewidth": medium.line_pt,
+        "lines.markersize": 3 * medium.line_pt,
         "patch.linewidth": 0.5 * medium.line_pt,
         "hatch.linewidth": 0.5 * medium.line_pt,
         "legend.frameon": False,
@@ -139,25 +147,39 @@ class Picture(Figure):
         self._font_pt = medium.font_pt
         self.line_pt = medium.line_pt
         """Width of a line; a step plot is a patch to matplotlib, whose edges are thinner."""
-        self._engine = ConstrainedLayoutEngine()
+        # Room around the panels grows with the letters, as the margin of the title does.
+        pad_in = _MARGIN_EM * medium.font_pt / 72
+        self._engine = ConstrainedLayoutEngine(w_pad=pad_in, h_pad=pad_in)
         default = (medium.width_in, medium.stretch * aspect * medium.width_in)
         super().__init__(figsize=size or default, layout=self._engine)
         self._bottom, self._top = 0.0, 1.0
+        self._title: Text | None = None
+        self._title_pt = 0.0
+        self._legend_top = 1.0
 
     def headline(self, title: str, source: str) -> None:
         """Write `title` on top and `source` at the bottom, both wrapped to the width."""
         width_in, height_in = self.get_size_inches()
-        margin = 0.4 * self._font_pt / 72
+        margin = _MARGIN_EM * self._font_pt / 72
         title_pt, source_pt = 1.1 * self._font_pt, 0.78 * self._font_pt
         # A letter is about as wide as 0.57 of its size, or 0.63 in bold.
-        title_lines = textwrap.wrap(title, max(10, int(72 * width_in / title_pt / 0.63)), break_on_hyphens=False)
+        title_lines = _balanced(title, max(10, int(72 * width_in / title_pt / 0.63)))
         source_lines = textwrap.wrap(source, max(10, int(72 * width_in / source_pt / 0.57)), break_on_hyphens=False)
         x, y = margin / width_in, margin / height_in
-        self.text(x, 1 - y, "\n".join(title_lines), va="top", fontsize=title_pt, fontweight="bold")
+        self._title = self.text(x, 1 - y, "\n".join(title_lines), va="top", fontsize=title_pt, fontweight="bold")
+        self._title_pt = (1.3 * len(title_lines) + 0.5) * title_pt
         self.text(x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=MUTED)
-        self._keep(
-            top_pt=(1.3 * len(title_lines) + 0.5) * title_pt, bottom_pt=(1.3 * len(source_lines) + 0.8) * source_pt
-        )
+        self._keep(top_pt=self._title_pt, bottom_pt=(1.3 * len(source_lines) + 0.8) * source_pt)
+
+    def drop_title(self) -> None:
+        """Take the title away and give its room to the panels: in a paper, the caption says it."""
+        if self._title is None:
+            return
+        self._title.remove()
+        self._title = None
+        self._keep(top_pt=-self._title_pt)
+        for legend in self.legends:
+            legend.set_bbox_to_anchor((0, self._legend_top + self._title_pt / (72 * self.get_size_inches()[1])))
 
     def explain(self, states: Iterable[SlotState], *, hatched: bool = True) -> None:
         """Put the legend of `states` between the title, which comes first, and the panels."""
@@ -174,21 +196,29 @@ class Picture(Figure):
         ]
         self.explain_with(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
 
-    def explain_with(self, handles: list[Any], *, num_columns: int | None = None) -> None:
+    def explain_with(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
         """Put a legend of labelled `handles` between the title, which comes first, and the panels.
 
-        By default in as many columns as the longest label leaves room for.
+        By default in as many columns as the longest label leaves room for. Dots that are small in a cloud are drawn
+        `marker_scale` times as large here.
         """
         if num_columns is None:
             longest = max(len(str(handle.get_label())) for handle in handles)
             width_pt = 72 * float(self.get_size_inches()[0])
             num_columns = max(1, min(len(handles), int(width_pt / (0.9 * self._font_pt * (0.57 * longest + 4)))))
-        self.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2)
+        self._legend_top = self._top
+        self.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2,
+            markerscale=marker_scale,
+        )  # fmt: skip
         num_rows = -(-len(handles) // num_columns)
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
     def settle(self) -> None:
         """Lay the panels out once and for all. The solver's last digits vary from run to run, and a file must not."""
+        for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+            if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(axis.get_view_interval()) >= 10_000:
+                axis.set_major_formatter("{x:,.10g}")
         self.draw_without_rendering()
         self.set_layout_engine("none")
         for axes in self.axes:
@@ -200,3 +230,26 @@ class Picture(Figure):
         self._top -= top_pt / height_pt
         self._bottom += bottom_pt / height_pt
         self._engine.set(rect=(0, self._bottom, 1, self._top - self._bottom))
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> None:
+    """Make an axis logarithmic, with its numbers written out: 0.01, 1 and 100, at two ticks or more."""
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
+    axis.set_major_locator(LogLocator(numticks=max_ticks))
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+    low, high = sorted(axis.get_view_interval())
+    if high < 10 * low:
+        axes.set(**{f"{which}lim": (10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))})
+
+
+def _balanced(text: str, width: int) -> list[str]:
+    """Lines of at most `width` letters, as few as there can be and about as long as each other."""
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    for narrower in range(width - 1, width // 2, -1):
+        tighter = textwrap.wrap(text, narrower, break_on_hyphens=False)
+        if len(tighter) > len(lines):
+            break
+        lines = tighter
+    return lines

@@ -57,6 +57,7 @@ def draw_sweep(
                 label=names[-1],
             )
         axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second", ylim=(0, None))
+        axis.yaxis.set_major_formatter("{x:,.6g}")
         best = max(rows, key=lambda row: row["output_tokens_per_s"])
         at = ", ".join(_words(name, best[name]) for name in shown)
         picture.headline(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
+_UNBROKEN = 30
+"""Letters of a title that may stay together: about the width of a column."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
@@ -110,3 +112,14 @@ def seconds(value: float) -> str:
     if value < 0.9995:
         return f"{1000 * value:.3g} ms"
     return f"{value:.3g} s" if value < 999.5 else f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.3g} h"
+
+
+def number(value: float) -> str:
+    """A mean count with the digits that matter: "3.02", "51.3", "6,188"."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def each_named(said: Iterable[str], names: Iterable[str]) -> str:
+    """What is said of each recording, for a title: "116 s (contiguous), 2.11 s (paged)", never broken inside one."""
+    items = (f"{words} ({name})" for words, name in zip(said, names, strict=True))
+    return ", ".join(item.replace(" ", "\N{NO-BREAK SPACE}") if len(item) <= _UNBROKEN else item for item in items)

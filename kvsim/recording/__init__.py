@@ -2,7 +2,7 @@
 
 A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell
 which it was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it
-happens.
+happens, into memory or with a `RecordingWriter` onto the disk.
 """
 
 from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
@@ -12,6 +12,7 @@ from kvsim.recording.model import Meta, Pool, Recording
 from kvsim.recording.replay import Replay
 from kvsim.recording.shipped import find, shipped_names
 from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
+from kvsim.recording.writer import RecordingWriter
 
 __all__ = [
     "AllocatorHistory",
@@ -21,6 +22,7 @@ __all__ = [
     "Pool",
     "Recording",
     "RecordingBuilder",
+    "RecordingWriter",
     "Replay",
     "RequestStatus",
     "Requests",

@@ -51,10 +51,14 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
     names = [item.name for item in fields(AllocatorHistory)]
     try:
         data = pq.read_table(file, columns=names)
-    except (pa.ArrowException, OSError) as error:
-        raise RecordingError(f"{file} is damaged or lacks a column: {str(error).splitlines()[0]}.") from error
-    columns: dict[str, Any] = {name: data[name].to_numpy() for name in names if name != "action"}
-    return AllocatorHistory(action=np.asarray(data["action"].to_pylist(), np.str_), **columns)
+        if any(data[name].null_count for name in names):
+            raise RecordingError(f"{file} is damaged: a value is missing.")
+        columns: dict[str, Any] = {name: data[name].cast(pa.int64()).to_numpy() for name in names if name != "action"}
+        action = np.asarray(data["action"].cast(pa.string()).to_pylist(), np.str_)
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise RecordingError(f"{file} is damaged or lacks a column: {reason}.") from error
+    return AllocatorHistory(action=action, **columns)
 
 
 def write_allocator(history: AllocatorHistory, folder: str | os.PathLike[str]) -> None:

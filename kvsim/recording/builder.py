@@ -2,43 +2,48 @@
 
 It is also the journal of the schedulers: changes of ownership are reported to it while a step is being scheduled, and
 belong to the sequence number that was current then.
+
+With a sink, such as a `RecordingWriter`, it keeps only what may still change: steps whose output is awaited, rows of
+the schedule that go on, and the requests.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
-from kvsim.workload import Ragged
+
+
+class Sink(Protocol):
+    """Takes rows that will not change any more."""
+
+    def append(self, table: Table) -> None:
+        """Take the next rows of a table."""
 
 
 class RecordingBuilder:
     """Collects one run; requests are numbered in the order in which they arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None = None) -> None:
+        """Keep everything for `finish`; or hand rows to `sink` as they become final, and the rest at `close`."""
+        self._sink = sink
         self._seq = -1
         self._num_steps = 0
-        self._ids: list[str] = []
-        self._hashes = array("q")
-        self._hash_offsets = array("q", [0])
-        self._requests: dict[str, array[float]] = {
-            name: array("d" if spec.dtype == "float64" else "q")
-            for name, spec in Requests.columns()
-            if name not in ("id", "prompt_hashes")
-        }
-        self._steps: dict[str, array[float]] = {
-            name: array("d" if spec.dtype == "float64" else "q") for name, spec in Steps.columns()
-        }
-        self._schedule = {name: array("q") for name, _ in Schedule.columns()}
-        self._memory = {name: array("q") for name, _ in Memory.columns()}
+        self._requests, self._steps = GrowingRequests(), GrowingSteps()
+        self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
+        self._growing: dict[str, GrowingTable] = {
+            table.name: growing
+            for table, growing in (
+                (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory)
+            )
+        }  # fmt: skip
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
-        self._open_row: list[int] = []  # the schedule row that each request's next tokens may extend
 
     @property
     def num_steps(self) -> int:
@@ -48,7 +53,7 @@ class RecordingBuilder:
     @property
     def num_requests(self) -> int:
         """Requests that have arrived so far."""
-        return len(self._ids)
+        return len(self._requests)
 
     def next_seq(self) -> int:
         """Begin the next change of the engine's state; what the journal hears from now on belongs to it."""
@@ -67,57 +72,30 @@ class RecordingBuilder:
         refused: bool = False,
     ) -> int:
         """A request became visible to the engine; return its row. A refused one will never be served."""
-        row = len(self._ids)
-        self._ids.append(name)
-        self._hashes.extend(prompt_hashes)
-        self._hash_offsets.append(len(self._hashes))
-        self._open_row.append(-1)
-        columns = {
-            "request": row,
-            "arrival_s": time_s,
-            "arrival_seq": self.next_seq(),
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": 0,
-            "max_tokens": max_tokens,
-            "priority": priority,
-            "first_scheduled_s": np.nan,
-            "first_token_s": np.nan,
-            "finished_s": np.nan,
-            "status": RequestStatus.REFUSED if refused else RequestStatus.UNFINISHED,
-            "preemptions": 0,
-            "cached_tokens": 0,
-        }
-        for column, value in columns.items():
-            self._requests[column].append(value)
-        return row
+        return self._requests.add(
+            name,
+            prompt_hashes,
+            arrival_s=time_s,
+            arrival_seq=self.next_seq(),
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            priority=priority,
+            first_scheduled_s=np.nan,
+            first_token_s=np.nan,
+            finished_s=np.nan,
+            status=RequestStatus.REFUSED if refused else RequestStatus.UNFINISHED,
+        )
 
     def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
         """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1`
         steps.
         """
-        rows, step = self._schedule, self._num_steps
         self._last_scheduled.append(request)
-        row = self._open_row[request]
-        if row >= 0:
-            times = rows["repeat"][row]
-            follows = (
-                rows["step"][row] + times == step and rows["computed_before"][row] + tokens * times == computed_before
-            )
-            if follows and rows["tokens"][row] == tokens:
-                rows["repeat"][row] = times + repeat
-                return
-        else:
-            self._requests["first_scheduled_s"][request] = time_s
-            self._requests["cached_tokens"][request] = computed_before
-        self._open_row[request] = len(rows["step"])
-        for name, value in (
-            ("step", step),
-            ("request", request),
-            ("computed_before", computed_before),
-            ("tokens", tokens),
-            ("repeat", repeat),
-        ):
-            rows[name].append(value)
+        first_scheduled_s = self._requests.columns["first_scheduled_s"]
+        if first_scheduled_s[request] != first_scheduled_s[request]:
+            first_scheduled_s[request] = time_s
+            self._requests.columns["cached_tokens"][request] = computed_before
+        self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
 
     def joined(self, request: int, computed_before: int, time_s: float) -> None:
         """`request` computes a token in the step being recorded, and in the following ones until `scheduled_on`."""
@@ -125,31 +103,31 @@ class RecordingBuilder:
 
     def scheduled_on(self, request: int, num_steps: int) -> None:
         """`request` has computed a token in each of `num_steps` steps, the first of which `joined` reported."""
-        self._schedule["repeat"][self._open_row[request]] += num_steps - 1
+        self._schedule.lengthen(request, num_steps - 1)
 
     def scheduled_again(self, time_s: float) -> None:
         """The requests of the step before compute one more token each."""
-        rows = self._schedule
         for request in self._previous_scheduled:
-            row = self._open_row[request]
-            done = rows["computed_before"][row] + rows["tokens"][row] * rows["repeat"][row]
-            self.scheduled(request, done, 1, time_s)
+            self.scheduled(request, self._schedule.computed(request), 1, time_s)
 
     def step(self, **columns: float) -> int:
         """Close the step being recorded, whose output is not known yet, and return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
-        for name, column in self._steps.items():
+        for name, column in self._steps.columns.items():
             if name in columns:
                 column.append(columns[name] if column.typecode == "d" else int(columns[name]))
         self._num_steps += 1
         self._previous_scheduled, self._last_scheduled = self._last_scheduled, []
+        if self._sink is not None:
+            self._hand_over(self._sink)
         return number
 
     def output(self, step: int, time_s: float) -> None:
         """The output of `step` was processed."""
-        self._steps["output_seq"][step] = self._seq
-        self._steps["end_s"][step] = time_s
+        row = step - self._steps.first
+        self._steps.columns["output_seq"][row] = self._seq
+        self._steps.columns["end_s"][row] = time_s
 
     def pass_step(self) -> None:
         """Go on to the next of the steps that `passed_steps` will add: one was scheduled, and an output processed."""
@@ -173,9 +151,9 @@ class RecordingBuilder:
         `end_s` are the times at which outputs were processed after each of them: of these steps themselves, or, where
         they were scheduled one `ahead`, of the step before each.
         """
-        steps, num_steps = self._steps, len(start_s)
+        steps, num_steps = self._steps.columns, len(start_s)
         first, first_seq = self._num_steps - num_steps, self._seq - 2 * num_steps + 1
-        begin = first - ahead
+        begin = first - ahead - self._steps.first
         same = {
             "prefill_tokens": 0, "decode_tokens": num_seqs, "num_scheduled": num_seqs, "running": num_seqs,
             "waiting": waiting, "preempted": 0, "unusable_units": unusable_units,
@@ -192,38 +170,51 @@ class RecordingBuilder:
         if ahead:
             steps["output_seq"].append(-1)
             steps["end_s"].append(np.nan)
+        if self._sink is not None:
+            self._hand_over(self._sink)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
-        outputs = self._requests["output_tokens"]
+        outputs = self._requests.columns["output_tokens"]
         if not outputs[request]:
-            self._requests["first_token_s"][request] = time_s
+            self._requests.columns["first_token_s"][request] = time_s
         outputs[request] += count
 
     def preempted(self, request: int) -> None:
         """`request` lost its memory and will compute its tokens again."""
-        self._requests["preemptions"][request] += 1
+        self._requests.columns["preemptions"][request] += 1
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
         """`request` left the engine."""
-        self._requests["status"][request] = status
-        self._requests["finished_s"][request] = time_s
+        self._requests.columns["status"][request] = status
+        self._requests.columns["finished_s"][request] = time_s
+        self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
         """`request` got free `blocks`; runs of consecutive ones become one row."""
-        self._memory_runs(MemoryKind.APPEND, request, position, blocks)
+        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
         """`request` joined the holders of `blocks`."""
-        self._memory_runs(MemoryKind.SHARE, request, position, blocks)
+        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks)
 
-    def append_extent(self, request: int, position: int, address: int, length: int, requested: int) -> None:
-        """`request` got `length` slots from `address` on, having asked for `requested`."""
-        self._memory_row(MemoryKind.APPEND, request, position, address, length, requested)
+    def append_extent(
+        self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
+    ) -> None:
+        """`request` got `length` slots from `address` on, having asked for `requested`; and, where the engine says for
+        how many steps each extent grows, as many again behind them in each of the next `repeat - 1` steps.
+        """
+        self._memory.tells_repeats |= repeat is not None
+        self._memory.add(
+            self._seq, self._num_steps, MemoryKind.APPEND, request, position, address, length, requested,
+            repeat=repeat or 1,
+        )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int) -> None:
         """`request` gave back its whole table."""
-        self._memory_row(MemoryKind.RELEASE, request, 0, -1, num_units, cached=num_cached)
+        self._memory.add(
+            self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached
+        )
 
     def vacate(self, request: int, num_units: int) -> None:
         """`request` left its units for others; a recording has no kind of row for it but a release."""
@@ -231,75 +222,39 @@ class RecordingBuilder:
 
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix."""
-        self._memory_runs(MemoryKind.EVICT, -1, 0, blocks)
+        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
+
+    def append(self, table: Table) -> None:
+        """Add final rows, any number at a time: for an engine that reports in bulk, and nothing in any other way."""
+        if table.name == Steps.name:
+            self._num_steps += len(table)
+        if self._sink is not None:
+            self._sink.append(table)
+        else:
+            self._growing[table.name].extend(table)
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
-        steps = _columns(self._steps, Steps)
-        under_way = steps["output_seq"] < 0
-        steps["output_seq"][under_way] = self._seq + 1 + np.arange(under_way.sum())
-        steps["end_s"][under_way] = max(np.nanmax(steps["end_s"], initial=0.0), steps["start_s"].max(initial=0.0))
+        assert self._sink is None, "what has been handed over is not here any more"
         return Recording(
             meta=meta,
             name=name,
-            requests=Requests(
-                id=np.asarray(self._ids, np.str_) if self._ids else np.empty(0, np.str_),
-                prompt_hashes=Ragged(np.array(self._hashes), np.array(self._hash_offsets), np.int64),
-                **_columns(self._requests, Requests),
-            ),
-            steps=Steps(**steps),
-            schedule=Schedule(**self._schedule_of_closed_steps()),
-            memory=Memory(**_columns(self._memory, Memory)),
+            requests=self._requests.so_far(),
+            steps=self._steps.so_far(self._seq + 1),
+            schedule=self._schedule.so_far(self._num_steps),
+            memory=self._memory.so_far(),
         )
 
-    def _schedule_of_closed_steps(self) -> dict[str, Any]:
-        """The schedule without the step being recorded: a log may end in the middle of one."""
-        columns = _columns(self._schedule, Schedule)
-        if not len(columns["step"]):
-            return columns
-        columns["repeat"] = np.minimum(columns["repeat"], self._num_steps - columns["step"])
-        closed = columns["repeat"] > 0
-        return {name: values[closed] for name, values in columns.items()}
+    def close(self) -> None:
+        """Nothing more will be reported: hand the rest to the sink."""
+        assert self._sink is not None, "there is nobody to hand it to"
+        self._sink.append(self._requests.so_far())
+        self._sink.append(self._steps.so_far(self._seq + 1))
+        self._sink.append(self._schedule.so_far(self._num_steps))
+        self._sink.append(self._memory.so_far())
 
-    def _memory_runs(self, kind: MemoryKind, request: int, position: int, blocks: Iterable[int]) -> None:
-        begin, length = -1, 0
-        for block in blocks:
-            if block == begin + length:
-                length += 1
-                continue
-            if length:
-                self._memory_row(kind, request, position, begin, length)
-                position += length
-            begin, length = block, 1
-        if length:
-            self._memory_row(kind, request, position, begin, length)
-
-    def _memory_row(
-        self,
-        kind: MemoryKind,
-        request: int,
-        position: int,
-        address: int,
-        length: int,
-        requested: int | None = None,
-        cached: int = 0,
-    ) -> None:
-        memory = self._memory
-        memory["seq"].append(self._seq)
-        memory["step"].append(self._num_steps)
-        memory["kind"].append(kind)
-        memory["request"].append(request)
-        memory["position"].append(position)
-        memory["address"].append(address)
-        memory["length"].append(length)
-        memory["requested"].append(length if requested is None else requested)
-        memory["cached"].append(cached)
-
-
-def _columns(columns: Mapping[str, array[Any]], table: type[Table]) -> dict[str, Any]:
-    """The columns that anything was reported for, as numpy arrays of the declared types."""
-    return {
-        name: np.array(columns[name], spec.dtype)
-        for name, spec in table.columns()
-        if name in columns and (columns[name] or not spec.optional)
-    }
+    def _hand_over(self, sink: Sink) -> None:
+        """Give `sink` what is final, of tables of which there is much."""
+        for growing in (self._steps, self._schedule, self._memory):
+            if growing.is_full:
+                sink.append(growing.take_final())

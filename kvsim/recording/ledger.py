@@ -7,60 +7,42 @@ what each is afterwards. Everything is computed in bulk when a recording is open
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.recording.holdings import Tables, tables_of
 from kvsim.recording.model import Recording
+from kvsim.recording.order import is_new, stable_order, units_of_runs
 from kvsim.recording.progress import Progress
-from kvsim.recording.tables import IntArray, MemoryKind
+from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 NOBODY = -1
 """The owner of a unit that is free."""
-NEVER = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tables:
-    """Every run of units that a request ever held, sorted by request, then by time."""
-
-    request: IntArray
-    position: IntArray
-    address: IntArray
-    length: IntArray
-    requested: IntArray
-    birth_row: IntArray
-    """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
-    birth_seq: IntArray
-    death_seq: IntArray
-    first_row: IntArray
-    """Row at which each request begins; one more entry than there are requests."""
-
-    def held(self, request: int, seq: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Positions, addresses and lengths of the runs that `request` holds after everything up to `seq`."""
-        rows = slice(self.first_row[request], self.first_row[request + 1])
-        alive = (self.birth_seq[rows] <= seq) & (self.death_seq[rows] > seq)
-        return self.position[rows][alive], self.address[rows][alive], self.length[rows][alive]
+_OPS_AT_ONCE = 1 << 20
+"""Operations on shared units that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ledger:
-    """One row per operation on a run of units, in the order in which they happened, with the state that it leaves."""
+    """One row per operation on a run of units, in the order in which they happened, with the state that it leaves.
+
+    A run that grows is taken with the units of its first step, and given back with all of them.
+    """
 
     seq: IntArray
     address: IntArray
     length: IntArray
-    owner: npt.NDArray[np.int32]
+    owner: IntArray
     """A request that holds the run afterwards, or `NOBODY`."""
-    position: npt.NDArray[np.int64]
+    position: IntArray
     """Where the run stands in the owner's table, in units."""
     refs: npt.NDArray[np.int32]
     """How many requests hold it afterwards."""
     cached: npt.NDArray[np.bool_]
     """Free afterwards, but still holding a prefix that could be hit."""
-    allocated: npt.NDArray[np.bool_]
-    """Whether this operation took a free run."""
     unit_by_unit: bool
     """Whether every run has one unit."""
     tables: Tables
@@ -72,61 +54,114 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     Raises:
         RecordingError: a unit is handed out or evicted while somebody holds it.
     """
-    unit_by_unit = _is_paged(recording)
-    tables, birth_row, death_row = _tables(recording, unit_by_unit=unit_by_unit)
     memory = recording.memory
-    unit_tokens = recording.meta.pool.unit_tokens
-
-    dead = np.flatnonzero(death_row < len(memory))
+    unit_by_unit = _has_single_units(recording)
+    tables, death_row = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
     evict = np.flatnonzero(memory.kind == MemoryKind.EVICT)
-    evict_address, evict_length = memory.address[evict], memory.length[evict]
-    if unit_by_unit:
-        run, offset = units_of_runs(evict_length)
-        evict, evict_address, evict_length = evict[run], evict_address[run] + offset, np.ones(len(run), np.int64)
-    row = np.concatenate((birth_row, death_row[dead], evict))
-    # A release goes through the table from its end.
-    rank = np.concatenate((tables.position, -tables.position[dead], np.zeros(len(evict), np.int64)))
-    order = np.lexsort((rank, row))
+    num_units = memory.length[evict] if unit_by_unit else np.ones(len(evict), np.int32)
+    num_ops = _count_operations(memory, tables, death_row, evict, num_units)
+    run = _run_of_each(tables, death_row, num_ops)
+    row: IntArray = np.repeat(np.arange(len(memory), dtype=np.int32), num_ops)
 
-    born, evicted = len(birth_row), len(evict)
-    delta = np.concatenate((np.ones(born, np.int32), np.full(len(dead), -1, np.int32), np.zeros(evicted, np.int32)))[
-        order
-    ]
-    owner = np.concatenate((tables.request, tables.request[dead], np.full(evicted, NOBODY)))[order].astype(np.int32)
-    position = np.concatenate((tables.position, tables.position[dead], np.zeros(evicted, np.int64)))[order]
-    address = np.concatenate((tables.address, tables.address[dead], evict_address))[order]
-    length = np.concatenate((tables.length, tables.length[dead], evict_length))[order]
-    row = row[order]
+    address, position, owner = (
+        column[run] if len(column) else np.zeros(len(run), np.int32)
+        for column in (tables.address, tables.position, tables.request)
+    )
+    evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
+    nth, offset = units_of_runs(num_units)
+    address[evictions], position[evictions], owner[evictions] = memory.address[evict[nth]] + offset, 0, NOBODY
+    length = np.broadcast_to(np.int32(1), len(run)) if unit_by_unit else _lengths(memory, tables, run, row)
+    del num_ops, evict, num_units, evictions, nth, offset  # a long recording has tens of millions of operations
 
-    shared = bool((memory.kind == MemoryKind.SHARE).any())
-    refs = _running_refs(address, delta) if unit_by_unit else np.maximum(delta, 0)
+    delta = _DELTA[memory.kind][row]
     if unit_by_unit:
+        by_address = stable_order(address, int(address.max(initial=0)) + 1)
+        refs = _running_refs(address, delta, by_address)
         _check_free(recording, row, address, refs)
-    cached = np.zeros(len(row), np.bool_)
+        if (memory.kind == MemoryKind.SHARE).any():
+            _hand_over(tables, run, address, delta, refs, by_address, owner, position)
+        del by_address
+    else:
+        refs = np.maximum(delta, 0).astype(np.int32)
+    del run
     released = np.flatnonzero((delta < 0) & (refs == 0))
-    keep = _cached_units(recording, progress, row[released], owner[released], unit_tokens)
-    cached[released] = position[released] < keep
-    owner = np.where(refs > 0, owner, NOBODY).astype(np.int32)
-    if shared:
-        _hand_over(address, delta, refs, owner)
+    cached = np.zeros(len(row), np.bool_)
+    if recording.meta.prefix_caching:
+        cached[released] = position[released] < _cached_units(recording, progress, row[released], owner[released])
+    owner[released] = NOBODY
     return Ledger(
-        seq=memory.seq[row],
+        seq=memory.seq.astype(tables.birth_seq.dtype)[row],
         address=address,
         length=length,
         owner=owner,
-        position=position.astype(np.int64),
+        position=position,
         refs=refs,
         cached=cached,
-        allocated=(delta > 0) & (refs == 1),
         unit_by_unit=unit_by_unit,
         tables=tables,
     )
 
 
-def units_of_runs(length: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For every unit of runs that are `length` long: the index of its run, and its offset in that."""
-    run = np.repeat(np.arange(len(length)), length)
-    return run, np.arange(len(run)) - np.repeat(np.cumsum(length) - length, length)
+_DELTA = np.zeros(len(MemoryKind), np.int8)
+"""Holders that a run gains or loses, by the kind of the operation."""
+_DELTA[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
+_DELTA[MemoryKind.RELEASE] = -1
+
+
+def _has_single_units(recording: Recording) -> bool:
+    """Whether units are shared and cached one by one, and runs of them were only written together."""
+    meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
+    if repeat is not None and (repeat > 1).any():
+        return False
+    if meta.policy_name == "paged" or meta.pool.unit_tokens > 1 or meta.prefix_caching:
+        return True
+    return bool(((kind == MemoryKind.SHARE) | (kind == MemoryKind.EVICT)).any())
+
+
+def _count_operations(
+    memory: Memory, tables: Tables, death_row: IntArray, evict: IntArray, num_units: IntArray
+) -> npt.NDArray[np.int32]:
+    """How many operations each row of `memory` stands for."""
+    num_ops = np.bincount(tables.birth_row, minlength=len(memory)).astype(np.int32)
+    num_ops += np.bincount(death_row, minlength=len(memory) + 1)[:-1].astype(np.int32)
+    num_ops[evict] = num_units
+    return num_ops
+
+
+def _run_of_each(tables: Tables, death_row: IntArray, num_ops: npt.NDArray[np.int32]) -> IntArray:
+    """The run that each operation takes or gives back, a table being given back from its end; 0 for evictions."""
+    begin = np.cumsum(num_ops, dtype=np.int32) - num_ops
+    run = np.zeros(int(num_ops.sum()), np.int32)
+    runs = np.arange(len(death_row), dtype=np.int32)
+    first = np.zeros(len(num_ops), np.int32)
+    # Of several assignments to one place the last stands, which is here the first run of a row.
+    first[tables.birth_row[::-1]] = runs[::-1]
+    run[begin[tables.birth_row] + runs - first[tables.birth_row]] = runs
+    dead = np.flatnonzero(death_row < len(num_ops)).astype(np.int32)
+    row = death_row[dead]
+    first[row[::-1]] = dead[::-1]
+    run[begin[row] + num_ops[row] - 1 - (dead - first[row])] = dead
+    return run
+
+
+def _lengths(memory: Memory, tables: Tables, run: IntArray, row: IntArray) -> IntArray:
+    """Units of each operation's run: when it is taken, those of its first step."""
+    kind = memory.kind[row]
+    whole, at_first = tables.length[run], (tables.length // tables.repeat)[run]
+    return np.where(kind == MemoryKind.RELEASE, whole, np.where(kind == MemoryKind.EVICT, memory.length[row], at_first))
+
+
+def _running_refs(
+    address: IntArray, delta: npt.NDArray[np.int8], by_address: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
+    """References to each operation's unit after it: a running sum within each unit."""
+    total = np.cumsum(delta[by_address], dtype=np.int32)
+    first = np.flatnonzero(is_new(address[by_address]))
+    before = np.concatenate((np.zeros(1, np.int32), total))[first]
+    total -= np.repeat(before, np.diff(first, append=len(total)))
+    refs = np.empty_like(total)
+    refs[by_address] = total
+    return refs
 
 
 def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: npt.NDArray[np.int32]) -> None:
@@ -140,98 +175,52 @@ def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: np
         )
 
 
-def _is_paged(recording: Recording) -> bool:
-    """Whether units are shared and cached one by one, and runs of them were only written together."""
-    sharing = np.isin(recording.memory.kind, (MemoryKind.SHARE, MemoryKind.EVICT))
-    return recording.meta.pool.unit_tokens > 1 or recording.meta.prefix_caching or bool(sharing.any())
-
-
-def _tables(recording: Recording, *, unit_by_unit: bool) -> tuple[Tables, IntArray, IntArray]:
-    """The runs of every table, with the rows of `memory` at which each is taken and given back."""
-    memory, num_rows = recording.memory, len(recording.memory)
-    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT)
-    rows = rows[np.argsort(memory.request[rows], kind="stable")]
-    request, release = memory.request[rows].astype(np.int64), memory.kind[rows] == MemoryKind.RELEASE
-
-    # The release that ends a row's residency is the next one of the same request.
-    release_at = np.flatnonzero(release)
-    following = np.searchsorted(release_at, np.arange(len(rows)))
-    in_range = following < len(release_at)
-    candidate = (
-        release_at[np.minimum(following, max(len(release_at) - 1, 0))]
-        if len(release_at)
-        else np.zeros(len(rows), np.int64)
-    )
-    in_range &= request[candidate] == request
-    death = np.where(in_range, rows[candidate], num_rows)
-
-    take = ~release
-    birth_row, death_row, request = rows[take], death[take], request[take]
-    position, address, length = (values[birth_row] for values in (memory.position, memory.address, memory.length))
-    requested = length if memory.requested is None else memory.requested[birth_row]
-    if unit_by_unit:
-        run, offset = units_of_runs(length)
-        birth_row, death_row, request = birth_row[run], death_row[run], request[run]
-        position, address = position[run] + offset, address[run] + offset
-        length = requested = np.ones(len(run), np.int64)
-
-    seq = np.append(memory.seq, NEVER)
-    tables = Tables(
-        request=request,
-        position=position,
-        address=address,
-        length=length,
-        requested=requested,
-        birth_row=birth_row,
-        birth_seq=seq[birth_row],
-        death_seq=seq[death_row],
-        first_row=np.searchsorted(request, np.arange(len(recording.requests) + 1)),
-    )
-    return tables, birth_row, death_row
-
-
-def _running_refs(address: IntArray, delta: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """References to each operation's unit after it: a running sum within each unit."""
-    order = np.argsort(address, kind="stable")
-    total = np.cumsum(delta[order])
-    first = np.flatnonzero(np.diff(address[order], prepend=-1))
-    before = np.concatenate(([0], total))[first]
-    refs = np.empty(len(delta), np.int32)
-    refs[order] = total - np.repeat(before, np.diff(np.append(first, len(order))))
-    return refs
-
-
 def _hand_over(
-    address: IntArray, delta: npt.NDArray[np.int32], refs: npt.NDArray[np.int32], owner: npt.NDArray[np.int32]
+    tables: Tables,
+    run: IntArray,
+    address: IntArray,
+    delta: npt.NDArray[np.int8],
+    refs: npt.NDArray[np.int32],
+    by_address: npt.NDArray[np.int32],
+    owner: IntArray,
+    position: IntArray,
 ) -> None:
-    """Where one of several holders lets go of a unit, name one that stays as its owner."""
-    left_shared = (delta < 0) & (refs > 0)
-    shared_units = np.unique(address[left_shared])
-    holders: dict[int, list[int]] = {int(unit): [] for unit in shared_units}
-    for row in np.flatnonzero(np.isin(address, shared_units) & (delta != 0)):
-        held_by = holders[int(address[row])]
-        if delta[row] > 0:
-            held_by.append(int(owner[row]))
-        elif refs[row] == 0:
-            held_by.clear()
-        else:
-            held_by.remove(int(owner[row]))
-            owner[row] = held_by[-1]
+    """Where one of several holders lets go of a unit, name as its owner the one that will stay longest."""
+    is_shared = np.zeros(int(address.max()) + 1, np.bool_)
+    is_shared[address[(delta < 0) & (refs > 0)]] = True
+    ops = by_address[is_shared[address[by_address]]]
+    # The last operation of each run; those that are never given back come after all others.
+    num_ops, num_runs = len(run), len(tables.request)
+    last_op = np.arange(num_ops, num_ops + num_runs, dtype=np.int32)
+    given_back = np.flatnonzero(delta < 0).astype(np.int32)
+    last_op[run[given_back]] = given_back
+    for part in _split_between_units(ops, address):
+        # Of all that have taken a unit so far, whoever leaves it last is still there if anybody is.
+        unit = np.cumsum(is_new(address[part])) * (num_ops + num_runs)
+        longest = np.maximum.accumulate(unit + np.where(delta[part] > 0, last_op[run[part]], 0)) - unit
+        leaving = (delta[part] < 0) & (refs[part] > 0)
+        left, longest = part[leaving], longest[leaving]
+        stays = np.where(longest < num_ops, run[np.minimum(longest, num_ops - 1)], longest - num_ops)
+        owner[left], position[left] = tables.request[stays], tables.position[stays]
+
+
+def _split_between_units(ops: npt.NDArray[np.int32], address: IntArray) -> list[npt.NDArray[np.int32]]:
+    """`ops`, which are in order of address, in parts of bounded size, all of one unit's in the same."""
+    begins = np.flatnonzero(is_new(address[ops]))
+    cuts = np.searchsorted(begins, np.arange(_OPS_AT_ONCE, len(ops), _OPS_AT_ONCE))
+    return np.split(ops, np.unique(begins[cuts[cuts < len(begins)]]))
 
 
 def _cached_units(
-    recording: Recording, progress: Progress, rows: IntArray, requests: IntArray, unit_tokens: int
-) -> npt.NDArray[np.int64]:
+    recording: Recording, progress: Progress, rows: IntArray, requests: IntArray
+) -> npt.NDArray[np.integer[Any]]:
     """How many leading units of the released table keep their prefix, for releases at `rows` of `memory`."""
     memory = recording.memory
-    if not recording.meta.prefix_caching:
-        return np.zeros(len(rows), np.int64)
     if memory.cached is not None:
-        return memory.cached[rows].astype(np.int64)
+        return memory.cached[rows]
     # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the
-    # token that
-    # was in flight when a request was preempted was not.
+    # token that was in flight when a request was preempted was not.
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     computed = progress.computed(requests, step)
     known = np.where(computed >= progress.final[requests], computed, np.maximum(computed - 1, 0))
-    return known // unit_tokens
+    return known // recording.meta.pool.unit_tokens

@@ -8,14 +8,15 @@ import json
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.recording import eventlog
 from kvsim.recording.builder import RecordingBuilder
-from kvsim.recording.files import meta_from_document
 from kvsim.recording.model import Meta, Recording
+from kvsim.recording.provenance import meta_from_document
 
 DEFAULT_HOST = "127.0.0.1"
 _CONNECT_S = 5.0
@@ -114,7 +115,12 @@ class LiveFeed:
                     self._meta = meta_from_document(event[1], Path(self.name))
                     self._builder = builder
             elif event[0] == "joined":
-                numbers = _Numbers(builder, *event[1:])
+                rows, next_row, next_step = event[1:]
+                numbers = _Numbers(builder, rows, next_row, next_step)
+                with self._lock:
+                    if next_step and self._meta is not None:
+                        # What was cached before, and what the first steps decided, is not known here.
+                        self._meta = replace(self._meta, extra={**self._meta.extra, "joined_at_step": next_step})
             else:
                 local = event if numbers is None else numbers.translate(event)
                 if local is not None:

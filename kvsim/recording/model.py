@@ -15,6 +15,8 @@ from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
 FORMAT = "kvsim-recording"
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
+MAX_UNITS = 1 << 27
+"""Units that a pool may have: more than any server's memory makes, and as many as can be shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

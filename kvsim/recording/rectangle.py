@@ -2,7 +2,7 @@
 
 `generate()` holds one tensor per layer and grows it by a column a step; there is no pool and no address. To show it
 beside the others, each batch is laid out as the rectangle it is: one row of slots per request, wide enough for the
-batch's end.
+batch's end, which fills up as its tokens are computed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.recording.model import Recording
-from kvsim.recording.tables import Memory, MemoryKind
+from kvsim.errors import RecordingError
+from kvsim.recording.model import MAX_UNITS, Recording
+from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def with_addresses(recording: Recording) -> Recording:
@@ -20,6 +21,9 @@ def with_addresses(recording: Recording) -> Recording:
 
     A batch is the set of requests that were first scheduled in the same step. The pool is as large as the largest
     batch.
+
+    Raises:
+        RecordingError: a batch is larger than any pool.
     """
     if recording.meta.pool.num_units is not None:
         return recording
@@ -49,31 +53,40 @@ def with_addresses(recording: Recording) -> Recording:
             final[rows] = width
         base[rows] = np.arange(len(rows)) * width
         num_units = max(num_units, len(rows) * width)
+    if num_units > MAX_UNITS:
+        raise RecordingError(
+            f"recording {recording.name!r} has a batch of {num_units:,} slots; no server has more than {MAX_UNITS:,}."
+        )
 
-    index = np.repeat(np.arange(len(repeats)), repeats)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    request, step = schedule.request[index].astype(np.int64), schedule.step[index] + nth
-    position = schedule.computed_before[index] + schedule.tokens[index] * nth
-    length = schedule.tokens[index].astype(np.int64)
+    request, step, position, length = (
+        column.astype(np.int64)
+        for column in (schedule.request, schedule.step, schedule.computed_before, schedule.tokens)
+    )
     if preallocated:  # all of it at once, when the batch begins
-        opens = position == 0
-        request, step, position = request[opens], step[opens], position[opens]
-        length = final[request]
+        request, step, position = request[opening], step[opening], position[opening]
+        length, repeats = final[request], np.ones(len(request), np.int32)
     num_append, num_release = len(request), len(scheduled)
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_append, num_release))
     seq = np.concatenate((steps.schedule_seq[step], steps.output_seq[last_step[scheduled]]))
     order = np.argsort(seq, kind="stable")
+
+    def column(appends: IntArray, releases: IntArray) -> IntArray:
+        return np.concatenate((appends, releases))[order].astype(np.int32)
+
     memory = Memory(
         seq=seq[order],
-        step=np.concatenate((step, last_step[scheduled]))[order],
+        step=column(step, last_step[scheduled]),
         kind=kind[order],
-        request=np.concatenate((request, scheduled))[order],
-        position=np.concatenate((position, np.zeros(num_release, np.int64)))[order],
-        address=np.concatenate((base[request] + position, np.full(num_release, -1)))[order],
-        length=np.concatenate((length, final[scheduled]))[order],
+        request=column(request, scheduled),
+        position=column(position, np.zeros(num_release, np.int32)),
+        address=column(base[request] + position, np.full(num_release, -1)),
+        length=column(length, final[scheduled]),
+        repeat=column(repeats, np.ones(num_release, np.int32)),
     )
     return replace(
         recording,
-        meta=replace(recording.meta, pool=replace(recording.meta.pool, num_units=num_units)),
+        meta=replace(
+            recording.meta, pool=replace(recording.meta.pool, unit_tokens=1, num_units=num_units, first_unit=0)
+        ),
         memory=memory,
     )

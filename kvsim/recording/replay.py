@@ -11,18 +11,15 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
-from kvsim.recording.ledger import NOBODY, unfold, units_of_runs
+from kvsim.recording.growth import Growth
+from kvsim.recording.keyframes import UnitStates
+from kvsim.recording.ledger import NOBODY, unfold
 from kvsim.recording.model import Recording
+from kvsim.recording.order import units_of_runs
 from kvsim.recording.progress import Progress
 from kvsim.recording.rectangle import with_addresses
 from kvsim.recording.tables import IntArray, RequestStatus
 
-_UNITS_PER_KEYFRAME = 8_192
-"""Units rewritten between two keyframes, where memory allows: about 50 microseconds of copying."""
-_LONG_RUN_UNITS = 64
-"""Mean length from which a run is faster to write as a slice than unit by unit."""
-_KEYFRAME_BYTES = 256 << 20
-"""What all keyframes together may cost."""
 _POSITION_BITS = 40
 """Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
 
@@ -52,17 +49,16 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
-        self._frame_op = np.searchsorted(self.ledger.seq, self.frame_seq, side="right")
+        self._frame_op = np.searchsorted(self.ledger.seq, self.frame_seq.astype(self.ledger.seq.dtype), side="right")
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
+        self._index_tables()
 
+        self._states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
+        self.owner, self.position = self._states.owner, self._states.position
+        self.refs, self.cached = self._states.refs, self._states.cached
+        self._growth = Growth(self.ledger.tables, self.frame_seq)
         self.frame = -1
-        self.owner = np.full(self.num_units, NOBODY, np.int32)
-        self.position = np.zeros(self.num_units, np.int64)
-        self.refs = np.zeros(self.num_units, np.int32)
-        self.cached = np.zeros(self.num_units, np.bool_)
-        self._op = 0
-        self._index_keyframes()
         self.seek(0)
 
     @property
@@ -84,18 +80,15 @@ class Replay:
     def seek(self, frame: int) -> None:
         """Make `frame` (clamped to the recording) the current one."""
         frame = min(max(frame, 0), self.num_frames - 1)
-        target = int(self._frame_op[frame])
-        keyframe = int(np.searchsorted(self._keyframe_op, target, side="right")) - 1
-        if not self._keyframe_op[keyframe] <= self._op <= target:
-            self.owner[:], self.position[:], self.refs[:], self.cached[:] = self._keyframes[keyframe]
-            self._op = int(self._keyframe_op[keyframe])
-        self._apply(target)
+        afresh = self._states.go_to(int(self._frame_op[frame]), int(self.frame_seq[frame]))
+        if len(self._growth):
+            self._growth.show(self._states, frame, afresh=afresh)
         self.frame = frame
 
     def touched(self, before: int, after: int) -> npt.NDArray[np.int64]:
         """Units whose picture may differ between two frames, each once, in address order."""
         low, high = sorted((before, after))
-        units = self._units(self._frame_op[low], self._frame_op[high])[0]
+        units = self._states.units_of(int(self._frame_op[low]), int(self._frame_op[high]))
         first_runs = self._live_first_runs()
         live = self.ledger.tables.request[first_runs].astype(np.int64)
         old, new = (self._computed(live, frame) for frame in (low, high))
@@ -103,7 +96,13 @@ class Replay:
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = new > old
         written = self._units_written(first_runs[growing], old[growing], new[growing])
-        return np.unique(np.concatenate((units, written)))
+        grown = self._growth.units_between(low, high) - self.first_unit if len(self._growth) else units[:0]
+        units = np.concatenate((units, written, grown))
+        if len(units) < self.num_units // 64:
+            return np.unique(units)
+        is_touched = np.zeros(self.num_units, np.bool_)
+        is_touched[units] = True
+        return np.flatnonzero(is_touched)
 
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
@@ -115,19 +114,27 @@ class Replay:
         arrival.
         """
         requests, seq = self.recording.requests, self.frame_seq[self.frame]
-        arrived = (requests.arrival_seq <= seq) & (requests.status != RequestStatus.REFUSED)
-        arrived[self.live_requests()] = False
+        # Those before have come and gone, and those after have not come yet.
+        begin, end = np.searchsorted(self._all_gone_at, seq, "right"), np.searchsorted(self._none_came_by, seq, "right")
+        window = slice(begin, max(begin, end))
         # The last thing that happens to a request is that its memory goes, or, if it never had any, that it is aborted.
-        arrived &= (self._last_death > seq) & ~(requests.finished_s <= self.time_s)
-        rows = np.flatnonzero(arrived)
+        waits = (requests.arrival_seq[window] <= seq) & (self._last_death[window] > seq)
+        waits &= ~(requests.finished_s[window] <= self.time_s)
+        rows = begin + np.flatnonzero(waits)
+        rows = rows[~np.isin(rows, self.live_requests())]
         started = self._first_birth[rows] <= seq
-        return rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
+        waiting: npt.NDArray[np.int64] = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
+        return waiting
 
     def block_table(self, request: int) -> tuple[IntArray, IntArray]:
         """Logical positions and physical addresses of the units that `request` holds now."""
-        positions, addresses, lengths = self.ledger.tables.held(request, int(self.frame_seq[self.frame]))
+        tables = self.ledger.tables
+        rows = tables.held(request, int(self.frame_seq[self.frame]))
+        lengths = tables.length[rows]
+        if len(self._growth):
+            lengths = self._growth.held_at(self.frame, rows, lengths)
         run, offset = units_of_runs(lengths)
-        return positions[run] + offset, addresses[run] + offset
+        return tables.position[rows][run] + offset, tables.address[rows][run] + offset
 
     def computed(self, requests: IntArray) -> npt.NDArray[np.int64]:
         """Tokens computed so far for each of `requests`, which must hold memory."""
@@ -140,22 +147,22 @@ class Replay:
         pool and the queue, so it is not seen here: such units are `free`.
         """
         owner, cached = self.owner[units], self.cached[units]
-        begin = self.position[units] * self.unit_tokens
+        begin = self.position[units].astype(np.int64) * self.unit_tokens
         held = np.flatnonzero(owner != NOBODY)
         slots = np.zeros((len(owner), NUM_STATES), np.int64)
         slots[:, SlotState.FREE] = self.unit_tokens
         slots[cached, SlotState.FREE], slots[cached, SlotState.CACHED] = 0, self.unit_tokens
         requests = owner[held].astype(np.int64)
         live = self.live_requests()
-        computed = np.zeros(len(self.full), np.int64)
-        computed[live] = self._computed(live, self.frame)
+        self._computed_by_live[live] = self._computed(live, self.frame)
+        computed = self._computed_by_live[requests]
         slots[held] = split_extent(
             begin[held],
             begin[held] + self.unit_tokens,
             pad=self.pad[requests],
             full=self.full[requests],
             # Only full units are ever shared, whoever counts as their owner.
-            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed[requests]),
+            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed),
             requested=self._requested[requests],
         )
         return slots
@@ -165,9 +172,14 @@ class Replay:
 
     def _live_first_runs(self) -> npt.NDArray[np.int64]:
         """The run with which each table of the current frame begins, in order of admission."""
-        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
-        alive = (tables.birth_seq[self._first_runs] <= seq) & (tables.death_seq[self._first_runs] > seq)
-        first_runs: npt.NDArray[np.int64] = self._first_runs[alive]
+        seq = self.frame_seq[self.frame]
+        begin, end = (
+            np.searchsorted(self._all_dead_at, seq, "right"),
+            np.searchsorted(self._first_run_birth, seq, "right"),
+        )
+        window = slice(begin, max(begin, end))
+        alive = self.ledger.tables.death_seq[self._first_runs[window]] > seq
+        first_runs: npt.NDArray[np.int64] = self._first_runs[window][alive]
         return first_runs
 
     def _units_written(
@@ -207,67 +219,32 @@ class Replay:
         full: npt.NDArray[np.int64] = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
         return full
 
-    def _index_keyframes(self) -> None:
-        ledger, tables = self.ledger, self.ledger.tables
-        num_requests = len(self.recording.requests)
-        # One run per table, in order of admission: looking at every run of a long recording takes milliseconds.
+    def _index_tables(self) -> None:
+        """What is asked of the tables at every frame, so that no answer takes longer in a longer recording."""
+        tables, requests = self.ledger.tables, self.recording.requests
         begins = tables.position == 0
         first_runs = np.flatnonzero(begins)
+        # One run per table, in order of admission.
         self._first_runs: npt.NDArray[np.int64] = first_runs[np.argsort(tables.birth_row[first_runs])]
+        self._first_run_birth = tables.birth_seq[self._first_runs]
+        self._all_dead_at = np.maximum.accumulate(tables.death_seq[self._first_runs])
         # Runs ascend by table and then by position, so that any position of any table is found at once.
         self._run_key: npt.NDArray[np.int64] = np.cumsum(begins) << _POSITION_BITS | tables.position
-        self._first_birth = np.full(num_requests, np.iinfo(np.int64).max)
-        np.minimum.at(self._first_birth, tables.request, tables.birth_seq)
-        # A request that never held memory is still waiting at the end.
-        self._last_death = np.full(num_requests, -1, np.int64)
-        np.maximum.at(self._last_death, tables.request, tables.death_seq)
-        self._last_death[self._last_death < 0] = np.iinfo(np.int64).max
-        self._requested = np.zeros(num_requests, np.int64)
-        np.maximum.at(self._requested, tables.request, (tables.position + tables.requested) * self.unit_tokens)
+        never = np.iinfo(np.int64).max
+        self._first_birth = self._per_request(np.minimum, tables.birth_seq, never)
+        # A request that never held memory is still waiting at the end, unless it was refused.
+        self._last_death = self._per_request(np.maximum, tables.death_seq, never)
+        self._last_death[requests.status == RequestStatus.REFUSED] = -1
+        self._all_gone_at = np.maximum.accumulate(self._last_death)
+        self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
+        self._requested = self._per_request(np.maximum, tables.position + tables.requested, 0) * self.unit_tokens
+        self._computed_by_live = np.zeros(len(requests), np.int64)
 
-        self._long_runs = not ledger.unit_by_unit and int(ledger.length.sum()) > _LONG_RUN_UNITS * len(ledger.length)
-        frame_bytes = sum(array.nbytes for array in (self.owner, self.position, self.refs, self.cached))
-        written = int(ledger.length.sum())
-        count = max(1, min(written // _UNITS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
-        boundaries = np.searchsorted(np.cumsum(ledger.length), np.arange(count) * (written / count))
-        self._keyframe_op = np.unique(np.concatenate(([0], boundaries)))
-        self._keyframes = []
-        for op in self._keyframe_op:
-            self._apply(int(op))
-            self._keyframes.append((self.owner.copy(), self.position.copy(), self.refs.copy(), self.cached.copy()))
-
-    def _apply(self, target: int) -> None:
-        """Apply the operations up to `target`, all at once: where a unit is named twice, the later assignment
-        stands.
-        """
-        if target == self._op:
-            return
-        if self._long_runs:
-            self._apply_runs(target)
-        else:
-            units, op, offset = self._units(self._op, target)
-            ledger = self.ledger
-            self.owner[units] = ledger.owner[op]
-            self.position[units] = ledger.position[op] + offset
-            self.refs[units] = ledger.refs[op]
-            self.cached[units] = ledger.cached[op]
-        self._op = target
-
-    def _apply_runs(self, target: int) -> None:
-        """The same, run by run: a reservation of thousands of slots is one slice, not thousands of indices."""
-        ledger = self.ledger
-        for op in range(self._op, target):
-            begin, length = int(ledger.address[op]) - self.first_unit, int(ledger.length[op])
-            run, position = slice(begin, begin + length), int(ledger.position[op])
-            self.owner[run] = ledger.owner[op]
-            self.position[run] = np.arange(position, position + length)
-            self.refs[run] = ledger.refs[op]
-            self.cached[run] = ledger.cached[op]
-
-    def _units(self, begin: int, end: int) -> tuple[npt.NDArray[np.int64], IntArray | slice, IntArray | int]:
-        """The units that the operations [begin, end) touch, with each one's operation and its offset in the run."""
-        address, length = self.ledger.address[begin:end], self.ledger.length[begin:end]
-        if self.ledger.unit_by_unit:
-            return (address - self.first_unit).astype(np.int64), slice(begin, end), 0
-        run, offset = units_of_runs(length)
-        return (address[run] + offset - self.first_unit).astype(np.int64), run + begin, offset
+    def _per_request(self, reduce: np.ufunc, values: IntArray, nothing: int) -> npt.NDArray[np.int64]:
+        """`values` of the runs of tables reduced to one for each request; `nothing` for those without any."""
+        first_row = self.ledger.tables.first_row
+        has_any = first_row[1:] > first_row[:-1]
+        reduced = np.full(len(has_any), nothing, np.int64)
+        if has_any.any():
+            reduced[has_any] = reduce.reduceat(values, first_row[:-1][has_any])
+        return reduced

@@ -165,13 +165,15 @@ class Memory(Table):
     step: IntArray = column("int32")
     kind: IntArray = column("uint8", names=MemoryKind)
     request: IntArray = column("int32")
-    position: IntArray = column("int64")
-    address: IntArray = column("int64")
-    length: IntArray = column("int64")
-    requested: IntArray | None = optional_column("int64")
+    position: IntArray = column("int32")
+    address: IntArray = column("int32")
+    length: IntArray = column("int32")
+    requested: IntArray | None = optional_column("int32")
     """Units asked for, where the allocator rounded up; `length` where absent."""
     cached: IntArray | None = optional_column("int32")
     """On a release: how many leading units of the table keep a prefix that could be hit."""
+    repeat: IntArray | None = optional_column("int32")
+    """On an append: the row holds for so many consecutive steps, each adding `length` units behind those before."""
 
     @classmethod
     def empty(cls) -> Memory:

@@ -8,8 +8,15 @@ share.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kvsim.errors import WorkloadError
+from kvsim.workload import Ragged, Workload
+
+Column = npt.NDArray[np.int64]
 
 
 class PrefixKeys:
@@ -37,19 +44,14 @@ class PrefixKeys:
         Raises:
             WorkloadError: neither size divides the other, so blocks would straddle units.
         """
-        num_blocks = prompt_tokens // self.block_size
-        if self.block_size % unit_tokens == 0:
-            per_block = self.block_size // unit_tokens
-            known = min(num_blocks, len(hashes) // per_block)
-            return [self._intern(("hash", hashes[(block + 1) * per_block - 1], 0)) for block in range(known)]
-        if unit_tokens % self.block_size == 0:
-            per_unit = unit_tokens // self.block_size
-            known = min(num_blocks, len(hashes) * per_unit)
-            return [self._intern(("hash", hashes[block // per_unit], block % per_unit)) for block in range(known)]
-        raise WorkloadError(
-            f"the workload has one hash per {unit_tokens} tokens, so the block size should divide it or be a multiple "
-            f"of it, not {self.block_size}."
-        )
+        _check_sizes(unit_tokens, self.block_size)
+        num_blocks = min(prompt_tokens, len(hashes) * unit_tokens) // self.block_size
+        last_tokens = range(self.block_size - 1, num_blocks * self.block_size, self.block_size)
+        blocks_per_unit = max(unit_tokens // self.block_size, 1)
+        return [
+            self._intern(("hash", hashes[token // unit_tokens], block % blocks_per_unit))
+            for block, token in enumerate(last_tokens)
+        ]
 
     def from_prefix(self, group: Hashable, prefix_tokens: int) -> list[int]:
         """Keys of the full blocks that lie inside the first `prefix_tokens` tokens, which all of `group` share."""
@@ -57,3 +59,108 @@ class PrefixKeys:
 
     def _intern(self, prefix: Hashable) -> int:
         return self._keys.setdefault(prefix, len(self._keys))
+
+
+def knows_prefixes(workload: Workload) -> bool:
+    """Whether anything is known of what prompts have in common."""
+    known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
+    return known or bool((workload.prefix_group >= 0).any())
+
+
+def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
+    """Keys of the full blocks of every prompt, from the most detailed account that there is of it.
+
+    They are those that `PrefixKeys` would hand out, one prompt after the other. A row is empty where nothing is known.
+
+    Raises:
+        WorkloadError: blocks would straddle the units that the workload has hashes of.
+    """
+    unknown = np.ones(len(workload), np.bool_)
+    num_blocks, parts, num_codes = np.zeros(len(workload), np.int64), [], 0
+    for lengths, codes, size in (
+        _codes_of_tokens(workload, block_size),
+        _codes_of_hashes(workload, block_size),
+        _codes_of_prefixes(workload, block_size),
+    ):
+        rows = unknown & (lengths >= 0)
+        kept = np.repeat(rows, np.maximum(lengths, 0))
+        parts.append((rows, codes[kept] + num_codes))
+        num_blocks[rows] = lengths[rows]
+        unknown &= ~rows
+        num_codes += size
+    all_codes = np.empty(num_blocks.sum(), np.int64)
+    for rows, codes in parts:
+        all_codes[np.repeat(rows, num_blocks)] = codes
+    offsets = np.concatenate(([0], np.cumsum(num_blocks)))
+    return Ragged(_by_first_appearance(all_codes, num_codes), offsets, np.int64)
+
+
+def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+    """Of prompts given as token ids: full blocks of each, -1 for others; a number for each block; a bound of these."""
+    token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
+    if token_ids is None:
+        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+    codes = [code for row in range(len(workload)) for code in keys.from_tokens(token_ids[row].tolist())]
+    lengths = np.where(token_ids.lengths > 0, token_ids.lengths // block_size, -1)
+    return lengths, np.array(codes, np.int64), len(codes)
+
+
+def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+    """The same for prompts given as one chained hash per unit."""
+    hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
+    if not len(hashes.values):
+        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+    _check_sizes(unit_tokens, block_size)
+    blocks_per_unit = max(unit_tokens // block_size, 1)
+    lengths = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens) // block_size
+    block, row = _places(lengths)
+    unit = hashes.offsets[row] + ((block + 1) * block_size - 1) // unit_tokens
+    distinct, number = np.unique(hashes.values, return_inverse=True)
+    codes = number[unit] * blocks_per_unit + block % blocks_per_unit
+    return np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit
+
+
+def _codes_of_prefixes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+    """The same for prompts of which only a named beginning is shared."""
+    groups = workload.prefix_group.astype(np.int64)
+    lengths = np.where(groups >= 0, workload.prefix_tokens // block_size, 0).astype(np.int64)
+    block, row = _places(lengths)
+    longest = int(lengths.max(initial=0))
+    return np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest
+
+
+def _places(lengths: Column) -> tuple[Column, Column]:
+    """For every block of rows of these lengths, end to end: its place in its row, and its row."""
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    begins = np.cumsum(lengths) - lengths
+    return np.arange(len(row)) - begins[row], row
+
+
+def _by_first_appearance(codes: Column, num_codes: int) -> Column:
+    """Renumber `codes`, all below `num_codes`, in the order in which they first appear."""
+    if num_codes > 8 * len(codes):  # few of many: not worth a table of all
+        distinct, codes = np.unique(codes, return_inverse=True)
+        num_codes = len(distinct)
+    places = np.arange(len(codes))
+    first = np.empty(num_codes, np.int64)
+    first[codes[::-1]] = places[::-1]  # of several values for one place, the last stays
+    first_place = first[codes]
+    return (np.cumsum(first_place == places) - 1)[first_place]
+
+
+def _check_sizes(unit_tokens: int, block_size: int) -> None:
+    if block_size % unit_tokens and unit_tokens % block_size:
+        raise WorkloadError(
+            f"the workload has one hash per {unit_tokens} tokens, so the block size should divide it or be a multiple "
+            f"of it, not {block_size}."
+        )
+
+
+def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]]) -> Ragged[np.int64]:
+    """The keys of all full blocks of prompts of which something is `known`, as `Sequence.key_of` gives them."""
+    lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
+    block, row = _places(lengths)
+    keys = -1 - (row << 32 | block)
+    is_known = block < known.lengths[row]
+    keys[is_known] = known.values
+    return Ragged(keys, np.concatenate(([0], np.cumsum(lengths))), np.int64)

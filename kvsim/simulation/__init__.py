@@ -3,7 +3,18 @@ SimPy.
 """
 
 from kvsim.simulation.arrivals import ProgressCallback
+from kvsim.simulation.choice import EngineName
 from kvsim.simulation.measured import Measured, Timeline
-from kvsim.simulation.run import Machine, Options, measure, simulate
+from kvsim.simulation.run import Machine, Options, measure, record, simulate
 
-__all__ = ["Machine", "Measured", "Options", "ProgressCallback", "Timeline", "measure", "simulate"]
+__all__ = [
+    "EngineName",
+    "Machine",
+    "Measured",
+    "Options",
+    "ProgressCallback",
+    "Timeline",
+    "measure",
+    "record",
+    "simulate",
+]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kvsim.errors import BudgetError, WorkloadError
-from kvsim.policies import Policy
+from kvsim.importers.recordings import HASH_TOKENS
+from kvsim.policies import Paged, Policy
 from kvsim.recording import RequestStatus
-from kvsim.scheduling.keys import PrefixKeys
+from kvsim.scheduling.keys import knows_prefixes, prompt_keys
 from kvsim.scheduling.sequence import Sequence
 from kvsim.simulation.recorder import Recorder
 from kvsim.workload import Workload
@@ -19,6 +20,20 @@ ProgressCallback = Callable[[int, int], None]
 """Called now and then with the number of requests that have ended, and of all."""
 _REPORTS = 200
 """How often progress is reported over a run."""
+
+
+def hash_tokens(workload: Workload, policy: Policy) -> int:
+    """Tokens that each prompt hash of a recording stands for.
+
+    Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
+    """
+    return policy.unit_tokens if isinstance(policy, Paged) else workload.hash_unit_tokens
+
+
+def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
+    """What a recording should say of its prompt hashes: nothing, where each is of a unit of the pool."""
+    tokens = hash_tokens(workload, policy)
+    return {HASH_TOKENS: tokens} if tokens != policy.unit_tokens and knows_prefixes(workload) else {}
 
 
 class Gate(Protocol):
@@ -49,7 +64,9 @@ class Arrivals:
         self._progress = progress
         self._max_model_len = policy.max_model_len
         self._unit_tokens = policy.unit_tokens
-        self._keys = PrefixKeys(policy.unit_tokens)
+        self.hash_tokens = hash_tokens(workload, policy)
+        """Tokens that each prompt hash of the recording stands for."""
+        self._keys = prompt_keys(workload, self.hash_tokens) if knows_prefixes(workload) else None
         self._stamp_at_entry = stamp_at_entry or concurrency is not None
         self._limit = len(workload) if concurrency is None else concurrency
         self._times: list[float] = [0.0] * len(workload) if concurrency is not None else workload.arrival_s.tolist()
@@ -57,11 +74,6 @@ class Arrivals:
         self._prompt_tokens, self._output_tokens, self._max_tokens, self._priority = (
             array("i", column.tobytes())
             for column in (workload.prompt_tokens, workload.output_tokens, workload.max_tokens, workload.priority)
-        )
-        self._any_keys = (
-            workload.prompt_token_ids is not None
-            or len(workload.prompt_hashes.values) > 0
-            or bool((workload.prefix_group >= 0).any())
         )
         self._next = 0
         self._num_ended = 0
@@ -122,14 +134,14 @@ class Arrivals:
         workload, row = self._workload, sequence.row
         # Where anything of a prompt is shared, the recording says all of its keys: it can be served again, and
         # verified.
-        num_blocks = sequence.prompt_tokens // self._unit_tokens if sequence.prompt_keys else 0
+        num_blocks = sequence.prompt_tokens // self.hash_tokens if sequence.prompt_keys else 0
         self._recorder.arrived(
             workload.ids[row],
             self._times[row],
             sequence.prompt_tokens,
             self._max_tokens[row],
             priority=sequence.priority,
-            prompt_hashes=[sequence.key_of(block) for block in range(num_blocks)],
+            prompt_hashes=(sequence.key_of(block) for block in range(num_blocks)),
             refused=refused,
         )
 
@@ -165,15 +177,5 @@ class Arrivals:
             min(self._max_tokens[row], longest),
             priority=self._priority[row],
             arrival=self._times[row],
-            prompt_keys=self._prompt_keys(row, prompt) if with_keys and self._any_keys else (),
+            prompt_keys=self._keys[row].tolist() if with_keys and self._keys is not None else (),
         )
-
-    def _prompt_keys(self, row: int, prompt_tokens: int) -> list[int]:
-        """Keys of the prompt's blocks, from the most detailed account of it that there is."""
-        workload = self._workload
-        if workload.prompt_token_ids is not None and len(tokens := workload.prompt_token_ids[row]):
-            return self._keys.from_tokens(tokens.tolist())
-        if len(hashes := workload.prompt_hashes[row]):
-            return self._keys.from_hashes(hashes.tolist(), workload.hash_unit_tokens, prompt_tokens)
-        group = int(workload.prefix_group[row])
-        return self._keys.from_prefix(group, int(workload.prefix_tokens[row])) if group >= 0 else []

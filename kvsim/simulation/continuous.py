@@ -23,7 +23,7 @@ from kvsim.simulation.arrivals import Arrivals
 from kvsim.simulation.leap import LeapingEngine, can_leap
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.steps import check_progress, record_step
-from kvsim.steptime import NO_TIME, StepTimeModel
+from kvsim.steptime import NO_TIME, RESTED, StepTimeModel, strained_gpu_s
 
 
 def continuous_engine(
@@ -64,6 +64,7 @@ def _step_by_step(  # noqa: PLR0912  a branch for each moment, and for what it m
     """The reference: every moment of every step."""
     memory = scheduler.memory
     host_s = gpu_free_s = 0.0
+    strain = RESTED
     in_flight: dict[Batch, _InFlight] = {}
     for moment in engine_moments(scheduler):
         match moment:
@@ -85,7 +86,8 @@ def _step_by_step(  # noqa: PLR0912  a branch for each moment, and for what it m
                     number, shape, link_s = record_step(recorder, scheduler, batch, host_s)
                     cost = step_time.step_time(shape) if batch.tokens else NO_TIME
                     gpu_begin_s = max(host_s + cost.prepare_s, gpu_free_s) + link_s
-                    gpu_free_s = max(gpu_begin_s + cost.gpu_s, host_s + cost.launch_s)
+                    gpu_s, strain = strained_gpu_s(cost, gpu_begin_s, strain)
+                    gpu_free_s = max(gpu_begin_s + gpu_s, host_s + cost.launch_s)
                     host_s += cost.launch_s
                     in_flight[batch] = _InFlight(number, gpu_free_s, cost.turnaround_s)
                 if check:

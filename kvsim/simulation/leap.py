@@ -26,8 +26,8 @@ from kvsim.scheduling.settings import Order, Reserve
 from kvsim.simulation.arrivals import Arrivals
 from kvsim.simulation.cohort import Cohort, Left
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.steps import check_progress, record_step
-from kvsim.steptime import NO_TIME, StepShape, StepTimeModel
+from kvsim.simulation.steps import check_progress, record_step, shared_slots
+from kvsim.steptime import NO_TIME, RESTED, StepShape, StepTimeModel, strained_gpu_s
 
 LONGEST_LEAP = 1024
 """Steps whose times are computed at once."""
@@ -85,6 +85,7 @@ class LeapingEngine:
         self._in_flight: deque[_Launched] = deque()
         self._step = 0  # the number of the next step that is scheduled, those with nothing to compute included
         self._host_s = self._gpu_free_s = 0.0
+        self._strain = RESTED
         self._last_step_s = (
             _SHORTEST_S  # how long steps took in the last leap; a guess at how many fit before an arrival
         )
@@ -142,7 +143,8 @@ class LeapingEngine:
             number, shape, _ = record_step(recorder, scheduler, batch, host_s, num_advanced, context_tokens)
             cost = self._step_time.step_time(shape) if num_tokens else NO_TIME
             begin_s = max(host_s + cost.prepare_s, self._gpu_free_s)
-            self._gpu_free_s = done_s = max(begin_s + cost.gpu_s, host_s + cost.launch_s)
+            gpu_s, self._strain = strained_gpu_s(cost, begin_s, self._strain)
+            self._gpu_free_s = done_s = max(begin_s + gpu_s, host_s + cost.launch_s)
             self._host_s, turnaround_s = host_s + cost.launch_s, cost.turnaround_s
         self._newcomers.clear()
         self._step = step + 1
@@ -284,7 +286,7 @@ class LeapingEngine:
         num_free = self._free_after(num_steps)
         if not num_free:
             return 0
-        start_s, end_s = self._times(len(num_free))
+        start_s, end_s = self._times(num_free)
         num_steps = len(start_s)
         self._last_step_s = max((self._host_s - start_s[0]) / num_steps, _SHORTEST_S)
         recorder, scheduler = self._recorder, self._scheduler
@@ -330,17 +332,22 @@ class LeapingEngine:
             after.append(num_free)
         return after
 
-    def _times(self, num_steps: int) -> tuple[list[float], list[float]]:
-        """When the next steps of the cohort are scheduled, and as many outputs processed, until somebody arrives."""
-        num_seqs, visible_s = self._cohort.num_active, self._arrivals.visible_s
-        columns: Any = (num_seqs, num_seqs, 0, self._cohort.context_tokens + num_seqs * np.arange(1, num_steps + 1), 0)
+    def _times(self, num_free: list[int]) -> tuple[list[float], list[float]]:
+        """When the next steps of the cohort are scheduled, and as many outputs processed, until somebody arrives.
+
+        `num_free` are the free units after each.
+        """
+        num_seqs, visible_s, num_steps = self._cohort.num_active, self._arrivals.visible_s, len(num_free)
+        context_tokens = self._cohort.context_tokens + num_seqs * np.arange(1, num_steps + 1)
+        shared_tokens = shared_slots(self._memory, context_tokens, np.array(num_free))
+        columns: Any = (num_seqs, num_seqs, 0, context_tokens, 0, 0, 0, shared_tokens)
         costs = zip(*map(_each, self._step_time.step_time(StepShape(*columns))), range(num_steps), strict=False)
         host_s, gpu_free_s = self._host_s, self._gpu_free_s
         start_s: list[float] = []
         end_s: list[float] = []
         if self._ahead:
             awaited_s, awaited_turnaround_s = self._in_flight[0].done_s, self._in_flight[0].turnaround_s
-            for prepare_s, launch_s, gpu_s, turnaround_s, _ in costs:
+            for prepare_s, launch_s, gpu_s, turnaround_s, _, _ in costs:
                 start_s.append(host_s)
                 begin_s = host_s + prepare_s
                 gpu_free_s = (begin_s if begin_s > gpu_free_s else gpu_free_s) + gpu_s
@@ -354,7 +361,7 @@ class LeapingEngine:
                     break
             self._in_flight[0] = self._in_flight[0]._replace(done_s=awaited_s, turnaround_s=awaited_turnaround_s)
         else:
-            for prepare_s, launch_s, gpu_s, turnaround_s, _ in costs:
+            for prepare_s, launch_s, gpu_s, turnaround_s, _, _ in costs:
                 start_s.append(host_s)
                 begin_s = host_s + prepare_s
                 gpu_free_s = (begin_s if begin_s > gpu_free_s else gpu_free_s) + gpu_s

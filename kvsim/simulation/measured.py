@@ -14,6 +14,8 @@ from kvsim.recording import Meta, Recording
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 
 AnyTable = TypeVar("AnyTable", Steps, Schedule, Memory)
+_ROUNDING = 1e-9
+"""Of the pool: what sums of times may have lost to rounding, so that a share may be this much below 0."""
 TIMELINE_POINTS = 2048
 """Most points of a reduced timeline; with one more, every other is dropped."""
 
@@ -98,6 +100,7 @@ def shares_of(mean: Frame, capacity_slots: int) -> WasteShares:
     slots[:, SlotState.CACHED] = mean.cached
     slots[:, SlotState.EXTERNAL] = mean.rounding + mean.unusable
     slots[:, SlotState.FREE] = mean.free - mean.cached - mean.unusable
+    slots[np.abs(slots) < _ROUNDING * capacity_slots] = 0.0
     # Means are no whole numbers, but for the type they are what a frame has.
     frames: Any = slots
     lasting = Waste(time_s=np.array([0.0, 1.0]), slots=frames, held=np.full(2, int(held)), capacity=capacity_slots)

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import numpy as np
 import simpy
 
-from kvsim.kernels import KernelsSeen
+from kvsim.kernels import BatchRun, KernelsSeen
 from kvsim.memory.padded import Rectangle
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 from kvsim.policies import Static
@@ -30,12 +30,13 @@ def static_engine(
     *,
     leap: bool,
     check: bool,
+    earlier: tuple[BatchRun, ...] = (),
 ) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process: take a batch, run it as far as the memory goes, look at the queue again."""
     assert pool.num_units is not None
     scheduler = StaticScheduler(policy.scheduler, pool.num_units)
     arrivals.check(scheduler)
-    kernels = KernelsSeen(preallocated=policy.scheduler.preallocated)
+    kernels = KernelsSeen(preallocated=policy.scheduler.preallocated, earlier=earlier)
     now_s = 0.0  # SimPy's clock, but for the rounding of differences that batches taken at once add to it
     while True:
         for sequence in arrivals.until(now_s):
@@ -82,8 +83,8 @@ def _run_batch(
         recorder.next_seq()
         start_s = environment.now
         tokens = width if step == 0 else 1
-        if step == 0 or not rectangle.preallocated:
-            _record_growth(recorder, batch, step, stride)
+        if step == 0 or (step == 1 and not rectangle.preallocated):
+            _record_growth(recorder, batch, step, num_steps, stride)
         if step < 2:
             for sequence in sequences:
                 repeat = 1 if step == 0 else num_steps - 1
@@ -104,8 +105,8 @@ def _run_batch(
         pairs = rows * width * (width + 1) // 2 if step == 0 else 0
         prefill_tokens = rows * tokens if step == 0 else 0
         length = rectangle.stride if rectangle.preallocated else width + step
-        new_shape = kernels.is_new(rows, length, prefill=step == 0)
-        shape = StepShape(rows, rows * tokens, prefill_tokens, rows * (width + step), pairs, int(new_shape))
+        first = kernels.step(rows, length, prefill=step == 0, padded=rectangle.is_padded)
+        shape = StepShape(rows, rows * tokens, prefill_tokens, rows * (width + step), pairs, *first)
         # generate() looks at every step's output before it launches the next.
         yield environment.timeout(step_time.step_time(shape).alone_s)
         recorder.next_seq()
@@ -140,11 +141,10 @@ def _measure_batch(
     if num_steps:
         steps = np.arange(num_steps)
         tokens = np.where(steps == 0, rows * width, rows)
-        lengths = [rectangle.stride] * num_steps if rectangle.preallocated else (width + steps).tolist()
-        new_shape = [kernels.is_new(rows, length, prefill=step == 0) for step, length in enumerate(lengths)]
+        first = kernels.run(BatchRun(rows, width, num_steps, rectangle.is_padded), stride=rectangle.stride)
         pairs = np.where(steps == 0, rows * width * (width + 1) // 2, 0)
         columns = np.full(num_steps, rows), tokens, np.where(steps == 0, tokens, 0), rows * (width + steps), pairs
-        alone_s = step_time.step_time(StepShape(*columns, np.array(new_shape, int))).alone_s  # type: ignore[arg-type]
+        alone_s = step_time.step_time(StepShape(*columns, *map(np.array, zip(*first, strict=True)))).alone_s  # type: ignore[arg-type]
         # Added up one after the other, as a clock does.
         time_s = np.cumsum(np.concatenate(([now_s], np.broadcast_to(alone_s, num_steps))))
         waiting = np.full(num_steps, len(scheduler.waiting))
@@ -166,13 +166,14 @@ def _measure_batch(
     return now_s
 
 
-def _record_growth(recorder: Recorder, batch: StaticBatch, step: int, stride: int) -> None:
-    """Report the memory that a step adds: the whole row at first, then, in a dynamic cache, a column."""
+def _record_growth(recorder: Recorder, batch: StaticBatch, step: int, num_steps: int, stride: int) -> None:
+    """Report the memory that is added: the whole row at first, then, in a dynamic cache, a column in every step."""
+    assert not isinstance(recorder, Tally), "it is told of whole batches"
     rectangle = batch.rectangle
-    position = 0 if step == 0 else rectangle.prompt_width + step - 1
-    length = rectangle.width_at(0) if step == 0 else 1
+    position = 0 if step == 0 else rectangle.prompt_width
+    length, repeat = (rectangle.width_at(0), 1) if step == 0 else (1, num_steps - 1)
     for row, sequence in enumerate(batch.sequences):
-        recorder.append_extent(sequence.row, position, row * stride + position, length, length)
+        recorder.append_extent(sequence.row, position, row * stride + position, length, length, repeat)
 
 
 def _breakdown(rectangle: Rectangle, step: int, capacity_slots: int) -> Breakdown:

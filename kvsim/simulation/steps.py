@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvsim.errors import StalledError
 from kvsim.scheduling.contiguous import ContiguousManager
 from kvsim.scheduling.continuous import Batch, ContinuousScheduler
+from kvsim.scheduling.manager import MemoryManager
 from kvsim.scheduling.paged import PagedManager
 from kvsim.scheduling.swap import SwappingManager
 from kvsim.simulation.recorder import Recorder
-from kvsim.steptime import StepShape
+from kvsim.steptime import StepShape, larger
 
 
 def record_step(
@@ -52,8 +55,22 @@ def record_step(
         unusable_units=memory.unusable_units(waiting.peek() if waiting else None),
         **({} if transfers is None else transfers.columns),
     )
-    shape = StepShape(num_advanced + len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs)
+    shared = shared_slots(memory, context_tokens, memory.num_free_units)
+    shape = StepShape(
+        num_advanced + len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs, shared_tokens=shared
+    )
     return number, shape, 0.0 if transfers is None else transfers.time_s
+
+
+def shared_slots(memory: MemoryManager, context_tokens: Any, num_free_units: Any) -> Any:
+    """Slots of `context_tokens` that are read more than once, as far as memory tells: more is read than is held.
+
+    Numbers or arrays, one entry per step.
+    """
+    if not isinstance(memory, PagedManager):
+        return 0
+    held_slots = memory.capacity_slots - num_free_units * memory.block_size
+    return larger(context_tokens - held_slots, 0)
 
 
 def check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
@@ -61,7 +78,12 @@ def check_progress(scheduler: ContinuousScheduler, batch: Batch) -> None:
     if batch.tokens or batch.preempted or scheduler.running or not scheduler.waiting:
         return
     head = scheduler.waiting.peek()
-    raise StalledError(
-        f"the request in row {head.row} with {head.num_tokens} tokens can never be scheduled although nothing else "
-        "runs; enable chunked prefill, or raise max_num_batched_tokens or the memory."
+    raise stalled(head.row, head.num_tokens)
+
+
+def stalled(row: int, num_tokens: int) -> StalledError:
+    """What to raise when the request in `row`, at the head of the queue, waits for ever."""
+    return StalledError(
+        f"the request in row {row} with {num_tokens} tokens can never be scheduled although nothing else runs; enable "
+        "chunked prefill, or raise max_num_batched_tokens or the memory."
     )

@@ -9,32 +9,31 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Row
-from dataclasses import replace
 from operator import add, mul, sub
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.padded import Rectangle
-from kvsim.metrics.shares import UNKNOWN_SHARES
 from kvsim.policies import Policy, Static
 from kvsim.recording import Meta, Pool, RequestStatus
 from kvsim.recording.tables import Requests
-from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline, shares_of, summary_of_requests
+from kvsim.simulation.measured import Frame, Measured
+from kvsim.simulation.sums import Sums
 from kvsim.simulation.surprises import Surprises
 from kvsim.workload import Ragged, Workload
 
 
-class Tally:
+class Tally(Sums):
     """Listens to a run of `workload` and keeps sums; requests are numbered in the order in which they arrive."""
 
     def __init__(self, workload: Workload, policy: Policy, pool: Pool) -> None:
         """Listen to `workload` under `policy`, which shares out `pool`."""
         assert pool.num_units is not None
+        super().__init__(pool.num_units * pool.unit_tokens)
         size = len(workload)
         self._workload = workload
         self._unit_tokens = pool.unit_tokens
-        self._capacity = pool.num_units * pool.unit_tokens
         prompt = workload.prompt_tokens.astype(np.int64)
         longest = np.maximum(policy.max_model_len - prompt, 1)
         outputs = np.minimum(workload.output_tokens, longest)
@@ -44,7 +43,6 @@ class Tally:
         self._full = array("q", (prompt + outputs - 1 + surprises).tobytes())  # tokens of each request in the end
         self._is_surprising = array("b", surprises.astype(np.int8).tobytes())
         self._surprises = Surprises()
-        self.num_steps = 0
         self._num_requests = 0
         self._arrival_s, self._first_scheduled_s, self._first_token_s, self._finished_s = (
             array("d", [np.nan]) * size for _ in range(4)
@@ -55,16 +53,9 @@ class Tally:
         self._computed, self._requested = (array("q", [0]) * size for _ in range(2))
         self._written = self._sum_requested = self._sum_useful = self._sum_rounding = 0
         self._one_by_one = 0  # tokens of the step under way that were reported request by request
-        self._num_admitted = self._num_fragmented_steps = self._num_fragmented_requests = 0
-        self._last_fragmented = -1
+        self._num_admitted = 0
         self._swapped_out_units = self._swapped_in_units = 0
-        self._begin_s = self._frame_s = self._end_s = 0.0
-        self._frame = Frame(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-        self._integrals = [0.0] * len(Frame._fields)
-        self._peak_batch = self._most_held = 0.0
         self._passed_useful: list[int] = []
-        self._stride = 1
-        self._timeline: list[tuple[float, int, int, int]] = []
 
     def next_seq(self) -> None:
         """Nothing is ordered here."""
@@ -118,7 +109,7 @@ class Tally:
         )  # fmt: skip
         self._mark(number, start_s, num_scheduled, waiting, free)
         if unusable_units > 0:
-            self._count_fragmented(1)
+            self._count_fragmented(1, self._num_admitted)
         self.num_steps = number + 1
         return number
 
@@ -140,7 +131,7 @@ class Tally:
         unused = self._sum_requested + last_free
         self.num_steps = number + num_steps
         self._written = written + num_seqs * num_steps
-        self._end_s = end_s[-1]
+        self.end_s = end_s[-1]
         unusable = min(unusable_units, free_units[-1]) * unit_tokens
         first_free = free_units[0] * unit_tokens
         frame = Frame(
@@ -175,7 +166,7 @@ class Tally:
             self._mark(number + index, start_s[index], num_seqs, waiting, free_units[index] * unit_tokens)
         useful.clear()
         if unusable_units > 0:
-            self._count_fragmented(num_steps)
+            self._count_fragmented(num_steps, self._num_admitted)
 
     def batch(
         self, rectangle: Rectangle, time_s: npt.NDArray[np.float64], waiting: npt.NDArray[np.int64], num_units: int
@@ -189,15 +180,8 @@ class Tally:
             np.full(num_steps, rows), waiting, written, padding, held, written + reserved, nothing, num_units - held,
             nothing, nothing,
         ])  # fmt: skip
-        self._open(float(time_s[0]), Frame(*totals[:, 0].tolist()))
-        self._integrals = (self._integrals + totals[:, :-1] @ np.diff(time_s[:-1])).tolist()
-        self._frame, self._frame_s = Frame(*totals[:, -1].tolist()), float(time_s[-2])
-        self._most_held = max(self._most_held, int(held.max()))
-        for step in range(-self.num_steps % self._stride, num_steps, self._stride):
-            scheduled, waits, free = int(totals[0, step]), int(totals[1, step]), int(totals[7, step])
-            self._mark(self.num_steps + step, float(time_s[step]), scheduled, waits, free)
-        self.num_steps += num_steps
-        self._end_s = float(time_s[-1])
+        self.add(time_s[:-1], totals)
+        self.end_s = float(time_s[-1])
         # Afterwards the pool is empty, until the next step begins.
 
     def scheduled_once(self, request: int, time_s: float) -> None:
@@ -207,7 +191,7 @@ class Tally:
 
     def output(self, step: int, time_s: float) -> None:  # noqa: ARG002
         """The output of `step` was processed."""
-        self._end_s = time_s
+        self.end_s = time_s
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
@@ -272,70 +256,16 @@ class Tally:
 
     def finish(self, meta: Meta, name: str = "") -> Measured:
         """What the reports add up to."""
-        self._open(self._end_s, self._frame)
-        self._surprises.at((self._end_s,))
-        self._integrals[Frame._fields.index("useful")] -= self._surprises.slot_s
-        requests = self._requests()
-        num_finished = int(np.count_nonzero(requests.status == RequestStatus.FINISHED))
-        duration_s = self._end_s
-        time_s = self._end_s - self._begin_s
-        mean = Frame(*(integral / time_s if time_s else np.nan for integral in self._integrals))
-        held = self._capacity - mean.free
-        summary = replace(
-            summary_of_requests(meta, name, requests),
-            num_steps=self.num_steps,
-            duration_s=duration_s,
-            output_tokens_per_s=int(requests.output_tokens.sum()) / duration_s if duration_s else np.nan,
-            requests_per_s=num_finished / duration_s if duration_s else np.nan,
-            mean_batch=mean.scheduled,
-            peak_batch=int(self._peak_batch),
-            mean_occupancy=held / self._capacity,
-            peak_occupancy=self._most_held / self._capacity if self.num_steps else np.nan,
-            num_preemptions=int(requests.preemptions.sum()),
-            swapped_out_bytes=self._swapped_out_units * meta.pool.bytes_per_unit,
-            swapped_in_bytes=self._swapped_in_units * meta.pool.bytes_per_unit,
-            num_fragmented_steps=self._num_fragmented_steps,
-            num_fragmented_requests=self._num_fragmented_requests,
-            mean_waiting=mean.waiting,
-            waste=shares_of(mean, self._capacity) if time_s else UNKNOWN_SHARES,
-        )
-        columns = [np.array(column) for column in zip(*self._timeline, strict=True)] or [np.empty(0)] * 4
-        timeline = Timeline(start_s=columns[0], scheduled=columns[1], waiting=columns[2], held_slots=columns[3])
-        return Measured(meta=meta, requests=requests, summary=summary, timeline=timeline)
-
-    def _open(self, start_s: float, frame: Frame) -> None:
-        """The frame that was open ends at `start_s`, and `frame` begins."""
-        if self.num_steps == 0:
-            self._begin_s = start_s
-        else:
-            time_s = start_s - self._frame_s
-            self._integrals = [
-                total + value * time_s for total, value in zip(self._integrals, self._frame, strict=True)
-            ]
-        self._frame_s, self._frame = start_s, frame
-        self._peak_batch = max(self._peak_batch, frame.scheduled)
-        self._most_held = max(self._most_held, self._capacity - frame.free)
-
-    def _mark(self, step: int, start_s: float, scheduled: int, waiting: int, free: int) -> None:
-        if step % self._stride:
-            return
-        timeline = self._timeline
-        timeline.append((start_s, scheduled, waiting, self._capacity - free))
-        if len(timeline) > TIMELINE_POINTS:
-            del timeline[1::2]
-            self._stride *= 2
+        self._surprises.at((self.end_s,))
+        return self.summarize(
+            meta, name, self._requests(), useless_slot_s=self._surprises.slot_s,
+            swapped_out_units=self._swapped_out_units, swapped_in_units=self._swapped_in_units,
+        )  # fmt: skip
 
     def _hold_last(self, request: int) -> None:
         """`request` has the slot of its last token, which may come as a surprise."""
         if self._is_surprising[request]:
             self._surprises.hold(request, len(self._passed_useful))
-
-    def _count_fragmented(self, num_steps: int) -> None:
-        """In so many steps the head of the queue waited for slots side by side."""
-        self._num_fragmented_steps += num_steps
-        if self._last_fragmented != self._num_admitted:  # another head
-            self._last_fragmented = self._num_admitted
-            self._num_fragmented_requests += 1
 
     def _requests(self) -> Requests:
         workload, size = self._workload, self._num_requests

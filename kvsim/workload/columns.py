@@ -147,5 +147,10 @@ class Numbered(Sequence[str]):
             return Numbered(self._stem, self._numbers[index])
         return f"{self._stem}{self._numbers[index]}"
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.str_]:
+        """All of them at once, for `np.asarray`."""
+        digits = len(str(max(self._numbers, default=0)))
+        return np.strings.add(self._stem, np.array(self._numbers).astype(f"<U{digits}"))
+
     def __repr__(self) -> str:
         return f"Numbered({self._stem!r}, {self._numbers})"

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kvsim.calibration import calibrate
+from kvsim.calibration.corrections import with_mean_excess
 from kvsim.calibration.observed import observe
-from kvsim.calibration.predict import predict_ends, step_errors
+from kvsim.calibration.predict import predict, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -67,7 +68,9 @@ def mean_percent(times: Roofline, recording: Recording) -> float:
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_true_model_predicts_every_step_of_its_own_simulation(asynchronous: bool) -> None:
     observed = observe(measured(1, asynchronous=asynchronous))
-    assert np.abs(predict_ends(TRUTH, observed) - observed.end_s).max() < 1e-9
+    end_s, launch = predict(TRUTH, observed)
+    assert np.abs(end_s - observed.end_s).max() < 1e-9
+    assert (launch >= 0).any() == asynchronous, "only an engine that schedules ahead waits for a launch here"
 
 
 def test_the_fit_finds_times_that_predict_a_run_it_has_not_seen() -> None:
@@ -100,3 +103,33 @@ def test_what_cannot_be_calibrated_on_is_refused() -> None:
     granite = read(find("vllm-h200-granite-350m-gsm8k"))
     with pytest.raises(UsageError, match="a profile is for one model"):
         calibrate([measured(1), granite])
+
+
+def test_a_large_launch_is_paid_by_the_step_before_and_its_mean_is_found() -> None:
+    """While a large step is launched, the output of the step before waits: that is where its launch shows."""
+    observed = observe(measured(1))
+    late = replace(TRUTH, eager_launch_s=TRUTH.eager_launch_s - 1e-3)
+    found = with_mean_excess(late, [observed])
+    assert found.eager_launch_s == pytest.approx(TRUTH.eager_launch_s, rel=0.02)
+    assert found.step_s == pytest.approx(TRUTH.step_s, rel=0.01)
+
+
+def test_kernels_that_are_built_now_and_then_are_read_off() -> None:
+    """Stalls of `generate()` at the first use of a kernel are no outliers: they come whenever it is used first."""
+    recording = read(find("hf-h200-llama-3-8b-sharegpt-batch16"))
+    observed = observe(recording)
+    slow = np.flatnonzero(observed.shape.new_kernels)
+    widths = recording.steps.prefill_tokens[slow] // recording.steps.num_scheduled[slow]
+    assert widths[widths > 0].tolist() == [867, 1016], "two of the three prefills"
+    assert len(slow) == 5
+    assert (observed.end_s - observed.start_s)[slow].min() > 0.3
+    times = calibrate([recording]).times
+    assert 0.25 < times.new_kernel_s < 0.45
+    assert 0.02 < times.new_shape_s < 0.04, "cuDNN's plan of a new shape"
+
+
+def test_a_shared_prefix_is_seen_in_the_free_blocks() -> None:
+    shared = observe(read(find("vllm-h200-llama-3-8b-pressure-prefixes"))).shape
+    alone = observe(read(find("vllm-h200-llama-3-8b-pressure"))).shape
+    assert 0.3 < np.sum(shared.shared_tokens) / np.sum(shared.context_tokens) < 0.6
+    assert np.sum(alone.shared_tokens) < 0.01 * np.sum(alone.context_tokens)

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 
 from click.testing import CliRunner  # noqa: E402
 
+from kvsim.calibration.observed import earlier_batches  # noqa: E402
 from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model  # noqa: E402
 from kvsim.cli.capture import command  # noqa: E402
 from kvsim.errors import UsageError  # noqa: E402
@@ -82,6 +83,19 @@ def test_a_program_of_ones_own(model: Any) -> None:
     assert recording.requests.prompt_tokens.tolist() == [2, 4]
     assert len(recording.steps) == watched.shape[1] - 4
     assert "generate" not in vars(model), "the model is as it was"
+
+
+def test_what_a_process_had_generated_before_is_stated(model: Any, workload: Workload) -> None:
+    with GenerateRecorder(model) as first:
+        generate_workload(model, workload, batch_size=4, recorder=first)
+    assert first.recording().meta.extra["earlier_batches"] == []
+    with GenerateRecorder(model, earlier_batches=first.batches) as second:
+        generate_workload(model, workload, batch_size=6, recorder=second)
+    four = {"rows": 4, "prompt_width": 9, "new_tokens": 6, "padded": True, "cache": "dynamic"}
+    two = {"rows": 2, "prompt_width": 8, "new_tokens": 9, "padded": True, "cache": "dynamic"}
+    recording = second.recording()
+    assert recording.meta.extra["earlier_batches"] == [four, two]
+    assert [batch.rows for batch in earlier_batches(recording)] == [4, 2]
 
 
 def test_nothing_generated(model: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kvsim.capture import publish
 from kvsim.capture.publish import Publisher
+from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError, UsageError
 from kvsim.recording import Recording, Replay
 from kvsim.recording.eventlog import line
@@ -101,6 +102,8 @@ def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher:
     replay.seek(2)
     assert replay.live_requests().tolist() == [2]
     assert recording.steps.end_s[1] == 1.5
+    with pytest.raises(RecordingError, match="begins at step 41 of its server"):
+        verify_recording(recording)
     feed.close()
 
 

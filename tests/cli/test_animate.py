@@ -27,6 +27,13 @@ def test_two_runs_on_one_page(kvsim: Run, tmp_path: Path) -> None:
     assert (tmp_path / "two.html").read_text(encoding="utf-8").count('"name":') == 2
 
 
+def test_a_film_that_ends_before_a_run_says_so(kvsim: Run, tmp_path: Path) -> None:
+    done = kvsim("animate", PRESSURE, "hf-h200-llama-3-8b-sharegpt-batch16", "--length", "1", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "pool.gif\n")
+    assert done.stderr.startswith("the film ends at ")
+    assert "--until" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +17,6 @@ from kvsim.recording import write
 from kvsim.scheduling.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Workload
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 Kvsim = Callable[..., "subprocess.CompletedProcess[str]"]
 Complain = Callable[..., str]
@@ -270,7 +269,7 @@ def test_compare_into_a_file(complain: Complain, folder: Path) -> None:
 
 @pytest.mark.parametrize("picture", ["file/x.svg", "nowhere/x.svg"])
 def test_a_picture_that_cannot_be_written(complain: Complain, picture: str) -> None:
-    complain("tui", "rec", "--screenshot", picture, code=1)
+    complain("tui", "rec", "--screenshot", picture, code=2)
 
 
 def test_a_figure_that_cannot_be_written(complain: Complain) -> None:
@@ -300,12 +299,12 @@ def test_a_sentence_and_no_traceback_from_the_real_process(kvsim: Kvsim, folder:
 def test_an_interrupt_leaves_nothing_and_says_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kvsim.recording import files
+    from kvsim.recording import RecordingWriter
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "_write_table", interrupted)
+    monkeypatch.setattr(RecordingWriter, "append", interrupted)
     monkeypatch.setattr(sys, "argv", ["kvsim", "run", "--workload", str(folder / "rec"), "-o", str(folder / "new")])
     before = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as exit_:
@@ -313,3 +312,24 @@ def test_an_interrupt_leaves_nothing_and_says_nothing(
     assert exit_.value.code == 130
     assert "".join(capsys.readouterr()).strip() == ""
     assert sorted(folder.rglob("*")) == before
+
+
+LONG = [
+    *("--arrivals", "poisson", "--rate", "20", "--num-requests", "200000"),
+    *("--prompt-tokens", "200", "--output-tokens", "200", "--engine", "python"),
+]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvsim", "run", *LONG, "-o", str(tmp_path / "new")],
+        cwd=Path(__file__).parent.parent.parent,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not any(tmp_path.iterdir()):  # the recording is written beside its name, and renamed in the end
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait() == status
+    assert not any(tmp_path.iterdir())

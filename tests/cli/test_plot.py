@@ -45,6 +45,14 @@ def test_all_writes_what_suits_with_words_beside_it(kvsim: Run, folder: Path, tm
     assert len(done.stdout.splitlines()) == len(written) // 2
 
 
+def test_a_caption_may_say_what_the_title_would(kvsim: Run, folder: Path) -> None:
+    for name, flags in (("with.png", ()), ("without.png", ("--no-title",))):
+        done = kvsim("plot", "waste-bars", "b700", "-o", name, *flags, folder=folder)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{name}\n", "")
+    assert (folder / "with.png").read_bytes() != (folder / "without.png").read_bytes()
+    assert (folder / "with.alt.txt").read_text() == (folder / "without.alt.txt").read_text()
+
+
 def test_runs_in_several_sizes_are_points(kvsim: Run, folder: Path) -> None:
     done = kvsim("plot", "throughput-memory", "b700", "b1400", "-o", "sweep.pdf", folder=folder)
     assert (done.returncode, done.stdout) == (0, "sweep.pdf\n")

@@ -22,7 +22,8 @@ REQUESTS = (
 def summary(kvsim: Run) -> Callable[..., dict[str, Any]]:
     def run(*flags: str) -> dict[str, Any]:
         done = kvsim("run", *flags, *REQUESTS)
-        assert (done.returncode, done.stderr) == (0, "")
+        odd = [line for line in done.stderr.splitlines() if "the times extrapolate" not in line]
+        assert (done.returncode, odd) == (0, [])
         return dict(json.loads(done.stdout))
 
     return run

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import re
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvsim.recording import read
-from kvsim.report import write_report
+from kvsim.report import facts_of, write_report
 
 if TYPE_CHECKING:
     import subprocess
@@ -76,3 +77,11 @@ def test_progress_reaches_every_figure(folder: Path, tmp_path: Path) -> None:
     runs = [read(folder / "a <b> & c" / "paged")]
     write_report(runs, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
     assert seen == [(number, 9) for number in range(9)]
+
+
+def test_times_that_were_never_measured_are_named(folder: Path) -> None:
+    run = read(folder / "a <b> & c" / "paged")
+    beyond = replace(run, meta=replace(run.meta, extra={"extrapolates": ["context_tokens up to 9, fitted on 1 to 5"]}))
+    for recordings, expected in (([run], ()), ([run, beyond], ("no", "context_tokens up to 9, fitted on 1 to 5"))):
+        about = dict(facts_of(recordings, "again").about)
+        assert about.get("times extrapolate", ()) == expected

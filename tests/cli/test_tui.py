@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
     code, output, _ = run("--compare", *FEW, "--screenshot", "c.svg", "--at", "0.5")
     assert (code, output) == (0, "c.svg\n")
     picture = text_of((tmp_path / "c.svg").read_text())
-    for words in ("static batches", "contiguous", "paged", "of all answers", "the same 6 requests on one clock"):
+    for words in ("static batches", "contiguous", "paged", "answers", "the same 6 requests on one clock"):
         assert words in picture
 
 
@@ -111,3 +112,13 @@ def test_serving_runs_the_same_command_on_loopback(run: Run, monkeypatch: pytest
     ((line, settings),) = served
     assert line.endswith("-m kvsim tui --lesson 2")
     assert settings["host"] == "127.0.0.1"
+
+
+def test_a_picture_is_png_where_its_name_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("rsvg-convert"):
+        assert run(*FEW, "--screenshot", "a.png")[0] == 0
+        assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, complaint = run(*FEW, "--screenshot", "b.png")
+    assert (code, (tmp_path / "b.png").exists()) == (2, False)
+    assert "PNG needs rsvg-convert: install librsvg2-bin" in complaint

@@ -10,6 +10,7 @@ import pytest
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
 from kvsim.importers import FORMATS, Source, detect, read_workload
+from kvsim.importers.json_list import entries
 from kvsim.importers.sharegpt import read as read_sharegpt
 
 if TYPE_CHECKING:
@@ -111,8 +112,16 @@ def test_mooncake_hashes_stand_for_full_units_of_512(put: Put) -> None:
 
 def test_burstgpt_leaves_out_failed_requests_and_counts_them(put: Put) -> None:
     workload = read_workload(put(BURSTGPT))
-    assert lengths(workload) == [(5.0, 472, 18), (118.5, 417, 276)]
+    assert lengths(workload) == [(0.0, 472, 18), (113.5, 417, 276)]
     assert workload.description.endswith("(BurstGPT), without 1 that have no prompt or no answer")
+
+
+def test_later_burstgpt_files_have_more_columns_and_begin_later(put: Put) -> None:
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5270401,,0.7,ChatGPT,472.0,18,490,API log\n5270403.5,3f,9.1,GPT-4,417,276.0,693,Conversation log\n"
+    )
+    assert lengths(read_workload(put(text))) == [(0.0, 472, 18), (2.5, 417, 276)]
 
 
 def test_plain_columns_in_any_order_with_gaps(put: Put) -> None:
@@ -121,6 +130,13 @@ def test_plain_columns_in_any_order_with_gaps(put: Put) -> None:
     assert (second.arrival_s, second.max_tokens, second.priority) == (1.5, 8, -1)
     assert second.prefix is not None
     assert (second.prefix.group, second.prefix.tokens) == ("chat", 64)
+
+
+@pytest.mark.parametrize("answer", ["output_tokens", "answer_tokens"])
+def test_plain_lengths_arrive_at_once(put: Put, answer: str) -> None:
+    workload = read_workload(put(f"prompt_tokens,{answer}\n43,158\n80,7\n"))
+    assert lengths(workload) == [(0.0, 43, 158), (0.0, 80, 7)]
+    assert workload.description == "the 2 requests of trace.txt (lengths); it has no arrival times"
 
 
 def test_vidur_columns_with_and_without_arrivals(put: Put) -> None:
@@ -154,6 +170,31 @@ def test_sharegpt_counts_tokens_where_it_can_and_says_where_it_guesses(put: Put)
     assert lengths(half)[0] == (0.0, 4, 2)
     with pytest.raises(UsageError, match=r"0\.0 characters to a token"):
         read_sharegpt(Source.open(put(SHAREGPT)), chars_per_token=0.0)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_conversations_come_one_at_a_time_from_a_file_of_any_length(
+    put: Put, indent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim.importers.json_list._LINES_AT_ONCE", 3)  # entries go on beyond the lines at hand
+    path = put(json.dumps(SHAREGPT, indent=indent))
+    lines = [row.line for row in entries(Source.open(path))]
+    assert lines == ([1, 1, 1] if indent is None else [2, 19, 34])
+    assert lengths(read_workload(path)) == [(0.0, 2, 1), (0.0, 7, 9)]
+    assert lengths(read_workload(put("\n".join(map(json.dumps, SHAREGPT))))) == [(0.0, 2, 1), (0.0, 7, 9)]
+
+
+def test_a_broken_entry_is_named_with_its_line(put: Put) -> None:
+    broken = json.dumps(SHAREGPT, indent=2).replace('"tokens": 9', '"tokens":')
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads(broken)
+    with pytest.raises(WorkloadError, match=f"line {caught.value.lineno}: this is no JSON: Expecting value"):
+        read_workload(put(broken))
+
+
+@pytest.mark.parametrize("text", ["[]", " [\n ] \n"])
+def test_an_empty_list_has_no_entries(put: Put, text: str) -> None:
+    assert not list(entries(Source.open(put(text))))
 
 
 @pytest.fixture
@@ -241,6 +282,7 @@ def test_ragpulse_is_found_too(ragpulse: Path) -> None:
         (BURSTGPT.replace("118.5", "soon"), "line 4: Timestamp should be a finite number of at least 0, not 'soon'"),
         ("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n", "line 1: the column prompt_tokens is there more"),
         ("arrival_s,prompt_tokens,output_tokens\n0,0,5\n", "has 1 requests, none with both a prompt and an answer"),
+        ("sent,prompt_tokens,output_tokens\n0,5,5\n", "line 1: the column arrival_s is missing; the first line should"),
         (PLAIN.replace("100,8", "100,4"), "line 2: max_tokens should be a whole number from 5 to"),
         (PLAIN.replace("chat,64", "chat,101"), "line 2: prefix_tokens should be a whole number from 1 to 100"),
         (PLAIN.replace("chat,64", "chat,"), "line 2: prefix_group and prefix_tokens go together"),
@@ -250,9 +292,15 @@ def test_ragpulse_is_found_too(ragpulse: Path) -> None:
         ({**VLLM, "output_lens": [1, 2, -3]}, "output_lens should be whole numbers of tokens, not -3"),
         ({**VLLM, "start_times": [1.0]}, "start_times should be a number for each of the 3 requests"),
         ({**VLLM, "start_times": None, "request_rate": 0}, "request_rate should be a number above 0 or inf, not 0"),
-        ([{"conversations": "hello"}], "entry 0: it should be an object with a list of conversations"),
-        ([{"conversations": [{"from": "human", "value": 1}, {"from": "gpt"}]}], "a turn should have a text"),
-        ('[{"conversations": [}]', "line 1: this is no JSON"),
+        ([{"conversations": "hello"}], "line 1: there should be an object with a list of conversations"),
+        ([{"conversations": [{"from": "human", "value": 1}, {"from": "gpt"}]}], "line 1: a turn should have a text"),
+        ('[{"conversations": [}]', "line 1: this is no JSON: Expecting value"),
+        ('[{"conversations": []},\n\n7]', "line 3: there should be a JSON object, not 7"),
+        ('[{"conversations": []}\n{}]', "line 2: this is no JSON list of objects: there should be ']', not '{'"),
+        ('[{"conversations": []},\n', "line 1: the file ends in the middle of a list"),
+        ('[{"conversations": []}\n]\n[]', "line 3: the list has ended, and something follows"),
+        ('{"conversations": []}\n{"id": 1}', "line 2: there should be an object with a list of conversations"),
+        (f"{json.dumps(VLLM)}\n{json.dumps(VLLM)}", "has several results, as --append-result writes them"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_named_with_its_line(put: Put, content: Any, sentence: str) -> None:
@@ -273,7 +321,7 @@ def test_a_format_that_is_named_is_not_guessed(put: Put) -> None:
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WorkloadError, match="is no text: byte 0 is not UTF-8"):
+    with pytest.raises(WorkloadError, match="is no text: line 1 is not UTF-8"):
         read_workload(file)
     file.write_bytes(gzip.compress(AZURE.encode())[:-9])
     with pytest.raises(WorkloadError, match="damaged or truncated gzip file"):

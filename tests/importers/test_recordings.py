@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from kvsim.errors import WorkloadError
 from kvsim.importers import workload_of
 from kvsim.policies import Contiguous, Paged, Static
-from kvsim.recording import Recording, RequestStatus, find, read, shipped_names
+from kvsim.recording import Recording, RequestStatus, find, read, shipped_names, write
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
@@ -46,6 +47,35 @@ def test_a_simulated_workload_comes_back(make_machine: MakeMachine) -> None:
     assert again.description == "the 3 requests of the recording paged-w"
 
 
+@pytest.mark.parametrize("policy", [Contiguous(), Static()], ids=lambda policy: policy.name)
+def test_prefixes_survive_a_policy_that_has_no_use_for_them(
+    policy: Contiguous | Static, make_machine: MakeMachine, tmp_path: Path
+) -> None:
+    """One hash per unit of the trace, not one per slot: a long prompt has a hundred thousand slots."""
+    hashes = Ragged.from_rows([[1, 2], [1, 3], []], np.int64)
+    workload = Workload(
+        arrival_s=[0.0, 1.0, 2.0], prompt_tokens=[9, 9, 5], output_tokens=[3, 4, 1],
+        prompt_hashes=hashes, hash_unit_tokens=4,
+    )  # fmt: skip
+    recording = simulate(workload, policy, make_machine(200_000))
+    assert recording.requests.prompt_hashes.lengths.tolist() == [2, 2, 0]
+    write(recording, tmp_path / "run")
+    again = workload_of(read(tmp_path / "run"))
+    assert again.hash_unit_tokens == 4
+    first, second = again.prompt_hashes[0].tolist(), again.prompt_hashes[1].tolist()
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    hit, direct = (simulate(served, POLICY, make_machine(80)).requests.cached_tokens for served in (again, workload))
+    assert hit.tolist() == direct.tolist() == [0, 4, 0]
+
+
+@pytest.mark.parametrize("tokens", [0, "4", None])
+def test_what_a_hash_stands_for_must_be_a_number_of_tokens(pressure: Recording, tokens: object) -> None:
+    wrong = replace(pressure, meta=replace(pressure.meta, extra={"prompt_hash_tokens": tokens}))
+    with pytest.raises(WorkloadError, match="prompt_hash_tokens should be a number of tokens"):
+        workload_of(wrong)
+
+
 def test_requests_that_put_out_nothing_are_left_out_and_counted(make_machine: MakeMachine) -> None:
     workload = Workload(arrival_s=[0.0, 1.0], prompt_tokens=[90, 5], output_tokens=[3, 4], ids=["long", "b"])
     recording = simulate(workload, POLICY, make_machine(80), refuse_misfits=True)
@@ -77,7 +107,7 @@ def test_shipped_requests_can_be_served_by_every_policy(
 ) -> None:
     recording = read(find(name))
     workload = workload_of(recording)
-    assert len(workload) == len(recording.requests)
+    assert len(workload) == np.count_nonzero(recording.requests.output_tokens)
     assert workload.output_tokens.sum() == recording.requests.output_tokens.sum()
     served = simulate(workload.head(4), policy, make_machine(40_000))
     assert (served.requests.status == RequestStatus.FINISHED).all()

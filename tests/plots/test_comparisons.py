@@ -31,7 +31,7 @@ from kvsim.plots.lifetimes import lifetimes_of
 from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
-from kvsim.recording import Replay
+from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
@@ -145,6 +145,37 @@ def test_a_preempted_request_is_no_second_user_of_its_own_blocks(make_machine: C
     assert recording.num_preemptions
     assert (recording.memory.kind == 1).any(), "it finds its own blocks again"
     assert lifetimes_of(Replay(recording)).used_by_at_least()[1] == 0
+
+
+@pytest.mark.parametrize("num_steps", [5, 100])
+def test_memory_that_grows_by_the_step_is_held_from_the_step_on_in_which_it_came(num_steps: int) -> None:
+    """However a recording says it: in a row per step, or in one row for all of them."""
+    lives = []
+    for at_once in (False, True):
+        builder = RecordingBuilder()
+        builder.arrived("r", 0.0, 4, num_steps)
+        for step in range(num_steps):
+            builder.next_seq()
+            if step == 0:
+                builder.append_extent(0, 0, 0, 4, 4, 1 if at_once else None)
+            elif not at_once or step == 1:
+                builder.append_extent(0, 3 + step, 3 + step, 1, 1, num_steps - 1 if at_once else None)
+            builder.scheduled(0, step + 3 if step else 0, 1 if step else 4, float(step))
+            columns = {"prefill_tokens": 0, "decode_tokens": 1, "num_scheduled": 1, "running": 1, "waiting": 0}
+            number = builder.step(**columns, preempted=0, free_units=0, start_s=float(step))
+            builder.next_seq()
+            builder.emitted(0, step + 1.0)
+            builder.output(number, step + 1.0)
+        builder.release(0, num_steps + 3, 0)
+        builder.ended(0, RequestStatus.FINISHED, float(num_steps))
+        pool = Pool(unit_tokens=1, num_units=num_steps + 3, bytes_per_unit=1)
+        meta = Meta(source="simulation", engine={}, gpu="", model={}, policy={"name": "static"}, pool=pool)
+        lives.append(lifetimes_of(Replay(builder.finish(meta))))
+    by_step, in_one_row = (life.quantiles_s() for life in lives)
+    assert by_step[0] == 1.0
+    assert by_step[-1] == num_steps
+    assert lives[1].num_units.sum() == num_steps + 3
+    np.testing.assert_allclose(in_one_row, by_step, atol=0 if num_steps == 5 else num_steps / 32)
 
 
 def test_free_runs_are_measured_between_those_that_are_held(by_hand: Recording) -> None:

@@ -20,6 +20,7 @@ from kvsim.plots import (
     OF_A_SWEEP,
     OF_ONE,
     OF_SEVERAL,
+    latency,
     memory_map,
     occupancy,
     style,
@@ -29,7 +30,7 @@ from kvsim.plots import (
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
-from kvsim.plots.words import ByteUnit, distinct_names, memory, provenance
+from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance
 from kvsim.recording import Replay
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def test_every_figure_says_what_it_shows_and_where_that_comes_from(by_hand: Reco
     picture = FIGURES[name](by_hand, purpose=purpose)
     assert "Source: simulated by kvsim, contiguous (reserve max), tiny, A GPU." in words_on(picture)
     labels = [label for axes in picture.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
-    units = ("(s)", "KiB)", "%", "sequences", "requests", "tokens")
+    units = ("(s)", "seconds", "KiB)", "%", "sequences", "requests", "tokens")
     assert labels
     assert all(any(unit in label for unit in units) for label in labels), labels
     assert picture.alt_text.endswith(".")
@@ -241,3 +242,39 @@ def test_recordings_of_the_same_name_are_called_by_their_policies(by_hand: Recor
 def test_memory_is_said_in_the_units_of_the_field(num_bytes: int, said: str) -> None:
     assert memory(num_bytes) == said
     assert ByteUnit.for_size(num_bytes).name == said.split()[1]
+
+
+def test_a_title_that_is_dropped_leaves_its_room_to_the_panels(by_hand: Recording, paged: Recording) -> None:
+    picture = waste_bars(by_hand, paged)
+    picture.draw_without_rendering()
+    title, height = picture.texts[0].get_text(), picture.axes[0].get_position().height
+    picture.drop_title()
+    picture.draw_without_rendering()
+    assert title not in words_on(picture)
+    assert "Source:" in words_on(picture), "where it comes from stays"
+    assert picture.axes[0].get_position().height > height
+    legend = picture.legends[0].get_window_extent()
+    assert legend.y1 <= picture.bbox.y1
+    assert legend.y0 >= picture.axes[0].get_window_extent().y1
+    picture.drop_title()  # once is enough
+
+
+def test_a_title_of_several_lines_has_no_lonely_word(by_hand: Recording) -> None:
+    for purpose in ("paper", "slide", "web"):
+        lines = waste_bars(by_hand, purpose=purpose).texts[0].get_text().split("\n")
+        assert min(map(len, lines)) > 0.6 * max(map(len, lines)), lines
+
+
+def test_what_belongs_together_stays_in_one_line() -> None:
+    said = each_named(("116 s", "2 s"), ("contiguous", "a name that is longer than any column of a paper"))
+    assert "116\N{NO-BREAK SPACE}s\N{NO-BREAK SPACE}(contiguous), 2 s (a name" in said
+
+
+def test_a_logarithmic_axis_writes_its_numbers_out(paged: Recording) -> None:
+    picture = latency(paged)
+    picture.draw_without_rendering()
+    axes = picture.axes[0]
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len(shown) >= 2
+    assert all(float(text.replace(",", "")) > 0 for text in shown), shown

@@ -54,11 +54,18 @@ def test_a_large_pool_is_sampled(static: Recording) -> None:
 def test_reels_share_a_clock_and_the_shorter_one_stands_still(by_hand: Recording) -> None:
     steps = replace(by_hand.steps, start_s=by_hand.steps.start_s * 2, end_s=by_hand.steps.end_s * 2)
     slow = replace(by_hand, name="slow", steps=steps)
-    film = film_of([by_hand, slow], num_frames=5)
-    assert film.times_s[-1] == 8.0
+    film = film_of([by_hand, slow], num_frames=5, until_s=8.0)
     assert [reel.end_s for reel in film.reels] == [4.0, 8.0]
     assert (film.reels[0].states[2:] == film.reels[0].states[-1]).all()
     assert film_of([by_hand, slow], num_frames=5, until_s=2.0).times_s[-1] == 2.0
+
+
+@pytest.mark.parametrize(("slower", "end_s"), [(1.2, 4.8), (2.0, 5.0), (100.0, 5.0)])
+def test_a_run_that_is_much_longer_is_not_filmed_to_its_end(by_hand: Recording, slower: float, end_s: float) -> None:
+    """Otherwise the shortest would be over in the first frames."""
+    steps = replace(by_hand.steps, start_s=by_hand.steps.start_s * slower, end_s=by_hand.steps.end_s * slower)
+    film = film_of([replace(by_hand, name="slow", steps=steps), by_hand], num_frames=5)
+    assert film.times_s[-1] == pytest.approx(end_s)
 
 
 @pytest.mark.parametrize(

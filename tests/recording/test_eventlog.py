@@ -9,7 +9,7 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
-from kvsim.recording import Recording, RecordingBuilder, Replay, RequestStatus, eventlog, files, read
+from kvsim.recording import Recording, RecordingBuilder, Replay, RequestStatus, eventlog, provenance, read
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import run
@@ -96,7 +96,7 @@ def run_and_log(monkeypatch: pytest.MonkeyPatch, make_machine: Callable[[int], A
     )
     policy = Paged(scheduler=ContinuousSettings(max_model_len=64), cache=PagedSettings(block_size=4))
     recording = run.simulate(workload, policy, make_machine(80), leap=False)
-    meta = files._meta_json(recording.meta)
+    meta = provenance.meta_as_text(recording.meta)
     return recording, [b'["meta",' + " ".join(meta.split()).encode() + b"]\n", *builder.lines]
 
 

@@ -26,12 +26,13 @@ from kvsim.recording import (
     RequestStatus,
     Schedule,
     Steps,
-    files,
     find,
+    parquet,
     read,
     shipped_names,
     write,
 )
+from kvsim.recording.parquet import TableFile
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Ragged, Workload
@@ -228,7 +229,11 @@ def test_other_integer_types_and_dictionaries_are_read(recording: Recording, fol
     assert_same(recording, read(folder), name="good")
 
 
-def test_several_row_groups_are_read(recording: Recording, folder: Path) -> None:
+@pytest.mark.parametrize("rows_at_a_time", [1, 3, 1000])
+def test_several_row_groups_are_read(
+    recording: Recording, folder: Path, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_ROWS_READ", rows_at_a_time)
     for table in TABLES:
         file = folder / f"{table.name}.parquet"
         pq.write_table(pq.read_table(file), file, row_group_size=2)
@@ -239,6 +244,9 @@ def test_several_row_groups_are_read(recording: Recording, folder: Path) -> None
 def test_a_time_that_did_not_happen_may_be_null(folder: Path, kind: pa.DataType) -> None:
     change_table(folder, "requests", first_token_s=lambda values: pa.array([None] * len(values), kind))
     assert np.isnan(read(folder).requests.first_token_s).all()
+
+
+NO_UNITS = "meta.json: initial_free should be a list of unit ids, or of [first, last] of those in a row;"
 
 
 class TestWhatCannotBeRead:
@@ -319,9 +327,12 @@ class TestWhatCannotBeRead:
                 {"pool": {"unit_tokens": 16, "num_units": 3, "first_unit": -1, "bytes_per_unit": 1}},
                 "meta.json: pool.first_unit should be an integer of at least 0, not -1.",
             ),
-            ({"initial_free": "all"}, "meta.json: initial_free should be a list of unit ids."),
-            ({"initial_free": [1, "2"]}, "meta.json: initial_free should be a list of unit ids."),
-            ({"initial_free": [10**30]}, "meta.json: initial_free should be a list of unit ids."),
+            ({"initial_free": "all"}, f"{NO_UNITS} 'all' is neither a unit nor a pair of units."),
+            ({"initial_free": [1, "2"]}, f"{NO_UNITS} '2' is neither a unit nor a pair of units."),
+            ({"initial_free": [10**30]}, f"{NO_UNITS} {10**30} is neither a unit nor a pair of units."),
+            ({"initial_free": [[1, 2, 3]]}, f"{NO_UNITS} [1, 2, 3] is neither a unit nor a pair of units."),
+            ({"initial_free": [[0, 1 << 61]]}, f"{NO_UNITS} a pool has at most 134,217,728 units."),
+            ({"initial_free": [[3, 1], 2]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [1, 1]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [0]}, "meta.json: initial_free should list each unit of the pool at most once."),
         ],
@@ -359,7 +370,11 @@ class TestWhatCannotBeRead:
             ("memory", "kind"),
         ],
     )
-    def test_a_null_names_its_row(self, folder: Path, table: str, column: str) -> None:
+    @pytest.mark.parametrize("rows_at_a_time", [2, 1000])
+    def test_a_null_names_its_row(
+        self, folder: Path, table: str, column: str, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parquet, "_ROWS_READ", rows_at_a_time)
         change_table(folder, table, **{column: at(2, None)})
         assert message(folder) == f"{table}.parquet, row 2: {column} is empty."
 
@@ -523,14 +538,15 @@ class TestWriting:
         self, recording: Recording, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, table: str
     ) -> None:
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
-        whole = files._write_table
+        whole = TableFile.append
 
-        def break_off(data: Any, file: Path) -> None:
-            whole(data, file)
-            if data.name == table:
+        def break_off(file: TableFile, rows: Any) -> None:
+            whole(file, rows)
+            if rows.name == table:
                 raise error
 
-        monkeypatch.setattr(files, "_write_table", break_off)
+        monkeypatch.setattr(TableFile, "rows_per_group", 1)
+        monkeypatch.setattr(TableFile, "append", break_off)
         with pytest.raises(RecordingError if isinstance(error, OSError) else type(error)) as raised:
             write(replace(recording, meta=replace(recording.meta, notes="new")), folder)
         if isinstance(error, OSError):

@@ -23,12 +23,14 @@ from kvsim.recording import (
     Replay,
     RequestStatus,
     find,
+    keyframes,
+    ledger,
     read,
-    replay,
     shipped_names,
+    write,
 )
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
-from kvsim.simulation import Machine, simulate
+from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Naive:
         self.units = [Unit() for _ in range(self.pool.num_units)]
         self.tables: dict[int, dict[int, int]] = {}  # by request, in order of admission: logical position -> unit
         self.requested: dict[int, int] = {}
+        self.growing: dict[int, tuple[int, int, int, int, int]] = {}  # step, times, position, unit, length by request
         self.row = 0
         # After each step, how many tokens each request has had computed by its last row.
         self.computed_after: list[dict[int, int]] = []
@@ -80,14 +83,14 @@ class Naive:
             unit, length = int(memory.address[self.row]) - self.pool.first_unit, int(memory.length[self.row])
             match MemoryKind(memory.kind[self.row]):
                 case MemoryKind.APPEND | MemoryKind.SHARE:
-                    table = self.tables.setdefault(request, {})
-                    for offset in range(length):
-                        table[position + offset] = unit + offset
-                        self.units[unit + offset].holders[request] = position + offset
-                        self.units[unit + offset].cached = False
+                    self._take(request, position, unit, length)
                     asked = length if memory.requested is None else int(memory.requested[self.row])
-                    self.requested[request] = (position + asked) * self.pool.unit_tokens
+                    times = 1 if memory.repeat is None else int(memory.repeat[self.row])
+                    self.requested[request] = (position + asked * times) * self.pool.unit_tokens
+                    if times > 1:
+                        self.growing[request] = (int(memory.step[self.row]), times, position, unit, length)
                 case MemoryKind.RELEASE:
+                    self.growing.pop(request, None)
                     kept = self._kept(self.row, request)
                     for position, released in sorted(self.tables.pop(request, {}).items(), reverse=True):
                         del self.units[released].holders[request]
@@ -96,6 +99,16 @@ class Naive:
                     for offset in range(length):
                         self.units[unit + offset].cached = False
             self.row += 1
+        for request, (step, times, position, unit, length) in self.growing.items():
+            for nth in range(1, min(frame - step + 1, times)):
+                self._take(request, position + nth * length, unit + nth * length, length)
+
+    def _take(self, request: int, position: int, unit: int, length: int) -> None:
+        table = self.tables.setdefault(request, {})
+        for offset in range(length):
+            table[position + offset] = unit + offset
+            self.units[unit + offset].holders[request] = position + offset
+            self.units[unit + offset].cached = False
 
     def _kept(self, row: int, request: int) -> int:
         """Leading units of a table that keep their prefix when the release in `row` gives them back."""
@@ -312,7 +325,9 @@ def event_streams(draw: st.DrawFn) -> Recording:
 
 @pytest.fixture(params=[1, 3, 8_192], ids=lambda units: f"keyframe-every-{units}")
 def keyframe_spacing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(replay, "_UNITS_PER_KEYFRAME", request.param)
+    monkeypatch.setattr(keyframes, "_OPS_PER_KEYFRAME", request.param)
+    monkeypatch.setattr(keyframes, "_MOST_RUNS", request.param // 2)
+    monkeypatch.setattr(ledger, "_OPS_AT_ONCE", request.param)
     return int(request.param)
 
 
@@ -323,6 +338,73 @@ def test_any_event_stream_equals_the_naive_interpreter(recording: Recording, dat
     last = len(recording.steps)
     order = data.draw(st.lists(st.integers(0, last), min_size=1, max_size=12))
     assert_equal_at_every_frame(recording, order=order)
+
+
+@st.composite
+def growing_batches(draw: st.DrawFn) -> Recording:
+    """Batches whose rows grow by so many slots a step; between them, perhaps, a step in which nobody holds anything."""
+    units = st.integers(1, 4)
+    builder, num_units = RecordingBuilder(), 80
+    for _ in range(draw(st.integers(1, 4))):
+        width, growth, times, num_rows = draw(units), draw(units), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+        row_units = width + growth * times
+        rows = [builder.arrived("r", float(builder.num_steps), 1, 9) for _ in range(num_rows)]
+        written = dict.fromkeys(rows, 0)
+        for step in range(times + 1):
+            builder.next_seq()
+            for nth, row in enumerate(rows):
+                if step == 0:
+                    builder.append_extent(row, 0, nth * row_units, width, width, 1)
+                elif step == 1:
+                    builder.append_extent(row, width, nth * row_units + width, growth, growth, times)
+                tokens = width if step == 0 else draw(units) % growth + 1
+                builder.scheduled(row, written[row], tokens, float(builder.num_steps))
+                written[row] += tokens
+            close(builder, num_units)
+        for row in rows:
+            builder.emitted(row, float(builder.num_steps), draw(st.integers(1, times + 1)))
+            builder.release(row, row_units, 0)
+            builder.ended(row, RequestStatus.FINISHED, float(builder.num_steps))
+        if draw(st.booleans()):
+            builder.next_seq()
+            close(builder, num_units)
+    pool = Pool(unit_tokens=1, num_units=num_units, bytes_per_unit=1)
+    policy = {"name": draw(st.sampled_from(["static", "contiguous"]))}
+    return builder.finish(Meta(source="simulation", engine={}, gpu="", model={}, policy=policy, pool=pool))
+
+
+def close(builder: RecordingBuilder, num_units: int) -> None:
+    columns = dict.fromkeys(("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted"), 0)
+    number = builder.step(**columns, free_units=num_units, start_s=float(builder.num_steps))
+    builder.next_seq()
+    builder.output(number, float(builder.num_steps))
+    builder.next_seq()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(recording=growing_batches(), data=st.data())
+@pytest.mark.usefixtures("keyframe_spacing")
+def test_growing_runs_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
+    assert recording.memory.repeat is not None
+    last = len(recording.steps)
+    assert_equal_at_every_frame(recording, order=data.draw(st.lists(st.integers(0, last), min_size=1, max_size=20)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(recording=growing_batches(), data=st.data())
+def test_touched_covers_every_change_of_growing_runs(recording: Recording, data: st.DataObject) -> None:
+    last = len(recording.steps)
+    frames = st.tuples(st.integers(0, last), st.integers(0, last))
+    assert_touched_covers_every_change(Replay(recording), data.draw(st.lists(frames, min_size=1, max_size=10)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(recording=growing_batches())
+def test_growing_runs_are_read_back(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> None:
+    again = read(write(recording, tmp_path_factory.mktemp("growing") / "rec"))
+    assert again.memory.repeat is not None
+    assert recording.memory.repeat is not None
+    assert again.memory.repeat.tolist() == recording.memory.repeat.tolist()
 
 
 SIMULATED: dict[str, Policy] = {
@@ -400,11 +482,15 @@ def test_touched_covers_every_change_of_simulations(simulated: Recording) -> Non
 def assert_touched_is_what_the_tables_say(player: Replay, frames: list[tuple[int, int]]) -> None:
     """No unit too many: those of the operations in between, and those in which somebody's new tokens stand."""
     for before, after in frames:
+        player.seek(before)
+        held_before = set(np.flatnonzero(player.refs) + player.first_unit)
         player.seek(after)
+        held_after = set(np.flatnonzero(player.refs) + player.first_unit)
         low, high = sorted((before, after))
         operations = slice(*np.searchsorted(player.ledger.seq, player.frame_seq[[low, high]], side="right"))
         address, length = player.ledger.address[operations], player.ledger.length[operations]
         expected = {unit for begin, count in zip(address, length, strict=True) for unit in range(begin, begin + count)}
+        expected |= held_before ^ held_after  # a run that grows has no operation for it
         live = player.live_requests()
         old, new = (player.progress.computed(live, min(frame, player.num_frames - 2)) for frame in (low, high))
         for request, begin, end in zip(live.tolist(), old, new, strict=True):
@@ -519,6 +605,18 @@ def test_a_recording_without_steps_has_nothing_to_replay(make_meta: Callable[...
         Replay(builder.finish(make_meta(4), name="empty"))
 
 
+def test_units_that_only_lose_a_prefix_stay_free(make_meta: Callable[..., Meta]) -> None:
+    """As at the beginning of a recording of a server that had run before."""
+    builder = RecordingBuilder()
+    builder.next_seq()
+    builder.evict([1, 3])
+    close(builder, 4)
+    player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
+    player.seek(player.num_frames)
+    assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
+    assert player.touched(0, 1).tolist() == []
+
+
 def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> None:
     builder = RecordingBuilder()
     builder.arrived("r0", 0.0, 1, 1)
@@ -529,24 +627,3 @@ def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> N
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
     assert player.waiting_requests().tolist() == [0]
-
-
-def test_long_runs_and_units_one_by_one_leave_the_same_pool(
-    make_machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = Contiguous(scheduler=ContinuousSettings(max_model_len=200))
-    lengths = Uniform(low=5, high=60)
-    workload = generate(40, arrivals=Poisson(rate_per_s=50), prompt=lengths, output=lengths, seed=4)
-    recording = simulate(workload, policy, make_machine(1000))
-    by_runs = Replay(recording)
-    assert by_runs._long_runs
-    monkeypatch.setattr(replay, "_LONG_RUN_UNITS", 1 << 40)
-    by_units = Replay(recording)
-    assert not by_units._long_runs
-    for frame in (5, by_runs.num_frames - 1, 30, 12, 2, by_runs.num_frames // 2):
-        by_runs.seek(frame)
-        by_units.seek(frame)
-        for name in ("owner", "refs", "cached"):
-            assert np.array_equal(getattr(by_runs, name), getattr(by_units, name)), name
-        held = by_runs.owner >= 0
-        assert np.array_equal(by_runs.position[held], by_units.position[held])

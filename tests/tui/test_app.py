@@ -316,21 +316,22 @@ async def test_the_clock_runs_on_behind_the_help(paged: Recording) -> None:
         assert app.stage.session.replay.frame == app.stage.session.player.frame > 0
 
 
-async def test_the_palette_knows_the_player(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
-    app = make_app(paged)
-    async with app.run_test(size=SIZE) as pilot:
-        titles = {command.title for command in app.get_system_commands(app.screen)}
-        assert {"Play or pause", "Next event", "Find", "Save a picture", "Theme", "Quit"} <= titles
-        await pilot.press("ctrl+p")
-        assert type(app.screen).__name__ == "CommandPalette"
-
-
 async def test_q_quits(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("q")
         await pilot.pause()
     assert app.return_code == 0
+
+
+async def test_the_clock_may_tick_once_more_when_all_screens_have_gone(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("space", "q")
+    assert not app.screen_stack
+    app.tick()
 
 
 @pytest.mark.parametrize(
@@ -428,3 +429,16 @@ async def test_the_smallest_recording_there_can_be(make_app: Callable[..., Kvsim
             "end", "[", "]", "slash", "escape", "tab", "down", "enter", "tab", "down", "enter", "space", "z"
         )
         assert "1 block" in screen_text(app)
+
+
+async def test_a_long_recording_shows_its_pool_before_it_is_added_up(paged: Recording) -> None:
+    session = Session(paged, at_s=10.0, later=True)
+    expected = Session(paged, at_s=10.0)
+    assert not session.slots.any()
+    assert np.array_equal(session.breakdown, expected.breakdown)
+    app = KvsimApp(session, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert np.array_equal(session.slots, expected.slots)
+        assert app.query_one("#waste").size.height == 2 + 1

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+import tui
 from kvsim.errors import BudgetError
 from tui.app import KvsimApp
 from tui.compare import Compare, Race
 from tui.comparison import Comparison
+from tui.digits import tall
 from tui.find import FindScreen
 from tui.pool_view import PoolView
 from tui.scrubber import GUTTER
 from tui.served import tokens_served
 from tui.session import Session
+from tui.states import COLOR
 from tui.watch import Watch
 
 if TYPE_CHECKING:
@@ -101,7 +104,7 @@ async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
         await pilot.press("]", "]")
         await pilot.pause()
         text = screen_text(app)
-        assert "100% of all answers" in text
+        assert tall("100%")[0] in text
         assert "done after" in text
         assert text.count("1 refused") == 3
         assert "next: q" in text
@@ -211,3 +214,34 @@ async def test_what_cannot_be_compared_is_said(three_runs: list[Recording]) -> N
             await pilot.pause()
             assert isinstance(app.stage, Watch)
             assert sentence in " ".join(notification.message for notification in app._notifications)
+
+
+async def test_a_comparison_begins_to_play_when_somebody_asks_for_it(three_runs: list[Recording]) -> None:
+    now_s = 0.0
+    app = KvsimApp(Session(three_runs[0]), clock=lambda: now_s, runs=lambda: three_runs)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert app.stage.player.playing
+        now_s = 1.0
+        app.tick()
+        assert app.stage.player.clock_s > 0
+
+
+def test_a_greeting_plays_and_a_moment_does_not(three_runs: list[Recording]) -> None:
+    assert tui._opened(three_runs, None, live=True).player.playing
+    assert not tui._opened(three_runs, 0.1, live=True).player.playing
+    assert not tui._opened(three_runs, None).player.playing
+
+
+async def test_bars_tell_how_long_each_run_takes(comparison: Comparison) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("end")
+        await pilot.pause()
+        race = app.query_one(Race)
+        spans = [race.render_line(y).text[GUTTER:].count(COLOR.up[8]) for y in range(3)]
+    durations = [lane.session.player.duration_s for lane in comparison.lanes]
+    assert spans == sorted(spans, reverse=True)
+    assert spans[2] / spans[0] == pytest.approx(durations[2] / durations[0], abs=0.05)

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
-from kvsim.recording import Recording, Replay, RequestStatus
-from tui.events import EventKind, events_of
+from kvsim.policies import Paged
+from kvsim.recording import MemoryKind, Recording, Replay, RequestStatus
+from kvsim.recording.ledger import NOBODY
+from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.simulation import simulate
+from kvsim.workload import Workload
+from tui.app import KvsimApp
+from tui.event_list import EventList
+from tui.events import EventFilter, EventKind, events_of
+from tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvsim.simulation import Machine
+
+
+@pytest.fixture(scope="module")
+def evicting(make_machine: Callable[[int], Machine]) -> Recording:
+    """Twelve prompts one after another, in room for a few: what the first ones left in the cache has to go."""
+    workload = Workload(
+        arrival_s=np.arange(12) * 2.0,
+        prompt_tokens=[150, 140, 160, 130] * 3,
+        output_tokens=[20, 30, 10, 25] * 3,
+        ids=[f"q{number}" for number in range(12)],
+    )
+    return simulate(workload, Paged(scheduler=ContinuousSettings(max_model_len=256)), make_machine(640))
 
 
 def test_every_event_of_a_small_run(tiny: Recording) -> None:
@@ -32,6 +56,48 @@ def test_a_real_run_tells_of_every_preemption_and_finish(shipped: Callable[[str]
     assert kinds[EventKind.FINISHED] == np.count_nonzero(recording.requests.status == RequestStatus.FINISHED)
     preempted_per_frame = np.bincount(events.frame[events.kind == EventKind.PREEMPTED], minlength=len(recording.steps))
     assert np.array_equal(preempted_per_frame, recording.steps.preempted)
+
+
+def test_evictions_are_told_once_a_frame_with_their_number(evicting: Recording) -> None:
+    replay = Replay(evicting)
+    evictions = events_of(replay).of_kinds((EventKind.EVICTED,))
+    memory = evicting.memory
+    rows = memory.kind == MemoryKind.EVICT
+    assert evictions.count.sum() == memory.length[rows].sum() > 0
+    assert len(evictions) == len(np.unique(memory.seq[rows])) == len(np.unique(evictions.frame))
+    assert set(evictions.request.tolist()) == {NOBODY}
+    replay.seek(int(evictions.frame[0]) - 1)
+    before = int(replay.cached.sum())
+    replay.seek(int(evictions.frame[0]))
+    assert before - int(replay.cached.sum()) <= evictions.count[0]
+
+
+async def test_the_list_tells_of_evictions_and_jumps_to_them(evicting: Recording) -> None:
+    app = KvsimApp(Session(evicting), clock=lambda: 0.0)
+    async with app.run_test(size=(200, 60)) as pilot:
+        session = next(iter(app.stage.sessions()))
+        while session.event_filter is not EventFilter.EVICTIONS:
+            await pilot.press("f")
+        await pilot.press("home", "]")
+        assert session.player.frame == session.listed_events.frame[0]
+        await pilot.pause()
+        lines = [app.query_one(EventList).render_line(y).text for y in range(3)]
+        assert any(re.search(r"[1-9]\d* blocks? evicted", line) for line in lines)
+        await pilot.press("tab", "tab", "enter")
+        assert session.followed is None
+        app.stage.player.go_to_frame(0)
+        app.stage.jump_to_kind(EventKind.EVICTED)
+        assert session.player.frame == session.listed_events.frame[0]
+
+
+async def test_kinds_of_which_there_are_none_are_no_filter(tiny: Recording) -> None:
+    app = KvsimApp(Session(tiny), clock=lambda: 0.0)
+    async with app.run_test(size=(200, 60)) as pilot:
+        session, seen = next(iter(app.stage.sessions())), []
+        for _ in range(3):
+            await pilot.press("f")
+            seen.append(session.event_filter)
+        assert seen == [EventFilter.SHORTAGES, EventFilter.FINISHES, EventFilter.ALL]
 
 
 def test_without_a_shortage_everything_is_notable(shipped: Callable[[str], Recording]) -> None:

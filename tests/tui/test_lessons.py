@@ -17,6 +17,7 @@ from tui.compare import Compare
 from tui.lesson_list import LessonsScreen
 from tui.lessons import Guided, LessonError, all_lessons, find_lesson, read_lesson
 from tui.lessons.reading import as_markdown, as_text
+from tui.pool_view import PoolView
 from tui.session import Session
 from tui.states import ASCII, GLYPHS
 from tui.watch import Watch
@@ -187,8 +188,8 @@ def test_lesson_7_reads_the_weights_once_for_everybody(guided: Callable[[str], G
     assert alone.weight_bytes == many.weight_bytes
     assert many.num_sequences > 20
     assert many.captured_s < 3 * alone.captured_s
-    assert alone.captured_s < 0.6 * alone.eager_s
-    assert alone.reading_s > 0.7 * alone.gpu_s
+    assert alone.captured_s < 0.7 * alone.eager_s
+    assert alone.reading_s > 0.5 * alone.gpu_s
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,15 @@ def test_a_lesson_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("phrase", "frame"),
-    [("start", 0), ("step 2", 2), ("start + 3 steps", 3), ("start + 1 step", 1), ("request A arrives", 0), ("0 s", 0)],
+    [
+        ("start", 0),
+        ("step 2", 2),
+        ("start + 3 steps", 3),
+        ("step 2 - 1 step", 1),
+        ("start - 1 step", 0),
+        ("request A arrives", 0),
+        ("0 s", 0),
+    ],
 )
 def test_moments(lesson_file: Callable[[str], Path], phrase: str, frame: int) -> None:
     text = SMALL.replace('at = "start"', f'at = "{phrase}"')
@@ -279,6 +288,44 @@ async def test_a_caption_follows_the_request_that_it_is_about(guided: Callable[[
         await pilot.press("]", "]", "]")
         await pilot.pause()
         assert lesson.sessions[0].followed == lesson.sessions[0].recording.row_of("D")
+
+
+async def test_a_caption_that_follows_nobody_lights_everything(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("2")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]")
+        assert lesson.sessions[0].followed == lesson.sessions[0].recording.row_of("F")
+        await pilot.press("]")
+        assert lesson.sessions[0].followed is None
+
+
+async def test_the_same_request_is_followed_in_both_runs(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("8")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("]")
+        assert [session.request_name(session.followed) for session in lesson.sessions] == ["H", "H"]  # type: ignore[arg-type]
+
+
+async def test_pictures_stay_where_they_are_from_caption_to_caption(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("6")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    regions = set()
+    async with app.run_test(size=(80, 24)) as pilot:
+        for _ in lesson.captions:
+            await pilot.pause()
+            regions.add(app.query_one(PoolView).region)
+            await pilot.press("]")
+    assert len(regions) == 1
+
+
+def test_a_lesson_on_a_machine_that_was_recorded_uses_its_profile(guided: Callable[[str], Guided]) -> None:
+    calibrated = {
+        number: {session.recording.meta.engine.get("calibrated") for session in guided(number).sessions}
+        for number in ("1", "2", "3", "4")
+    }
+    assert calibrated == {"1": {False}, "2": {True}, "3": {True}, "4": {True}}
 
 
 @pytest.mark.parametrize("number", ["1", "4"])

@@ -220,6 +220,10 @@ async def test_metrics_are_shown_as_coarse() -> None:
             await stage.poll()
             await pilot.pause()
             assert "COARSE http://" in screen_text(app)
+            assert "MiB" not in screen_text(app), "metrics do not tell how large a block is"
+            assert "following · step" in screen_text(app)
+            await pilot.press("left")
+            assert "paused · " in screen_text(app)
             assert int((stage.session.replay.refs > 0).sum()) == 25
     finally:
         feed.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from typing import TYPE_CHECKING
 
+import matplotlib.image
 import pytest
 
 from kvsim.recording.tables import MemoryKind
@@ -169,4 +171,21 @@ async def test_capital_s_saves_a_png_where_that_is_possible(
         assert (tmp_path / "tiny-step0.png").read_bytes() == b"PNG"
     else:
         assert (tmp_path / "tiny-step0.svg").read_text().startswith("<svg")
-        assert "PNG needs rsvg-convert" in said
+        assert "PNG needs rsvg-convert: install librsvg2-bin" in said
+
+
+@pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="needs rsvg-convert")
+async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
+    app = make_app(tiny)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        png = picture_file.png_of(picture_file.svg_of(app))
+        text = app.screen._compositor.render_strips()[0].text.rstrip()
+    assert png is not None
+    pixels = matplotlib.image.imread(io.BytesIO(png))
+    # The last letter of the first line is in its column, and nothing is in the one behind it.
+    assert pixels.shape[1] == 2 * 994
+    left = 2 * (9 + len(text) * 12.2)
+    first_line = pixels[2 * 42 : 2 * 62, :, :3].std(axis=0).max(axis=1)
+    assert first_line[int(left) - 24 : int(left)].max() > 0.05
+    assert first_line[int(left) + 4 : int(left) + 24].max() < 0.02

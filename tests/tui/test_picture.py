@@ -64,6 +64,17 @@ def test_states_kept_up_to_date_equal_states_computed_afresh(shipped: Callable[[
         assert np.array_equal(states.fill, fresh.fill)
 
 
+def test_far_jumps_lead_where_steps_lead(shipped: Callable[[str], Recording]) -> None:
+    replay = Replay(shipped("paged"))
+    states, last = UnitStates(replay), replay.num_frames - 1
+    for frame in (last // 2, 3, last, 0, last // 2 + 1):
+        replay.seek(frame)
+        states.update()
+        fresh = UnitStates(replay)
+        for name in ("dominant", "rest", "fill"):
+            assert np.array_equal(getattr(states, name), getattr(fresh, name))
+
+
 def test_a_partly_written_block_says_how_full_it_is(tiny: Recording) -> None:
     replay = Replay(tiny)
     states = UnitStates(replay)

@@ -13,6 +13,7 @@ import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 import tui
+from kvsim.errors import UsageError
 from tui.app import KvsimApp
 from tui.comparison import Comparison
 from tui.lessons import Guided, find_lesson
@@ -99,7 +100,7 @@ async def test_guided_and_compared_without_color(
     three_runs: list[Recording], picture: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("3"))
+    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
     assert await _draw(KvsimApp(opening, clock=lambda: 0.0), (120, 40)) == picture
 
 
@@ -133,7 +134,7 @@ def test_a_screenshot_has_the_same_bytes_every_time(shipped: Callable[[str], Rec
 
 
 def test_a_screenshot_that_cannot_be_written_leaves_nothing(tiny: Recording, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UsageError, match="choose a folder that exists"):
         tui.screenshot(tiny, tmp_path / "missing" / "file.svg")
     assert not list(tmp_path.iterdir())
 

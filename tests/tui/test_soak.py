@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 NUM_ACTIONS = int(os.environ.get("KVSIM_SOAK", "60"))
-# Not ctrl+p: the palette of Textual 8.2.8 fails where a key closes it before it has drawn itself.
 KEYS = (
     *"zZ+-[]flcm12345hjk/?sxq0r#",
     *("space", "left", "right", "up", "down", "shift+left", "shift+right", "home", "end", "tab", "shift+tab"),
-    *("enter", "escape", "backspace"),
+    *("enter", "escape", "backspace", "ctrl+p"),
 )
 SIZES = ((80, 24), (120, 40), (200, 60), (60, 16), (40, 10), (101, 17), (161, 39))
 

@@ -58,10 +58,12 @@ def test_a_small_pool_is_drawn_large() -> None:
     tiling = fit(40, 80, 20, stride=10)
     assert (tiling.wide, tiling.tall) == (4, 5)
     fill, slots = levels(100, 16, 80, 14, stride=None, half_blocks=True)[-2:]
-    assert (fill.wide, fill.height) == (4, 5)
+    assert (fill.wide, fill.tall, fill.height) == (5, 2, 14)
     assert (slots.wide, slots.tall) == (17, 1)
+    crowded = levels(150, 16, 80, 14, stride=None, half_blocks=True)[-2]
+    assert (crowded.wide, crowded.height) == (4, 8)
     few = levels(8, 4, 80, 14, stride=None, half_blocks=True)[-1]
-    assert (few.wide, few.height) == (17, 8)
+    assert (few.wide, few.height) == (17, 12)
 
 
 @settings(max_examples=60, deadline=None)

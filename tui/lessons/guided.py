@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvsim import profiles
 from kvsim.errors import KvsimError
 from kvsim.policies import Static
 from kvsim.simulation import Machine, simulate
@@ -49,7 +50,7 @@ class Guided:
                     f"{lesson.file}: the captions {one.title!r} and {other.title!r} fall on the same step; "
                     'give one another moment, for example with "+ 1 step".'
                 )
-        self.show(0)
+        self.show(self.captions[0].frame)
 
     def show(self, frame: int) -> None:
         """Go to a frame of the player."""
@@ -61,15 +62,24 @@ class Guided:
 
     def cost(self, session: Session) -> StepCost:
         """What the step at the session's frame takes on this lesson's machine."""
-        return StepCost.of(session, self.lesson.gpu, self.lesson.model)
+        return StepCost.of(session, self.lesson.model, self._step_times("vllm"))
+
+    def _step_times(self, engine: str) -> Roofline:
+        """Fitted to recordings of this machine where kvsim has any; else, uncalibrated, from the data sheet."""
+        gpu, model = self.lesson.gpu, self.lesson.model
+        profile = profiles.match(gpu, model, engine)
+        if profile is not None:
+            return profile.times
+        return Roofline.for_gpu(gpu, model) if engine == "vllm" else Roofline.for_hugging_face(gpu, model)
 
     def _simulate(self, run: Run) -> Recording:
         lesson = self.lesson
-        if isinstance(run.policy, Static):
-            step_time = Roofline.for_hugging_face(lesson.gpu, lesson.model)
-        else:
-            step_time = Roofline.for_gpu(lesson.gpu, lesson.model)
-        machine = Machine(gpu=lesson.gpu, model=lesson.model, kv_bytes=lesson.kv_bytes, step_time=step_time)
+        machine = Machine(
+            gpu=lesson.gpu,
+            model=lesson.model,
+            kv_bytes=lesson.kv_bytes,
+            step_time=self._step_times("hf-dynamic" if isinstance(run.policy, Static) else "vllm"),
+        )
         try:
             if isinstance(run.policy, Rows):
                 return run.policy.record(lesson.workload, machine)
@@ -92,5 +102,4 @@ class Guided:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:
             raise LessonError(f"{lesson.file}, {spec.key}.text: {error}.") from error
-        follow = None if spec.follow is None else session.recording.row_of(spec.follow)
-        return Caption(frame=frame, title=title, text=text, follow=follow)
+        return Caption(frame=frame, title=title, text=text, follow=spec.follow)

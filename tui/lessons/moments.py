@@ -4,11 +4,12 @@
     step 12                   that step                    1.5 s                   that time
     first wait                somebody has to wait         first refusal           somebody is turned away
     first preemption          memory is taken away         first finish            an answer is complete
+    first eviction            a kept prefix is dropped
     request A arrives         starts, returns              it gets memory: for the first time, after a preemption
     request A is preempted    is padding, is refused       it loses it, holds it for the batch only, never gets any
     request A finishes        its memory is given back
 
-Each may be followed by "+ 3 steps".
+Each may be followed by "+ 3 steps" or "- 3 steps".
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
     from ..session import Session
 
-_FIRST = {"refusal": EventKind.REFUSED, "preemption": EventKind.PREEMPTED, "finish": EventKind.FINISHED}
+_FIRST = {
+    "refusal": EventKind.REFUSED,
+    "preemption": EventKind.PREEMPTED,
+    "eviction": EventKind.EVICTED,
+    "finish": EventKind.FINISHED,
+}
 _OF_REQUEST = {
     "is preempted": EventKind.PREEMPTED,
     "is padding": EventKind.IDLE,
@@ -44,14 +50,15 @@ def frame_of(session: Session, phrase: str) -> int:
     Raises:
         UnknownMomentError: it never is, or is not one of the phrases.
     """
-    base, _, later = phrase.partition(" + ")
-    steps = re.fullmatch(r"(\d+) steps?", later)
-    if later and steps is None:
-        raise UnknownMomentError(f"{later!r} should be a number of steps, such as '3 steps'")
+    base, sign, distance = [*re.split(r" ([+-]) ", phrase, maxsplit=1), "+", "0 steps"][:3]
+    steps = re.fullmatch(r"(\d+) steps?", distance)
+    if steps is None:
+        raise UnknownMomentError(f"{distance!r} should be a number of steps, such as '3 steps'")
     frame = _frame_of(session, base.strip())
     if frame is None:
         raise UnknownMomentError(f"{base!r} does not happen in this run")
-    return min(frame + (int(steps[1]) if steps else 0), session.player.last_frame)
+    shift = int(steps[1]) if sign == "+" else -int(steps[1])
+    return min(max(frame + shift, 0), session.player.last_frame)
 
 
 def _frame_of(session: Session, phrase: str) -> int | None:

@@ -24,6 +24,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     at = "start"                   # see `moments`
     title = "Four answers, and the memory is gone"
     text = "They hold {waste.token_percent} of the pool."     # see `figures`
+    follow = "A"                   # everything else in shade until the next caption
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class CaptionSpec:
     run: int
     """Of the run whose moment and figures it is about."""
     follow: str | None
+    """Whose memory stays lit until the next caption; all of it where nobody is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

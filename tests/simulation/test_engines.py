@@ -1,9 +1,11 @@
-"""Leaping over uneventful steps gives the bytes that taking every step gives; measuring gives the summary of both."""
+"""All engines give the same bytes: step by step, in leaps, and compiled. Measuring gives the summary of all."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,13 +16,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kvsim.conformance import read_workload
-from kvsim.errors import StalledError
+from kvsim.errors import StalledError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.metrics import summarize
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.profiles import find
-from kvsim.recording import Recording, write
+from kvsim.recording import MemoryKind, Recording, write
 from kvsim.scheduling.settings import (
     ContiguousSettings,
     ContinuousSettings,
@@ -29,7 +31,8 @@ from kvsim.scheduling.settings import (
     Reserve,
     StaticSettings,
 )
-from kvsim.simulation import Machine, measure, simulate
+from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
+from kvsim.simulation.choice import runs_compiled
 from kvsim.simulation.leap import LeapingEngine
 from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 
@@ -58,18 +61,34 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def assert_same(workload: Workload, policy: Policy, machine: Machine, **options: Any) -> Recording:
-    """Leaping, stepping and measuring agree."""
+    """Stepping, leaping and the compiled engine agree, whether everything is kept or only sums."""
     stepped = simulate(workload, policy, machine, leap=False, **options)
-    assert bytes_of(simulate(workload, policy, machine, **options)) == bytes_of(stepped)
-    measured = measure(workload, policy, machine, **options)
-    for column in ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s", "preemptions", "output_tokens"):
+    for engine in engines_of(workload, policy, machine):
+        assert bytes_of(simulate(workload, policy, machine, engine=engine, **options)) == bytes_of(stepped)
+        assert_same_summary(measure(workload, policy, machine, engine=engine, **options), stepped)
+    return stepped
+
+
+def engines_of(workload: Workload, policy: Policy, machine: Machine) -> list[EngineName]:
+    """The engines beside the reference that know `policy`."""
+    engines: list[EngineName] = ["python"]
+    with suppress(UsageError):
+        pool = machine.pool(policy)
+        runs_compiled(workload, policy, pool, machine.step_time, engine="compiled", step_by_step=False)
+        engines.append("compiled")
+    return engines
+
+
+def assert_same_summary(measured: Measured, stepped: Recording) -> None:
+    """What was measured is what the recording says: exactly for every request, up to rounding in sums over time."""
+    for column in ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s", "preemptions", "output_tokens",
+                   "cached_tokens", "status"):  # fmt: skip
         np.testing.assert_array_equal(getattr(measured.requests, column), getattr(stepped.requests, column), column)
     ours, theirs = dict(flat(measured.summary.as_dict())), dict(flat(summarize(stepped).as_dict()))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         same = ours[name] == value or math.isclose(ours[name], value, rel_tol=1e-7, abs_tol=1e-7)
         assert same, f"{name}: {ours[name]} and not {value}"
-    return stepped
 
 
 SCHEDULERS = st.builds(
@@ -139,20 +158,21 @@ def workloads(draw: st.DrawFn) -> Workload:
 @given(
     workload=workloads(),
     policy=POLICIES,
-    room=st.sampled_from([1, 2, 3, 20]),
+    room=st.sampled_from([0.3, 0.6, 1.0, 2.0, 3.0, 20.0]),
     concurrency=st.sampled_from([None, None, 2, 7]),
     stamp_at_entry=st.booleans(),
 )
 def test_any_workload_under_any_policy(
-    workload: Workload, policy: Policy, room: int, concurrency: int | None, stamp_at_entry: bool
+    workload: Workload, policy: Policy, room: float, concurrency: int | None, stamp_at_entry: bool
 ) -> None:
-    machine = machine_of(room * policy.max_model_len + 20)
+    machine = machine_of(int(room * policy.max_model_len) + 40)
     options = {"refuse_misfits": True, "concurrency": concurrency, "stamp_at_entry": stamp_at_entry}
     try:
         simulate(workload, policy, machine, leap=False, **options)  # type: ignore[arg-type]
-    except StalledError:
-        with pytest.raises(StalledError):
-            simulate(workload, policy, machine, **options)  # type: ignore[arg-type]
+    except StalledError as error:
+        for engine in engines_of(workload, policy, machine):
+            with pytest.raises(StalledError, match=re.escape(str(error))):
+                simulate(workload, policy, machine, engine=engine, **options)  # type: ignore[arg-type]
         assume(False)
     assert_same(workload, policy, machine, **options)
 
@@ -199,6 +219,45 @@ def test_requests_of_realistic_length(sync: bool, caching: bool, num_blocks: int
     )
     stepped = assert_same(workload, policy, machine_of(num_blocks * 16))
     assert (stepped.num_preemptions > 10) == (num_blocks == 60)
+
+
+@pytest.mark.parametrize("order", Order)
+def test_long_runs_in_many_slices(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of steps with preemptions, evictions, hits and stops that come as a surprise."""
+    monkeypatch.setattr("kvsim.simulation.compiled.packing.STEPS_PER_SLICE", 100)
+    monkeypatch.setattr("kvsim.simulation.compiled.packing.FIRST_ROWS", 10)
+    scheduler = ContinuousSettings(max_num_batched_tokens=256, max_model_len=1024, order=order)
+    stepped = assert_same(mixed_requests(200), Paged(scheduler=scheduler), machine_of(800))
+    assert stepped.num_preemptions > 20
+    assert {*stepped.memory.kind.tolist()} == {int(kind) for kind in MemoryKind}
+
+
+@pytest.mark.parametrize("fit", ["first", "best", "next", "buddy"])
+def test_extents_in_a_fragmented_range(fit: str) -> None:
+    policy = Contiguous(
+        scheduler=ContinuousSettings(max_model_len=1024), cache=ContiguousSettings(reserve=Reserve.LIMIT, fit=fit)
+    )
+    stepped = assert_same(mixed_requests(150), policy, machine_of(2_500))
+    assert summarize(stepped).num_fragmented_steps > 50
+
+
+def mixed_requests(size: int) -> Workload:
+    """Requests of different lengths, some of which share a prefix, some of which stop early, some more important."""
+    lengths = LogNormal(mean_tokens=60, sigma=0.8, maximum=300)
+    drawn = generate(
+        size, arrivals=Poisson(rate_per_s=40.0), prompt=lengths, output=lengths,
+        prefixes=SharedPrefixes(num_groups=2, tokens=50), seed=size,
+    )  # fmt: skip
+    return Workload(
+        arrival_s=drawn.arrival_s,
+        prompt_tokens=drawn.prompt_tokens,
+        output_tokens=drawn.output_tokens,
+        max_tokens=drawn.output_tokens + np.arange(size) % 3,
+        priority=np.arange(size) % 2,
+        prefix_group=drawn.prefix_group,
+        prefix_tokens=drawn.prefix_tokens,
+        prefix_names=drawn.prefix_names,
+    )
 
 
 def test_most_steps_are_taken_in_leaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,62 @@
+"""Whether a simulation left the steps that its profile was fitted to.
+
+A fitted model says something about every step; it was only judged on those like the ones it has seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.steptime import StepShape, StepTime
+
+if TYPE_CHECKING:
+    from kvsim.profiles import Profile
+    from kvsim.steptime import Roofline, StepTimeModel
+
+KEY = "extrapolates"
+"""Under which the provenance of a recording, and every `--json`, says where the fitted range was left."""
+
+
+class Watched:
+    """A profile that remembers the largest step it was asked for, field by field. It is a `StepTimeModel`."""
+
+    def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
+        """Watch `profile`; `times` replaces its own where a run differs from what was fitted, as without graphs."""
+        self._profile = profile
+        self._largest: list[float] = [0] * len(StepShape._fields)
+        self.times = profile.times if times is None else times
+        """Who computes times without asking here takes them from these, and tells `saw`."""
+        self.label = profile.label
+        self.calibrated = profile.calibrated
+
+    def __repr__(self) -> str:
+        """The same before and after a run: sweeps know their points by it."""
+        return f"Watched({self._profile!r}, {self.times!r})"
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        """How long the host takes to let one request in, seconds."""
+        return self.times.entry_s(prompt_tokens)
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """How long a step of that shape takes."""
+        self.saw(shape)
+        return self.times.step_time(shape)
+
+    def saw(self, shape: StepShape) -> None:
+        """Remember the step or steps of `shape`; a step of the largest values of several stands for all of them."""
+        largest = self._largest
+        for index, value in enumerate(shape):
+            most = value.max() if isinstance(value, np.ndarray) else value
+            largest[index] = max(largest[index], most)
+
+    def beyond(self) -> list[str]:
+        """In words, where the steps so far left the range that was fitted; empty if they did not."""
+        return self._profile.outside(StepShape._make(self._largest))
+
+
+def provenance(model: StepTimeModel) -> dict[str, list[str]]:
+    """What a recording should say of the range of its step times: nothing, unless it was watched and left."""
+    words = model.beyond() if isinstance(model, Watched) else []
+    return {KEY: words} if words else {}

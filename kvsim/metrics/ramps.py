@@ -1,0 +1,100 @@
+"""Running sums over the frames of a recording: what comes and goes at frames, and what rises by the same in each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvsim.recording import Replay
+    from kvsim.recording.tables import IntArray
+
+
+def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
+    """The first frame that shows what happened at each `seq`; `num_frames` where none does."""
+    return np.searchsorted(replay.frame_seq, seq)
+
+
+def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
+    """The running sum of amounts that are added at frames, given as (frames, amounts); beyond the last, none counts."""
+    total = np.zeros(num_frames + 1, np.int64)
+    for frames, amounts in changes:
+        np.add.at(total, frames, amounts)
+    return np.cumsum(total)[:-1]
+
+
+def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
+    """The running sum of amounts that come by `step` in each frame from `begin` on, until they are complete."""
+    whole_steps = amount // step
+    complete = begin + whole_steps
+    slope = running_sum(num_frames, (begin, step), (complete, -step))
+    return np.cumsum(slope) + running_sum(num_frames, (complete, amount - whole_steps * step))
+
+
+class Ramps:
+    """Computed tokens of every request while it holds memory: a jump at each row of the schedule, then a slope of one.
+
+    A row has computed `first` tokens at frame `begin`, one more in each of the `rise` frames after it, and stands until
+    `end`, where the next row of the same request takes over or the request's memory is given back.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        """The rows of the schedule of a recording."""
+        schedule, self._num_frames = replay.recording.schedule, replay.num_frames
+        repeats = schedule.repeats.astype(np.int64)
+        # Only a slope of one crosses every limit at a whole frame; rows that repeat a larger chunk are few.
+        copies = np.where(schedule.tokens > 1, repeats, 1)
+        index = np.repeat(np.arange(len(repeats)), copies)
+        nth = np.arange(len(index)) - np.repeat(np.cumsum(copies) - copies, copies)
+        request, tokens = schedule.request[index].astype(np.int64), schedule.tokens[index].astype(np.int64)
+        begin = schedule.step[index] + nth
+        first = schedule.computed_before[index] + tokens * (nth + 1)
+        rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
+
+        order = np.lexsort((begin, request))
+        request, begin, first, rise = (values[order] for values in (request, begin, first, rise))
+        end = np.full(len(request), self._num_frames)
+        same = request[1:] == request[:-1]
+        end[:-1][same] = begin[1:][same]
+        end = np.minimum(end, self._end_of_residency(replay, request, begin))
+        kept = end > begin
+        self._request, self._begin, self._first, self._end = (values[kept] for values in (request, begin, first, end))
+        self._rise = np.minimum(rise[kept], self._end - self._begin - 1)
+
+    def total_between(
+        self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Computed tokens in the slots [low, high) of each request, times its weight, added up at every frame."""
+        low, high = low[self._request], high[self._request]
+        each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
+        begin, end, first, rise = self._begin, self._end, self._first, self._rise
+        at_begin, at_end = np.clip(first, low, high) - low, np.clip(first + rise, low, high) - low
+        # Token number n + 1 counts if low <= n < high, and is computed at frame begin + (n + 1 - first).
+        slope_from = begin + np.clip(low - first + 1, 1, rise + 1)
+        slope_to = np.maximum(begin + np.clip(high - first + 1, 1, rise + 1), slope_from)
+        slope = running_sum(self._num_frames, (slope_from, each), (slope_to, -each))
+        return running_sum(self._num_frames, (begin, each * at_begin), (end, -each * at_end)) + np.cumsum(slope)
+
+    @staticmethod
+    def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
+        """The frame at which each row's request gives its memory back; 0 where it holds none at `begin`."""
+        tables = replay.ledger.tables
+        first = np.flatnonzero(tables.position == 0)
+        if not len(first):
+            return np.zeros(len(request), np.int64)
+        birth_seq, death_seq = tables.birth_seq[first], tables.death_seq[first]
+        # What gives its memory back and takes other at the same moment has moved, and what it computed with it.
+        stays = np.append(
+            (tables.request[first][1:] != tables.request[first][:-1]) | (birth_seq[1:] != death_seq[:-1]), True
+        )
+        last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
+        born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])
+        key = tables.request[first].astype(np.int64) * (replay.num_frames + 1) + born
+        residency = np.searchsorted(key, request * (replay.num_frames + 1) + begin, side="right") - 1
+        found = residency >= 0
+        found[found] = tables.request[first][residency[found]] == request[found]
+        end = np.zeros(len(request), np.int64)
+        end[found] = dead[residency[found]]
+        return end

@@ -1,0 +1,249 @@
+"""The tables of a recording while a run reports their rows one by one.
+
+Each knows which of its rows may still change. Those before may be taken away, so that memory does not grow with the
+run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from kvsim.recording.tables import Memory, MemoryKind, Requests, Schedule, Steps, Table
+from kvsim.workload import Ragged
+
+_ROWS_HELD = 1 << 16
+"""Rows that are collected before it is worth while to take them away."""
+
+
+class GrowingTable:
+    """Columns that grow; all but texts and lists."""
+
+    __slots__ = ("_full_at", "_specs", "columns", "first")
+
+    def __init__(self, table: type[Table]) -> None:
+        self._specs = {name: spec for name, spec in table.columns() if not spec.dtype.startswith(("list", "str"))}
+        self.columns: dict[str, array[Any]] = {
+            name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
+        }
+        """An optional column stays empty if nothing is reported for it."""
+        self.first = 0
+        """Rows that have been taken away: the number of the row that comes first now."""
+        self._full_at = _ROWS_HELD
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to take away what is final."""
+        return len(self) >= self._full_at
+
+    def extend(self, table: Table) -> None:
+        """Add the rows of `table`."""
+        for name, values in self.columns.items():
+            column = getattr(table, name)
+            if column is not None:
+                values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
+
+    def rows(self, end: int | None = None) -> dict[str, Any]:
+        """The columns of the first `end` rows, or of all, as numpy arrays of the declared types."""
+        return {
+            name: np.array(self.columns[name][:end], spec.dtype)
+            for name, spec in self._specs.items()
+            if self.columns[name] or not spec.optional
+        }
+
+    def take(self, end: int) -> dict[str, Any]:
+        """The same, and take them away."""
+        rows = self.rows(end)
+        for column in self.columns.values():
+            del column[:end]
+        self.first += end
+        self._full_at = len(self) + _ROWS_HELD
+        return rows
+
+
+class GrowingRequests(GrowingTable):
+    """One row per request; any of them may change until the end."""
+
+    __slots__ = ("_hashes", "_ids", "_offsets")
+
+    def __init__(self) -> None:
+        super().__init__(Requests)
+        self._ids: list[str] = []
+        self._hashes, self._offsets = array("q"), array("q", [0])
+
+    def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
+        """Add a request and return its row; what is not said is 0."""
+        row = len(self._ids)
+        self._ids.append(name)
+        self._hashes.extend(prompt_hashes)
+        self._offsets.append(len(self._hashes))
+        columns["request"] = row
+        for column, values in self.columns.items():
+            values.append(columns.get(column, 0))
+        return row
+
+    def extend(self, table: Table) -> None:
+        """Add the rows of `table`."""
+        assert isinstance(table, Requests)
+        super().extend(table)
+        self._ids.extend(table.id.tolist())
+        self._offsets.frombytes((table.prompt_hashes.offsets[1:] + len(self._hashes)).tobytes())
+        self._hashes.frombytes(table.prompt_hashes.values.tobytes())
+
+    def so_far(self) -> Requests:
+        """All of them."""
+        return Requests(
+            id=np.asarray(self._ids, np.str_) if self._ids else np.empty(0, np.str_),
+            prompt_hashes=Ragged(np.array(self._hashes), np.array(self._offsets), np.int64),
+            **self.rows(),
+        )
+
+
+class GrowingSteps(GrowingTable):
+    """One row per step; the last of them have no output yet."""
+
+    __slots__ = ("_last_end_s",)
+
+    def __init__(self) -> None:
+        super().__init__(Steps)
+        self._last_end_s = 0.0  # of the steps that have been taken away
+
+    def take_final(self) -> Steps:
+        """Take away the steps whose outputs have been processed."""
+        awaited = np.flatnonzero(np.array(self.columns["output_seq"]) < 0)
+        steps = Steps(**self.take(int(awaited[0]) if len(awaited) else len(self)))
+        self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
+        return steps
+
+    def so_far(self, next_seq: int) -> Steps:
+        """All that are here; those whose output is awaited are taken to end now."""
+        steps = self.rows()
+        awaited = steps["output_seq"] < 0
+        steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
+        steps["end_s"][awaited] = max(
+            np.nanmax(steps["end_s"], initial=self._last_end_s), steps["start_s"].max(initial=0.0)
+        )
+        return Steps(**steps)
+
+
+class GrowingSchedule(GrowingTable):
+    """One row per request and run of steps; the last row of a request goes on for as long as nothing else happens."""
+
+    __slots__ = ("_open_row",)
+
+    def __init__(self) -> None:
+        super().__init__(Schedule)
+        self._open_row: dict[int, int] = {}
+
+    def add(self, step: int, request: int, computed_before: int, tokens: int, repeat: int) -> None:
+        """`request` computes `tokens` tokens in `step` and each of the next `repeat - 1`."""
+        columns, open_row = self.columns, self._open_row.get(request)
+        if open_row is not None:
+            row = open_row - self.first
+            times = columns["repeat"][row]
+            follows = (
+                columns["step"][row] + times == step
+                and columns["computed_before"][row] + tokens * times == computed_before
+            )
+            if follows and columns["tokens"][row] == tokens:
+                columns["repeat"][row] = times + repeat
+                return
+        self._open_row[request] = self.first + len(columns["step"])
+        columns["step"].append(step)
+        columns["request"].append(request)
+        columns["computed_before"].append(computed_before)
+        columns["tokens"].append(tokens)
+        columns["repeat"].append(repeat)
+
+    def lengthen(self, request: int, num_steps: int) -> None:
+        """The last row of `request` holds for so many more steps."""
+        self.columns["repeat"][self._open_row[request] - self.first] += num_steps
+
+    def computed(self, request: int) -> int:
+        """Tokens that `request` has computed by the end of its last row."""
+        columns, row = self.columns, self._open_row[request] - self.first
+        return int(columns["computed_before"][row] + columns["tokens"][row] * columns["repeat"][row])
+
+    def end(self, request: int) -> None:
+        """`request` will not be scheduled again."""
+        self._open_row.pop(request, None)
+
+    def take_final(self) -> Schedule:
+        """Take away the rows before the first that may go on."""
+        return Schedule(**self.take(min(self._open_row.values(), default=self.first + len(self)) - self.first))
+
+    def so_far(self, num_steps: int) -> Schedule:
+        """All that are here, without the step after the first `num_steps`: a log may end in the middle of one."""
+        columns = self.rows()
+        steps_left = num_steps - columns["step"]
+        if "repeat" in columns:
+            columns["repeat"] = np.minimum(columns["repeat"], steps_left)
+        return Schedule(**{name: values[steps_left > 0] for name, values in columns.items()})
+
+
+class GrowingMemory(GrowingTable):
+    """One row per change of ownership; what has happened stays so."""
+
+    __slots__ = ("tells_repeats",)
+
+    def __init__(self) -> None:
+        super().__init__(Memory)
+        self.tells_repeats = False
+        """Whether rows say for how many steps they hold."""
+
+    def add_runs(
+        self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int]
+    ) -> None:
+        """Something happened to `units`; runs of consecutive ones become one row."""
+        begin, length = -1, 0
+        for unit in units:
+            if unit == begin + length:
+                length += 1
+                continue
+            if length:
+                self.add(seq, step, kind, request, position, begin, length, length)
+                position += length
+            begin, length = unit, 1
+        if length:
+            self.add(seq, step, kind, request, position, begin, length, length)
+
+    def add(
+        self,
+        seq: int,
+        step: int,
+        kind: MemoryKind,
+        request: int,
+        position: int,
+        address: int,
+        length: int,
+        requested: int,
+        cached: int = 0,
+        repeat: int = 1,
+    ) -> None:
+        """Something happened to a run of units."""
+        columns = self.columns
+        columns["seq"].append(seq)
+        columns["step"].append(step)
+        columns["kind"].append(kind)
+        columns["request"].append(request)
+        columns["position"].append(position)
+        columns["address"].append(address)
+        columns["length"].append(length)
+        columns["requested"].append(requested)
+        columns["cached"].append(cached)
+        if self.tells_repeats:
+            columns["repeat"].append(repeat)
+
+    def take_final(self) -> Memory:
+        """Take away all rows."""
+        return Memory(**self.take(len(self)))
+
+    def so_far(self) -> Memory:
+        """All that are here."""
+        return Memory(**self.rows())

@@ -1,0 +1,87 @@
+"""Who held which units, and for how long: the runs of every request's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.recording.order import stable_order, units_of_runs
+from kvsim.recording.tables import IntArray, Memory, MemoryKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tables:
+    """Every run of units that a request ever held, sorted by request, then by time.
+
+    A long recording has tens of millions, so the columns are as narrow as they can be.
+    """
+
+    request: IntArray
+    position: IntArray
+    """Where the run stands in its table, in units."""
+    address: IntArray
+    length: IntArray
+    """Units in the end, when the run has stopped growing."""
+    requested: IntArray
+    """Of these, those that were asked for."""
+    repeat: IntArray
+    """Steps over which the run grows, the same number of units in each; 1 for all at once."""
+    birth_row: IntArray
+    """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
+    birth_seq: IntArray
+    death_seq: IntArray
+    """When it was given back; greater than any sequence number if it never was."""
+    first_row: IntArray
+    """Row at which each request begins; one more entry than there are requests."""
+
+    def held(self, request: int, seq: int) -> IntArray:
+        """The rows that `request` holds after everything up to `seq`."""
+        first, end = self.first_row[request : request + 2].tolist()
+        rows: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
+        return rows
+
+
+def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Tables, IntArray]:
+    """The runs of every table, and the row of `memory` at which each is given back, its number of rows if never."""
+    num_rows = len(memory)
+    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
+    rows = rows[stable_order(memory.request[rows], num_requests)]
+    request, release = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
+
+    # The release that ends a row's residency is the next one of the same request.
+    release_at = np.flatnonzero(release)
+    following = np.cumsum(release) - release
+    ends = np.append(rows[release_at], np.int32(num_rows))[following]
+    whose = np.append(request[release_at], np.int32(-1))[following]
+    death_row = np.where(whose == request, ends, np.int32(num_rows))[~release]
+    birth_row, request = rows[~release], request[~release]
+
+    length = memory.length[birth_row]
+    if unit_by_unit:
+        run, offset = units_of_runs(length)
+        birth_row, death_row, request = birth_row[run], death_row[run], request[run]
+        position, address = memory.position[birth_row] + offset, memory.address[birth_row] + offset
+        length = requested = repeat = np.broadcast_to(np.int32(1), len(run))
+    else:
+        position, address = memory.position[birth_row], memory.address[birth_row]
+        repeat = np.broadcast_to(np.int32(1), len(request)) if memory.repeat is None else memory.repeat[birth_row]
+        requested = repeat * (length if memory.requested is None else memory.requested[birth_row])
+        length = length * repeat
+
+    # One more for what is never given back.
+    narrow = np.int32 if not num_rows or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
+    seq = np.append(memory.seq, np.iinfo(narrow).max).astype(narrow)
+    tables = Tables(
+        request=request,
+        position=position,
+        address=address,
+        length=length,
+        requested=requested,
+        repeat=repeat,
+        birth_row=birth_row,
+        birth_seq=seq[birth_row],
+        death_seq=seq[death_row],
+        first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+    )
+    return tables, death_row

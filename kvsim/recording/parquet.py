@@ -1,0 +1,182 @@
+"""One table of a recording as a Parquet file: read whole, written in row groups of a fixed size as its rows come.
+
+Import this where a file is touched and not before: pyarrow costs more than the rest of kvsim together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvsim.errors import RecordingError
+from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table
+from kvsim.workload import Ragged
+
+_ROWS_READ = 1 << 17
+"""Rows of a column that are converted at a time."""
+
+AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory)
+
+
+class TableFile:
+    """A file that grows by any number of rows at a time. Its bytes depend on the rows, not on how they came."""
+
+    rows_per_group = 1 << 17
+    """Rows of every group but the last."""
+
+    def __init__(self, file: Path) -> None:
+        """Begin `file`, which appears with the first row group."""
+        self._file = file
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._num_waiting = 0
+
+    def append(self, table: Table) -> None:
+        """Add rows. All tables of a file have the same optional columns, unless they are empty.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if not self._num_waiting and self._writer is None:
+            self._waiting.clear()  # an empty table does not know which columns others will have
+        elif not len(table):
+            return
+        self._waiting.append(_to_arrow(table))
+        self._num_waiting += len(table)
+        if self._num_waiting >= self.rows_per_group:
+            self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
+
+    def close(self) -> None:
+        """Write what is left; if nothing was ever added, not even an empty table, there is no file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._num_waiting or (self._waiting and self._writer is None):
+            self._write(self._num_waiting)
+        if self._writer is not None:
+            self._writer.close()
+
+    def abandon(self) -> None:
+        """Let go of the file; what is in it is of no use."""
+        if self._writer is not None:
+            with suppress(OSError, pa.ArrowException):  # as likely as not the reason why it is abandoned
+                self._writer.close()
+
+    def _write(self, num_rows: int) -> None:
+        rows = pa.concat_tables(self._waiting)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, rows.schema, compression="zstd", write_page_checksum=True)
+        # In one piece each: where rows were put together would show in the pages of a group.
+        for begin in range(0, max(num_rows, 1), self.rows_per_group):
+            self._writer.write_table(rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks())
+        self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
+
+
+def read_table(folder: Path, table: type[AnyTable]) -> AnyTable:
+    """Read the file of `table` in `folder`, without looking at what its values mean.
+
+    Raises:
+        RecordingError: it is missing, damaged or truncated, or a column is missing or of another type.
+    """
+    file = folder / f"{table.name}.parquet"
+    specs = dict(table.columns())
+    with _in_a_sentence(file), pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+        present = parquet.schema_arrow.names
+        missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
+        if missing:
+            raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
+        twice = [name for name in specs if present.count(name) > 1]
+        if twice:
+            raise RecordingError(f"{file} has the column {twice[0]} more than once.")
+        # One after the other, so that a column is in memory twice at most, and never all of them.
+        return table(**{name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present})
+
+
+@contextmanager
+def _in_a_sentence(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise RecordingError(f"{file} is damaged or truncated: {reason}.") from error
+
+
+def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Any:
+    is_list = spec.dtype.startswith("list")
+    parts: list[Any] = [Ragged.empty(0, np.int64)] if is_list else [np.empty(0, spec.dtype)]
+    num_rows = 0
+    for batch in parquet.iter_batches(_ROWS_READ, columns=[name]):
+        data = batch.column(0)
+        if data.null_count and spec.dtype != "float64":
+            row = num_rows + data.is_null().to_pylist().index(True)
+            raise RecordingError(f"{file}, row {row}: {name} is empty.")
+        try:
+            parts.append(_lists(data, file, name) if is_list else _values(data, spec, file, name))
+        except (pa.ArrowException, TypeError, AttributeError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
+        num_rows += len(data)
+    if num_rows != parquet.metadata.num_rows:
+        raise RecordingError(
+            f"{file} is damaged or truncated: {name} has {num_rows:,} of {parquet.metadata.num_rows:,} rows."
+        )
+    return _end_to_end(parts) if is_list else np.concatenate(parts)
+
+
+def _values(data: pa.Array, spec: Column, file: Path, name: str) -> Any:
+    if spec.names is not None:
+        codes = {member.name.lower(): member.value for member in spec.names}
+        encoded = data.dictionary_encode()
+        words = encoded.dictionary.to_pylist()
+        unknown = [word for word in words if word not in codes]
+        if unknown:
+            raise RecordingError(f"{file}: {name} {unknown[0]!r} is none of {', '.join(codes)}.")
+        return np.array([codes[word] for word in words], spec.dtype)[encoded.indices.to_numpy()]
+    if spec.dtype == "str":
+        return np.asarray(data.cast(pa.string()).to_pylist(), np.str_)
+    wanted = pa.type_for_alias(spec.dtype)
+    # A null time becomes NaN by itself. Casting loads pyarrow's functions, a twentieth of a second's worth.
+    return (data if data.type == wanted else data.cast(wanted)).to_numpy(zero_copy_only=False)
+
+
+def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
+    offsets = np.asarray(data.offsets, np.int64)
+    values = data.values[int(offsets[0]) : int(offsets[-1])].cast(pa.int64())
+    if values.null_count:
+        raise RecordingError(f"{file}: a list of {name} has an empty element.")
+    return Ragged(values.to_numpy(), offsets - offsets[0], np.int64)
+
+
+def _end_to_end(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
+    lengths = np.concatenate([part.lengths for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    return Ragged(values, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))), np.int64)
+
+
+def _to_arrow(table: Table) -> pa.Table:
+    arrays: dict[str, pa.Array] = {}
+    for name, spec in table.columns():
+        value = getattr(table, name)
+        if value is None:
+            continue
+        if isinstance(value, Ragged):
+            arrays[name] = pa.ListArray.from_arrays(
+                pa.array(value.offsets, pa.int32()), pa.array(value.values, pa.int64())
+            )
+        elif spec.names is not None:
+            words = [member.name.lower() for member in spec.names]
+            arrays[name] = pa.DictionaryArray.from_arrays(pa.array(value, pa.int8()), words).cast(pa.string())
+        elif spec.dtype == "str":
+            arrays[name] = pa.array(value.tolist(), pa.string())
+        else:
+            arrays[name] = pa.array(value, pa.type_for_alias(spec.dtype))
+    return pa.table(arrays)

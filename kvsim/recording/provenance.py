@@ -1,0 +1,149 @@
+"""Where a recording comes from, as it stands in `meta.json` and in the first line of a log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import RecordingError, RecordingVersionError
+from kvsim.recording import unit_runs
+from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Pool
+from kvsim.recording.tables import IntArray
+
+FILE_NAME = "meta.json"
+
+_META_KEYS = frozenset(
+    (
+        "format",
+        "version",
+        "source",
+        "engine",
+        "gpu",
+        "model",
+        "policy",
+        "pool",
+        "initial_free",
+        "command",
+        "created",
+        "notes",
+    )
+)
+
+
+def read_meta(file: Path) -> Meta:
+    """Read `meta.json`.
+
+    Raises:
+        RecordingVersionError: its version is one this kvsim does not know.
+        RecordingError: it is missing, no JSON, incomplete or wrong; the message names `file`.
+    """
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise RecordingError(
+            f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordingError(f"{file} cannot be read as JSON: {error}.") from error
+    return meta_from_document(document, file)
+
+
+def meta_from_document(document: Any, file: Path) -> Meta:
+    """The provenance that stands in `meta.json`, or in the first line of a log.
+
+    Raises:
+        RecordingVersionError: its version is one this kvsim does not know.
+        RecordingError: it is incomplete or wrong; the message names `file`.
+    """
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
+    if document.get("version") != VERSION:
+        raise RecordingVersionError(
+            f"{file} has version {document.get('version')!r}, and this kvsim reads version {VERSION}; "
+            "a newer kvsim may read it."
+        )
+    if document.get("source") not in SOURCES:
+        raise RecordingError(f"{file} has source {document.get('source')!r}; it should be one of {', '.join(SOURCES)}.")
+    return Meta(
+        source=document["source"],
+        engine=_mapping(document, "engine", file),
+        gpu=str(document.get("gpu") or "unknown GPU"),
+        model=_mapping(document, "model", file),
+        policy=_mapping(document, "policy", file),
+        pool=_pool(_mapping(document, "pool", file), file),
+        initial_free=_initial_free(document.get("initial_free"), file),
+        command=str(document.get("command") or ""),
+        created=str(document.get("created") or ""),
+        notes=str(document.get("notes") or ""),
+        extra={key: value for key, value in document.items() if key not in _META_KEYS},
+    )
+
+
+def meta_as_text(meta: Meta) -> str:
+    """The contents of `meta.json`."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": meta.source,
+        "gpu": meta.gpu,
+        "engine": dict(meta.engine),
+        "model": dict(meta.model),
+        "policy": dict(meta.policy),
+        "pool": {
+            "unit_tokens": meta.pool.unit_tokens,
+            "num_units": meta.pool.num_units,
+            "first_unit": meta.pool.first_unit,
+            "bytes_per_unit": meta.pool.bytes_per_unit,
+        },
+        **meta.extra,
+        "command": meta.command,
+        "created": meta.created,
+        "notes": meta.notes,
+    }
+    text = json.dumps(document, indent=1)
+    if meta.initial_free is None:
+        return text + "\n"
+    # On one line: a pool has tens of thousands of units, and a person reads this file.
+    return text.removesuffix("\n}") + f',\n "initial_free": {json.dumps(unit_runs.pack(meta.initial_free))}\n}}\n'
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise RecordingError(f"{file}: {key!r} should be an object, not {value!r}.")
+    return value
+
+
+def _pool(value: Mapping[str, Any], file: Path) -> Pool:
+    def integer(key: str, default: int | None, minimum: int) -> int:
+        number = value.get(key, default)
+        if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
+            raise RecordingError(f"{file}: pool.{key} should be an integer of at least {minimum}, not {number!r}.")
+        return number
+
+    num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
+    if num_units is not None and num_units > MAX_UNITS:
+        raise RecordingError(f"{file}: pool.num_units should be at most {MAX_UNITS:,}, not {num_units:,}.")
+    return Pool(
+        unit_tokens=integer("unit_tokens", None, 1),
+        num_units=num_units,
+        first_unit=integer("first_unit", 0, 0),
+        bytes_per_unit=integer("bytes_per_unit", None, 1),
+    )
+
+
+def _initial_free(value: object, file: Path) -> IntArray | None:
+    if value is None:
+        return None
+    try:
+        return unit_runs.unpack(value)
+    except ValueError as error:
+        raise RecordingError(
+            f"{file}: initial_free should be a list of unit ids, or of [first, last] of those in a row; {error}."
+        ) from error

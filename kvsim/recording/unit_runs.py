@@ -1,0 +1,62 @@
+"""Lists of units as short JSON: consecutive units as their first and last, `[17, [1000, 1900], 5]`.
+
+A free queue lists tens of thousands of units, most of which nobody has touched since they stood in a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.recording.model import MAX_UNITS
+from kvsim.recording.tables import IntArray
+
+_SHORTEST_RUN = 3
+"""Two units take no more room than their pair."""
+
+Packed = list[int | list[int]]
+
+
+def pack(units: IntArray) -> Packed:
+    """`units` in their order, runs that ascend or descend by one as pairs."""
+    step = np.diff(units)
+    goes_on = np.abs(step) == 1
+    turns = goes_on[1:] & goes_on[:-1] & (step[1:] != step[:-1])
+    breaks = ~goes_on
+    breaks[1:] |= turns
+    packed: Packed = []
+    begin = 0
+    for end in [*(np.flatnonzero(breaks) + 1).tolist(), len(units)]:
+        run = units[begin:end].tolist()
+        if len(run) >= _SHORTEST_RUN:
+            packed.append([run[0], run[-1]])
+        else:
+            packed += run
+        begin = end
+    return packed
+
+
+def unpack(value: object) -> IntArray:
+    """The units that `pack` wrote, or a plain list of them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    items = value if isinstance(value, list) else [value]
+    pairs = np.array([_pair(item) for item in items], np.int64).reshape(-1, 2)
+    first, last = pairs[:, 0], pairs[:, 1]
+    lengths = np.abs(last - first) + 1
+    if lengths.sum(dtype=np.float64) > MAX_UNITS:
+        raise ValueError(f"a pool has at most {MAX_UNITS:,} units")
+    ends = np.cumsum(lengths)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    units: IntArray = np.repeat(first, lengths) + np.repeat(np.sign(last - first), lengths) * within
+    return units
+
+
+def _pair(item: object) -> list[int]:
+    pair: list[Any] = item if isinstance(item, list) and len(item) == 2 else [item, item]
+    if not all(isinstance(unit, int) and not isinstance(unit, bool) and 0 <= unit < 1 << 62 for unit in pair):
+        raise ValueError(f"{item!r} is neither a unit nor a pair of units")
+    return pair

@@ -1,0 +1,65 @@
+"""The same GPU in another machine: one factor on what the host does."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.calibration import calibrate_host
+from kvsim.calibration.host import HOST_COEFFICIENTS
+from kvsim.cli.calibrate import command
+from kvsim.errors import UsageError
+from kvsim.profiles import find as find_profile
+from kvsim.recording import find, read
+from kvsim.validation import validate
+
+GRANITE = "hf-dynamic-h200-granite-350m"
+
+
+def total_error(profile_name: str, recording_name: str, *host: str) -> float:
+    profile, recording = find_profile(profile_name), read(find(recording_name))
+    if host:
+        profile = calibrate_host(profile, [read(find(name)) for name in host])
+    return next(row.error for row in validate(profile, recording).rows if row.name == "duration")
+
+
+def test_another_host_is_told_by_one_recording() -> None:
+    """What Hugging Face takes on a machine that no fit has seen, once another recording says how fast its host is."""
+    unseen = "hf-h200-granite-350m-heldout-sharegpt-batch8"
+    assert total_error(GRANITE, unseen) < -15
+    assert abs(total_error(GRANITE, unseen, "hf-h200-granite-350m-first-prefills")) < 5
+
+
+def test_only_the_host_changes_and_by_one_factor() -> None:
+    profile = find_profile(GRANITE)
+    times = calibrate_host(profile, [read(find("hf-h200-granite-350m-first-prefills"))]).times
+    factor = times.eager_launch_s / profile.times.eager_launch_s
+    assert 1.1 < factor < 1.4
+    scaled = replace(profile.times, **{name: factor * getattr(profile.times, name) for name in HOST_COEFFICIENTS})
+    for name in ("new_shape_s", "masked_launch_s", "host_step_s", "step_s", "token_s", "sequence_s"):
+        assert getattr(times, name) == pytest.approx(getattr(scaled, name))
+
+
+def test_the_host_of_its_own_recordings_is_as_fast_as_it_was() -> None:
+    profile = find_profile("vllm-h200-granite-350m")
+    again = calibrate_host(profile, [read(find("vllm-h200-granite-350m-sharegpt-60"))])
+    assert again.times.host_step_s == pytest.approx(profile.times.host_step_s, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["vllm-h200-granite-350m-gsm8k", "hf-h200-llama-3-8b-first-prefills"])
+def test_anything_but_another_host_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="only the host may differ"):
+        calibrate_host(find_profile(GRANITE), [read(find(name))])
+
+
+def test_the_command_says_where_the_gpu_comes_from(tmp_path: Path) -> None:
+    output = tmp_path / "mine.toml"
+    arguments = ["hf-h200-granite-350m-first-prefills", "--gpu-from", GRANITE, "-o", str(output)]
+    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    text = output.read_text()
+    assert f"# Made by: kvsim calibrate --gpu-from {GRANITE} hf-h200-granite-350m-first-prefills" in text
+    assert tomllib.loads(text)["residuals"][0]["recording"] == "hf-h200-granite-350m-first-prefills"

@@ -1,0 +1,87 @@
+"""Names on the picture: whose row, which block, and nothing where there is no room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.brush import Brush
+from tui.canvas import Canvas
+from tui.lessons import Guided, find_lesson
+from tui.session import Session
+from tui.states import ASCII, COLOR
+from tui.tiling import levels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
+    from tui.states import Symbols
+
+
+def drawn(session: Session, symbols: Symbols, level: int, size: tuple[int, int], stride: int | None = None) -> str:
+    replay = session.replay
+    tilings = levels(replay.num_units, replay.unit_tokens, *size, stride=stride, half_blocks=symbols.color)
+    canvas = Canvas(replay, tilings[level], half_blocks=symbols.color)
+    brush = Brush(symbols)
+    return "\n".join("".join(brush[key][0] for key in row) for row in canvas.draw(0, size[1]).tolist())
+
+
+@pytest.mark.parametrize("symbols", [COLOR, ASCII])
+@pytest.mark.parametrize(("level", "size"), [(-1, (40, 16)), (-1, (40, 4)), (-2, (60, 8))])
+def test_a_block_bears_its_number_and_its_holder(
+    tiny: Recording, symbols: Symbols, level: int, size: tuple[int, int]
+) -> None:
+    session = Session(tiny)
+    session.replay.seek(1)
+    picture = drawn(session, symbols, level, size)
+    for name in ("1 ", "2 ", "3 ", "4 ", "5", "8"):
+        assert name in picture
+    assert picture.index("first"[-2:]) < picture.index("second"[-2:])
+
+
+def test_a_shared_block_says_how_many_hold_it() -> None:
+    guided = Guided(find_lesson("5"))
+    guided.show(guided.captions[2].frame)
+    picture = drawn(guided.sessions[0], COLOR, -1, (80, 30))
+    assert picture.count("+3") == 10
+
+
+@pytest.mark.parametrize("symbols", [COLOR, ASCII])
+def test_a_row_bears_the_name_of_its_request(symbols: Symbols) -> None:
+    guided = Guided(find_lesson("2"))
+    lines = drawn(guided.sessions[0], symbols, 0, (80, 20), stride=135).splitlines()
+    named = [line.split()[0] for line in lines if line.startswith(" ") and line.strip(" ▀")]
+    assert "".join(named)[:6] == "ABCDEF" or [name[0] for name in named] == list("ABCDEF")
+
+
+def test_sequences_packed_into_one_row_have_a_name_each() -> None:
+    guided = Guided(find_lesson("8"))
+    guided.show(guided.captions[-1].frame)
+    packed = guided.sessions[1]
+    assert packed.rows is not None
+    picture = drawn(packed, COLOR, 0, (80, 20), stride=packed.rows.row_tokens)
+    assert [line.split() for line in picture.splitlines() if any(map(str.isalpha, line))] == [
+        ["C"],
+        ["D", "E", "H"],
+        ["A", "G", "F", "B"],
+    ]
+
+
+def test_a_pool_too_large_for_names_has_none(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("large"))
+    session.replay.seek(60)
+    picture = drawn(session, COLOR, 0, (80, 20))
+    assert not any(map(str.isalnum, picture))
+
+
+def test_the_cursor_is_not_written_over(tiny: Recording) -> None:
+    session = Session(tiny)
+    session.replay.seek(1)
+    tiling = levels(8, 4, 40, 4, stride=None, half_blocks=True)[-1]
+    canvas = Canvas(session.replay, tiling, half_blocks=True)
+    plain = canvas.draw(0, 4)
+    canvas.cursor = 0
+    marked = canvas.draw(0, 4)
+    assert (plain != marked).sum() >= 4

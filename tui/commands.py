@@ -1,0 +1,61 @@
+"""Everything that can be done, by name: what the palette offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.app import SystemCommand
+
+from .events import EventKind
+from .palette import Palette
+from .saving import save_numbers, save_picture, save_png
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .app import KvsimApp
+
+
+def commands(app: KvsimApp) -> Iterator[SystemCommand]:
+    """The player's actions on the screen that plays."""
+    stage = app.stage
+    yield SystemCommand("Play or pause", "Run the recording's clock", stage.action_play)
+    yield SystemCommand("Next event", "Jump to the next notable event", lambda: stage.action_event(1))
+    yield SystemCommand("Previous event", "Jump back to one", lambda: stage.action_event(-1))
+    for name, kind in (
+        ("preemption", EventKind.PREEMPTED),
+        ("refusal", EventKind.REFUSED),
+        ("eviction", EventKind.EVICTED),
+        ("finish", EventKind.FINISHED),
+    ):
+        yield SystemCommand(
+            f"Next {name}", "Jump to it, whatever else happens before", lambda kind=kind: stage.jump_to_kind(kind)
+        )
+    yield SystemCommand("Find", "Follow a request, or select a block", stage.action_find)
+    yield SystemCommand("Follow nobody", "Light the whole pool again", lambda: stage.follow(None))
+    yield SystemCommand("More detail", "Zoom into the pool", lambda: stage.action_zoom(1))
+    yield SystemCommand("Less detail", "Zoom out of the pool", lambda: stage.action_zoom(-1))
+    yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
+    yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)
+    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app))
+    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app))
+    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app))
+    yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", stage.action_help)
+
+
+def themes(app: KvsimApp) -> Iterator[SystemCommand]:
+    """The themes. Those that leave their colours to the terminal are left out: a picture needs its own."""
+    for name in app.available_themes:
+        if "ansi" not in name:
+            yield SystemCommand(name, "", lambda name=name: setattr(app, "theme", name))
+
+
+def choose(app: KvsimApp, offered: Iterable[SystemCommand], question: str) -> None:
+    """Let somebody choose a command by its name, and do it; not while another question is open."""
+
+    def call(chosen: SystemCommand | None) -> None:
+        if chosen is not None:
+            chosen.callback()
+
+    if app.screen is app.stage:
+        app.push_screen(Palette(list(offered), question), call)

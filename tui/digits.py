@@ -1,0 +1,29 @@
+"""Figures three lines tall, for what should be read from across the room."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEIGHT: Final = 3
+_FONT: Final = {
+    "0": ("█▀█", "█ █", "▀▀▀"),
+    "1": ("▀█ ", " █ ", "▀▀▀"),
+    "2": ("▀▀█", "█▀▀", "▀▀▀"),
+    "3": ("▀▀█", " ▀█", "▀▀▀"),
+    "4": ("█ █", "▀▀█", "  ▀"),
+    "5": ("█▀▀", "▀▀█", "▀▀▀"),
+    "6": ("█▀▀", "█▀█", "▀▀▀"),
+    "7": ("▀▀█", " █ ", " ▀ "),
+    "8": ("█▀█", "█▀█", "▀▀▀"),
+    "9": ("█▀█", "▀▀█", "▀▀▀"),
+    "%": ("▀ █", "▄▀ ", "▀ ▀"),
+    " ": ("   ", "   ", "   "),
+}
+WIDTH: Final = 4
+"""Columns of a character, with the gap behind it."""
+
+
+def tall(text: str) -> tuple[str, str, str]:
+    """The three lines of `text`, which is made of digits, blanks and percent signs."""
+    first, second, third = (" ".join(_FONT[character][line] for character in text) for line in range(HEIGHT))
+    return first, second, third

@@ -1,0 +1,66 @@
+"""Names on the picture, where there is room: whose row or reservation this is, which block, and whose.
+
+Colour tells states; only a name can tell whose memory it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.ledger import NOBODY
+
+from .brush import text_keys
+from .words import ending
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+    from .tiling import Tiling
+
+_LONGEST_NAME = 12
+
+
+def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:
+    """Write which unit each of `cells` shows, and who holds it, and how many more do.
+
+    `lines` are the last lines of characters of each row of cells: shape (rows, characters).
+    """
+    for place, unit in enumerate(cells[cells < tiling.num_units].tolist()):
+        row, column = divmod(place, tiling.columns)
+        owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
+        # The last character of a cell keeps it apart from the next one.
+        room = tiling.wide - 1
+        text = f"{unit + replay.first_unit}"
+        if owner != NOBODY:
+            others = f"+{refs - 1}" if refs > 1 else ""
+            text += f" {_name(replay, owner, max(room - len(text) - len(others) - 1, 1))}{others}"
+        _write(text[:room], lines[row, column * tiling.wide :])
+
+
+def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:
+    """Write at the beginning of each row or reservation among `cells` whose it is.
+
+    `lines` are a line of characters through each row of cells: shape (rows, characters).
+    """
+    row, column = np.divmod(cells, tiling.columns)
+    units = row * tiling.stride * tiling.down + column * tiling.across
+    owners = np.where(units < tiling.num_units, replay.owner[units.clip(max=tiling.num_units - 1)], NOBODY)
+    for line, held in zip(lines, owners.reshape(-1, tiling.columns), strict=True):
+        begins = np.flatnonzero(np.diff(held, prepend=NOBODY)).tolist()
+        for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
+            owner, room = int(held[begin]), (end - begin) * tiling.wide - 2
+            # What has no prompt is not a request but the end of a row, which needs no name.
+            if owner != NOBODY and room > 0 and replay.recording.requests.prompt_tokens[owner]:
+                _write(f" {_name(replay, owner, room)} ", line[begin * tiling.wide :])
+
+
+def _write(text: str, place: npt.NDArray[np.int32]) -> None:
+    keys = text_keys(text, place)
+    place[: len(keys)] = keys
+
+
+def _name(replay: Replay, request: int, room: int = _LONGEST_NAME) -> str:
+    return ending(str(replay.recording.requests.id[request]), min(room, _LONGEST_NAME), "")

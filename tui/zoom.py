@@ -1,0 +1,71 @@
+"""The levels of detail of one pool in one size of picture, and which of them is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .tiling import Detail, Tiling, best_level, levels
+from .words import plural
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+
+class Zoom:
+    """Keeps the level that a person has chosen; until then, the finest that shows the whole pool."""
+
+    def __init__(self, heading: str | None, *, half_blocks: bool) -> None:
+        self._heading = heading
+        self._half_blocks = half_blocks
+        self._levels: list[Tiling] = []
+        self._level = 0
+        self._chosen = False
+        self._stride: int | None = None
+
+    def measure(self, replay: Replay, width: int, height: int, stride: int | None) -> None:
+        """Find the levels for a picture of `width` by `height` characters of a pool whose lines are `stride` long."""
+        self._stride = stride
+        self._levels = levels(
+            replay.num_units, replay.unit_tokens, width, height, stride=stride, half_blocks=self._half_blocks
+        )
+        if not self._chosen:
+            self._level = best_level(self._levels, height)
+        self._level = min(self._level, len(self._levels) - 1)
+
+    def forget(self) -> None:
+        """There is another pool to be measured."""
+        self._levels = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether there has been room to measure anything."""
+        return bool(self._levels)
+
+    @property
+    def tiling(self) -> Tiling:
+        """What the cells are at the present level."""
+        return self._levels[self._level]
+
+    def move(self, direction: int) -> bool:
+        """Take the next finer (1) or coarser (-1) level; return whether there is one."""
+        level = self._level + direction
+        if not 0 <= level < len(self._levels):
+            return False
+        self._level, self._chosen = level, True
+        return True
+
+    def title(self, unit_tokens: int) -> str:
+        """What the picture shows, and what one cell is."""
+        tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
+        match tiling.detail:
+            case Detail.SLOTS:
+                cell = f"1 cell = 1 slot, {unit_tokens} to a block"
+            case Detail.FILL:
+                cell = "1 cell = 1 block, filled from below"
+            case Detail.AREA if self._stride is not None and tiling.down > 1:
+                cell = f"1 cell = {plural(tiling.across, unit)} of {plural(tiling.down, 'row')}"
+            case Detail.AREA:
+                cell = f"1 cell = {plural(tiling.across, unit)}"
+        if self._heading is not None:  # one of several pools, all of the same size
+            return f"{self._heading}: {cell}"
+        return f"memory pool, {plural(tiling.num_units, unit)}: {cell}"
