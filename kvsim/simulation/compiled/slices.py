@@ -77,9 +77,9 @@ def compiled_engine() -> Any:
 
 
 def _compile(entry: Any, *arguments: Any) -> None:
-    """Compile `entry` for such arguments, or load what was kept; say so on standard error if that takes long."""
+    """Compile `entry` for such arguments, or load what was kept; tell a person who waits if that takes long."""
     begin_s = time.perf_counter()
-    say = Timer(_QUICK_S, sys.stderr.write, ["kvsim: compiling the simulator, once for this machine ...\n"])
+    say = Timer(_QUICK_S, _tell, ["compiling the simulator, once for this machine ..."])
     say.daemon = True
     say.start()
     try:
@@ -90,7 +90,13 @@ def _compile(entry: Any, *arguments: Any) -> None:
         say.cancel()
     took_s = time.perf_counter() - begin_s
     if took_s > _QUICK_S:
-        sys.stderr.write(f"kvsim: ... took {took_s:.0f} s.\n")
+        _tell(f"... took {took_s:.0f} s.")
+
+
+def _tell(sentence: str) -> None:
+    """On standard error, where somebody watches."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"kvsim: {sentence}\n")
 
 
 def _watch(engine: Engine, step_time: StepTimeModel) -> None:
