@@ -55,7 +55,9 @@ class Profile:
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
-        return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {len(self.residuals)} recordings"
+        number = len(self.residuals)
+        recordings = f"{number} recording{'s' * (number != 1)}"
+        return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {recordings}"
 
     @property
     def calibrated(self) -> bool:

@@ -123,8 +123,9 @@ def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
     """The frames in which cached units are evicted, and how many in each: nobody could read an event for every unit."""
     memory = replay.recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
-    frames, event = np.unique(np.searchsorted(replay.frame_seq, memory.seq[rows]), return_inverse=True)
-    return frames, np.bincount(event, weights=memory.length[rows], minlength=len(frames)).astype(np.int64)
+    frames = np.searchsorted(replay.frame_seq, memory.seq[rows])
+    first = np.flatnonzero(np.diff(frames, prepend=-1))  # rows are in order, and so are their frames
+    return frames[first], np.add.reduceat(memory.length[rows], first, dtype=np.int64) if len(first) else frames
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:

@@ -62,7 +62,10 @@ class Player:
 
     @notable.setter
     def notable(self, frames: IntArray) -> None:
-        self._notable = np.unique(frames)
+        # In a long recording nearly every frame is named, some of them often: marking them beats sorting them.
+        is_notable = np.zeros(int(np.max(frames, initial=-1)) + 1, np.bool_)
+        is_notable[frames] = True
+        self._notable = np.flatnonzero(is_notable)
 
     @property
     def speed(self) -> float:
