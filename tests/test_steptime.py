@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.models import all_models, find_model
-from kvsim.steptime import RESTED, STRAIN_S, Roofline, StepShape, StepTimeModel, strained_gpu_s
+from kvsim.steptime import RESTED, Roofline, StepShape, StepTimeModel, strained_gpu_s
+from kvsim.steptime.strain import STRAIN_S
 
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")

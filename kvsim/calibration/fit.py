@@ -20,7 +20,8 @@ from kvsim.hardware import find_gpu
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
-from kvsim.steptime import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY, Roofline, StepShape
+from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY
 
 _GPU_COEFFICIENTS = ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s")
 _FITTED = {

@@ -13,7 +13,8 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve
 from kvsim.simulation import Machine
-from kvsim.steptime import ARITHMETIC_EFFICIENCY, HF_ARITHMETIC_EFFICIENCY, Roofline
+from kvsim.steptime import Roofline
+from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, HF_ARITHMETIC_EFFICIENCY
 
 if TYPE_CHECKING:
     from kvsim.models import Model

@@ -113,6 +113,6 @@ def steps_of(engine: Engine) -> npt.NDArray[np.void]:
 
 def _fingerprint() -> int:
     """A number that changes with the source of anything that is compiled."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(steptime.__file__)]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted(Path(steptime.__file__).parent.glob("*.py"))]
     digest = sha256(b"".join(file.read_bytes() for file in files)).digest()
     return int.from_bytes(digest[:7], "big") | 1

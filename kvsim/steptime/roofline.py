@@ -1,188 +1,48 @@
-"""How long one step of an engine takes: on the host that launches it, and on the GPU that runs it.
-
-The model is physical and small. A step streams the weights once and multiplies them with every token, whichever takes
-longer; reads the keys and values of every token of context; attends from every new query; and pays for starting
-kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run side by side:
-an engine that waits for its output sees the longer of the two, one that schedules ahead hides the launch behind the
-step before.
-
-`Roofline` takes its coefficients from a GPU's data sheet and the plain constants below, and says so: "uncalibrated".
-The overheads among them were read off runs on one H200 and its host: on another machine they are a guide to the order
-of magnitude. This module knows nothing of requests, blocks or scheduling.
-"""
+"""Step times from a few coefficients: fitted ones, or those of a data sheet and plain constants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import exp
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal
+
+from kvsim.steptime.overheads import (
+    ARITHMETIC_EFFICIENCY,
+    ATTENTION_EFFICIENCY,
+    COMPILE_S,
+    EAGER_LAYER_S,
+    EXPOSED_SHARE,
+    HF_ARITHMETIC_EFFICIENCY,
+    HF_COPY_EFFICIENCY,
+    HF_KERNELS_PER_LAYER,
+    HF_LAYER_S,
+    HF_MASK_LAYER_S,
+    HF_ROW_LAYER_S,
+    HOST_SEQUENCE_S,
+    HOST_STEP_S,
+    HOST_TOKEN_S,
+    KERNEL_BUILD_S,
+    KERNEL_S,
+    KERNELS_PER_LAYER,
+    LOAD_COMPILER_S,
+    LONE_SHARE,
+    MAX_CAPTURED_TOKENS,
+    MEMORY_EFFICIENCY,
+    PIECEWISE_LAYER_S,
+    PIECEWISE_S,
+    PLAN_S,
+    REQUEST_S,
+    REQUEST_TOKEN_S,
+    SEQUENCE_LAYER_S,
+    SHARED_SAVING,
+    STRAIN_SHARE,
+    TURNAROUND_SEQUENCE_S,
+    TURNAROUND_STEP_S,
+)
+from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-
-MEMORY_EFFICIENCY = 0.9
-"""Share of the peak bandwidth that streaming weights, keys and values reaches."""
-ARITHMETIC_EFFICIENCY = 0.65
-"""Share of the dense peak that a long prefill reaches: 0.8 in its matrix products, less what stands between them."""
-ATTENTION_EFFICIENCY = 0.65
-"""Share of the dense peak that attention kernels reach in a long prefill."""
-
-KERNELS_PER_LAYER = 11
-"""Kernels of a fused layer: norms (2), products (4), rotation, activation, cache write, attention, its reduction."""
-KERNEL_S = 4e-6
-"""Start and drain of one kernel, during which memory idles even inside a captured graph."""
-SEQUENCE_LAYER_S = 0.3e-6
-"""What one more sequence adds to a layer's decode attention, beside the bytes it reads."""
-
-MAX_CAPTURED_TOKENS = 512
-"""Largest step that vLLM captures as a graph by default."""
-REQUEST_S = 0.1e-3
-"""Host time to take in one request: check it, hash its blocks, put it into the queue."""
-REQUEST_TOKEN_S = 0.14e-6
-"""What one more token of its prompt adds to that."""
-HOST_STEP_S = 0.5e-3
-"""Host time of a step whatever it holds: schedule, prepare inputs, sample."""
-HOST_SEQUENCE_S = 10e-6
-"""Host time that one more sequence adds to a step."""
-HOST_TOKEN_S = 1e-6
-"""Host time that one more prompt token adds: its id, position and slot are written and copied."""
-TURNAROUND_STEP_S = 80e-6
-"""Host time between an output and the next decision: handing over the output, looking for new requests."""
-TURNAROUND_SEQUENCE_S = 2.4e-6
-"""What one more sequence adds to that."""
-EXPOSED_SHARE = 0.2
-"""Streaming and arithmetic overlap well, but not perfectly, where they take equally long."""
-LONE_SHARE = 0.5
-"""Decode attention reads at two thirds of the full rate while there are fewer heads to read for than processors."""
-SHARED_SAVING = 0.4
-"""Of the keys and values that several sequences of a step share, what is found in the GPU's cache the second time."""
-STRAIN_SHARE = 0.1
-"""Dense arithmetic draws more power than a card may for long: its clock gives way by so much."""
-STRAIN_S = 0.1
-"""Within about so many seconds, and it recovers in as many."""
-PIECEWISE_S = 0.3e-3
-"""GPU time lost between the pieces of a captured step with prompt tokens."""
-PIECEWISE_LAYER_S = 0.12e-3
-"""Host time to launch a layer whose attention stands between captured pieces."""
-EAGER_LAYER_S = 0.35e-3
-"""Host time to launch a layer kernel by kernel."""
-
-HF_LAYER_S = 0.5e-3
-"""Host time to launch a layer of Hugging Face's unfused modules."""
-HF_MASK_LAYER_S = 0.08e-3
-"""What a mask adds to that: attention then wants it in another form, and keys and values once per query head."""
-PLAN_S = 31e-3
-"""Host time that cuDNN takes to plan attention for a batch of a size and length that the process has not seen."""
-KERNEL_BUILD_S = 0.4
-"""The same where the plan needs a kernel that the process has not built yet."""
-LOAD_COMPILER_S = 2.0
-"""Host time to load the compiler of static caches into a process."""
-COMPILE_S = 30.0
-"""Host time to compile the decode step of a static cache."""
-HF_KERNELS_PER_LAYER = 30
-"""Kernels of such a layer, of norms, rotations and copies left unfused."""
-HF_ARITHMETIC_EFFICIENCY = 0.4
-"""Share of the dense peak in a prefill with unfused kernels in between."""
-HF_COPY_EFFICIENCY = 0.45
-"""Share of the peak bandwidth of strided copies of keys and values."""
-HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
-"""What one more row of the batch adds to a layer's masked attention, which starts every query head of its own."""
-
-
-class StepShape(NamedTuple):
-    """What a step holds. Costs follow from these five sums alone; a step schedules at least one token.
-
-    For many steps at once, every field may be a NumPy array: `StepShape._make(columns)`. The times are arrays then.
-    """
-
-    num_seqs: int
-    """Sequences scheduled."""
-    num_tokens: int
-    """Tokens scheduled, over all sequences."""
-    num_prefill_tokens: int
-    """Those of them that belong to prompts (or to sequences being recomputed)."""
-    context_tokens: int
-    """KV slots that the step reads, summed over sequences."""
-    attention_pairs: int
-    """Pairs of a query and a key it attends to, summed over the sequences being prefilled."""
-    new_shape: int = 0
-    """1 if the engine looks up or compiles kernels for a batch of this size and length for the first time."""
-    new_kernels: int = 0
-    """Kernels that the step needs and its process has not built or loaded yet."""
-    shared_tokens: int = 0
-    """KV slots of the context that are read more than once, because sequences share a prefix: all but one reading."""
-
-
-class StepTime(NamedTuple):
-    """How long a step occupies each of the two clocks, in seconds."""
-
-    prepare_s: float
-    """Host: from the decision to schedule until the first kernel is launched."""
-    launch_s: float
-    """Host: from the decision to schedule until everything is launched."""
-    gpu_s: float
-    """GPU: from the first kernel to the last, were none of them waiting for the host."""
-    turnaround_s: float
-    """Host: from an output that has been processed until the next step can be scheduled."""
-    strain_s: float = 0.0
-    """GPU: how much longer the step takes where arithmetic like its own has been going on for long; see
-    `strained_gpu_s`.
-    """
-
-    @property
-    def alone_s(self) -> float:
-        """The step in an engine that awaits every output before it goes on."""
-        return larger(self.prepare_s + self.gpu_s, self.launch_s) + self.turnaround_s
-
-
-NO_TIME = StepTime(0.0, 0.0, 0.0, 0.0)
-"""The step that schedules nothing."""
-
-
-class Strain(NamedTuple):
-    """How far a GPU's clock has given way to sustained arithmetic."""
-
-    level: float
-    """From 0 after a rest towards 1 in prefill upon prefill."""
-    at_s: float
-    """When it was so; it fades from then on."""
-
-
-RESTED = Strain(0.0, 0.0)
-"""Of a GPU that has had nothing to do for a second."""
-
-
-def strained_gpu_s(cost: StepTime, begin_s: float, strain: Strain) -> tuple[float, Strain]:
-    """How long the GPU takes for a step of `cost` that it begins at `begin_s`, and its strain afterwards.
-
-    Steps that are not bound by arithmetic neither suffer from strain nor add to it.
-    """
-    if cost.strain_s == 0.0:
-        return cost.gpu_s, strain
-    before = strain.level * exp((strain.at_s - begin_s) / STRAIN_S)
-    rest = (1.0 - before) * exp(-cost.gpu_s / STRAIN_S)
-    mean = 1.0 - (1.0 - before - rest) * STRAIN_S / cost.gpu_s
-    gpu_s = cost.gpu_s + cost.strain_s * mean
-    return gpu_s, Strain(1.0 - rest, begin_s + gpu_s)
-
-
-class StepTimeModel(Protocol):
-    """Anything that can say how long a step takes."""
-
-    @property
-    def label(self) -> str:
-        """Where the times come from, to be printed beside every result."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the times were fitted to recordings."""
-
-    def step_time(self, shape: StepShape) -> StepTime:
-        """How long a step of that shape takes."""
-
-    def entry_s(self, prompt_tokens: int) -> float:
-        """How long the host takes to let one request in, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,13 +254,3 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
     longer, shorter = larger(a, b), smaller(a, b)
     ratio = shorter / longer
     return longer + exposed_share * shorter * ratio * ratio
-
-
-def larger(a: float, b: float) -> float:
-    """The larger of two times, in operators that numbers and arrays share."""
-    return a * (a >= b) + b * (a < b)
-
-
-def smaller(a: float, b: float) -> float:
-    """The smaller of two times, likewise."""
-    return a * (a <= b) + b * (a > b)

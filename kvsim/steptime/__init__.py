@@ -1,0 +1,30 @@
+"""How long one step of an engine takes: on the host that launches it, and on the GPU that runs it.
+
+The model is physical and small. A step streams the weights once and multiplies them with every token, whichever takes
+longer; reads the keys and values of every token of context; attends from every new query; and pays for starting
+kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run side by side:
+an engine that waits for its output sees the longer of the two, one that schedules ahead hides the launch behind the
+step before.
+
+`Roofline` takes its coefficients from a fit, or from a GPU's data sheet and the plain constants of `overheads`, and
+says so: "uncalibrated". Nothing here knows of requests, blocks or scheduling.
+"""
+
+from kvsim.steptime.roofline import Roofline, captured_size, overlapped
+from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
+from kvsim.steptime.strain import RESTED, Strain, strained_gpu_s
+
+__all__ = [
+    "NO_TIME",
+    "RESTED",
+    "Roofline",
+    "StepShape",
+    "StepTime",
+    "StepTimeModel",
+    "Strain",
+    "captured_size",
+    "larger",
+    "overlapped",
+    "smaller",
+    "strained_gpu_s",
+]

@@ -1,0 +1,70 @@
+"""Plain constants for where nothing was fitted, read off runs on one H200 and its host; shares and seconds.
+
+On another machine they are a guide to the order of magnitude.
+"""
+
+MEMORY_EFFICIENCY = 0.9
+"""Share of the peak bandwidth that streaming weights, keys and values reaches."""
+ARITHMETIC_EFFICIENCY = 0.65
+"""Share of the dense peak that a long prefill reaches: 0.8 in its matrix products, less what stands between them."""
+ATTENTION_EFFICIENCY = 0.65
+"""Share of the dense peak that attention kernels reach in a long prefill."""
+
+KERNELS_PER_LAYER = 11
+"""Kernels of a fused layer: norms (2), products (4), rotation, activation, cache write, attention, its reduction."""
+KERNEL_S = 4e-6
+"""Start and drain of one kernel, during which memory idles even inside a captured graph."""
+SEQUENCE_LAYER_S = 0.3e-6
+"""What one more sequence adds to a layer's decode attention, beside the bytes it reads."""
+
+MAX_CAPTURED_TOKENS = 512
+"""Largest step that vLLM captures as a graph by default."""
+REQUEST_S = 0.1e-3
+"""Host time to take in one request: check it, hash its blocks, put it into the queue."""
+REQUEST_TOKEN_S = 0.14e-6
+"""What one more token of its prompt adds to that."""
+HOST_STEP_S = 0.5e-3
+"""Host time of a step whatever it holds: schedule, prepare inputs, sample."""
+HOST_SEQUENCE_S = 10e-6
+"""Host time that one more sequence adds to a step."""
+HOST_TOKEN_S = 1e-6
+"""Host time that one more prompt token adds: its id, position and slot are written and copied."""
+TURNAROUND_STEP_S = 80e-6
+"""Host time between an output and the next decision: handing over the output, looking for new requests."""
+TURNAROUND_SEQUENCE_S = 2.4e-6
+"""What one more sequence adds to that."""
+EXPOSED_SHARE = 0.2
+"""Streaming and arithmetic overlap well, but not perfectly, where they take equally long."""
+LONE_SHARE = 0.5
+"""Decode attention reads at two thirds of the full rate while there are fewer heads to read for than processors."""
+SHARED_SAVING = 0.4
+"""Of the keys and values that several sequences of a step share, what is found in the GPU's cache the second time."""
+STRAIN_SHARE = 0.1
+"""Dense arithmetic draws more power than a card may for long: its clock gives way by so much."""
+PIECEWISE_S = 0.3e-3
+"""GPU time lost between the pieces of a captured step with prompt tokens."""
+PIECEWISE_LAYER_S = 0.12e-3
+"""Host time to launch a layer whose attention stands between captured pieces."""
+EAGER_LAYER_S = 0.35e-3
+"""Host time to launch a layer kernel by kernel."""
+
+HF_LAYER_S = 0.5e-3
+"""Host time to launch a layer of Hugging Face's unfused modules."""
+HF_MASK_LAYER_S = 0.08e-3
+"""What a mask adds to that: attention then wants it in another form, and keys and values once per query head."""
+PLAN_S = 31e-3
+"""Host time that cuDNN takes to plan attention for a batch of a size and length that the process has not seen."""
+KERNEL_BUILD_S = 0.4
+"""The same where the plan needs a kernel that the process has not built yet."""
+LOAD_COMPILER_S = 2.0
+"""Host time to load the compiler of static caches into a process."""
+COMPILE_S = 30.0
+"""Host time to compile the decode step of a static cache."""
+HF_KERNELS_PER_LAYER = 30
+"""Kernels of such a layer, of norms, rotations and copies left unfused."""
+HF_ARITHMETIC_EFFICIENCY = 0.4
+"""Share of the dense peak in a prefill with unfused kernels in between."""
+HF_COPY_EFFICIENCY = 0.45
+"""Share of the peak bandwidth of strided copies of keys and values."""
+HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
+"""What one more row of the batch adds to a layer's masked attention, which starts every query head of its own."""
