@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.segment import Segment
@@ -34,15 +34,6 @@ _LABEL = 14
 
 class Race(Scrubber):
     """How long each run takes, a line for each where there is room, above a scrubber."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "timeline--text",
-        "timeline--label",
-        "timeline--value",
-        "timeline--bar",
-        "timeline--tick",
-        "timeline--track",
-    }
 
     def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")

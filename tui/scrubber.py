@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,15 @@ GUTTER = 15
 
 class Scrubber(Widget):
     """Something drawn along the time of `player`, to the right of a gutter."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "timeline--text",
+        "timeline--label",
+        "timeline--value",
+        "timeline--bar",
+        "timeline--tick",
+        "timeline--track",
+    }
 
     class Scrubbed(Message):
         """The mouse asks for another moment."""

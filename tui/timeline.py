@@ -33,15 +33,7 @@ _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 class Timeline(Scrubber):
     """Charts over time above a scrubber, all with the same axis, and a cursor through all of them."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "timeline--text",
-        "timeline--label",
-        "timeline--value",
-        "timeline--bar",
-        "timeline--tick",
-        "timeline--track",
-        "timeline--held",
-    }
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"timeline--held"}
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session.player, symbols, id="timeline")

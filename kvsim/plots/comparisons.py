@@ -106,14 +106,8 @@ def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: 
         UsageError: there is no run, or there are more than four policies.
     """
     points = _points(runs)
-    unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.6)
-        axes = picture.subplots()
-        _draw(axes, points, "kv_bytes", "output_tokens_per_s", scale=unit.num_bytes)
-        axes.set(xlabel=f"KV pool ({unit.name})", ylabel="output tokens per second", xlim=(0, None))
-        _from_zero(axes)
-        _finish(picture, axes, points, _best(points, "output_tokens_per_s", "tokens per second"))
+    label = "output tokens per second"
+    picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), purpose, size)
     picture.alt_text = "Throughput against the size of the KV pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.output_tokens_per_s:,.0f} tokens per second"
     )
@@ -161,14 +155,8 @@ def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size
         UsageError: there is no run, or there are more than four policies.
     """
     points = _points(runs)
-    unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.6)
-        axes = picture.subplots()
-        _draw(axes, points, "kv_bytes", "hit_percent", scale=unit.num_bytes)
-        axes.set(xlabel=f"KV pool ({unit.name})", ylabel="prefix hits (% of prompt tokens)", xlim=(0, None))
-        _from_zero(axes)
-        _finish(picture, axes, points, _most_hits(points))
+    label = "prefix hits (% of prompt tokens)"
+    picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size)
     picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
     )
@@ -181,6 +169,21 @@ def _points(runs: Sequence[Recording | Point]) -> list[Point]:
     if not 1 <= len(series) <= len(LINES):
         raise UsageError(f"there are runs of {len(series)} policies; a figure can tell 1 to {len(LINES)} apart.")
     return points
+
+
+def _against_capacity(
+    points: Sequence[Point], field: str, label: str, title: str, purpose: Purpose, size: Size | None
+) -> Picture:
+    """A column of the points against the size of the pool."""
+    unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.6)
+        axes = picture.subplots()
+        _draw(axes, points, "kv_bytes", field, scale=unit.num_bytes)
+        axes.set(xlabel=f"KV pool ({unit.name})", ylabel=label, xlim=(0, None))
+        _from_zero(axes)
+        _finish(picture, axes, points, title)
+    return picture
 
 
 def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float = 1.0, color: str | None = None) -> None:
@@ -200,9 +203,10 @@ def _finish(picture: Picture, axes: Axes, points: Sequence[Point], title: str) -
         picture.explain_with(handles)
 
 
-def _best(points: Sequence[Point], field: str, unit: str) -> str:
-    best = max(points, key=lambda point: getattr(point, field))
-    return f"At best {getattr(best, field):,.0f} {unit}, with {best.series} and {memory(best.kv_bytes)}"
+def _best(points: Sequence[Point]) -> str:
+    best = max(points, key=lambda point: point.output_tokens_per_s)
+    speed = f"{best.output_tokens_per_s:,.0f} tokens per second"
+    return f"At best {speed}, with {best.series} and {memory(best.kv_bytes)}"
 
 
 def _most_hits(points: Sequence[Point]) -> str:

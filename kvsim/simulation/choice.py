@@ -16,7 +16,6 @@ from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Workload
 
 EngineName: TypeAlias = Literal["auto", "compiled", "python"]
-ENGINES: tuple[EngineName, ...] = ("auto", "compiled", "python")
 WORTH_COMPILING = 5_000
 """Requests from which on a run in Python takes longer than loading the compiled engine, most of a second."""
 _MOST_TABLE_ENTRIES = 1 << 28

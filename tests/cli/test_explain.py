@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Callable
 from importlib.resources import files
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvsim.cli import main
 from kvsim.memory.packing import first_fit_decreasing
 
 if TYPE_CHECKING:
@@ -19,40 +17,23 @@ if TYPE_CHECKING:
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """The entry point in an empty folder: exit code, output and complaint."""
-
-    def run_once(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["kvsim", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        return code, *capsys.readouterr()
-
-    return run_once
-
-
-def test_without_a_number_the_lessons_are_listed(run: Run) -> None:
-    code, output, complaint = run("explain")
+def test_without_a_number_the_lessons_are_listed(type_command: Run) -> None:
+    code, output, complaint = type_command("explain")
     assert (code, complaint) == (0, "")
     assert "1  Reserved and empty" in output
     assert "7  Why bandwidth" in output
 
 
-def test_a_lesson_is_printed_with_pictures(run: Run) -> None:
-    code, output, complaint = run("explain", "1", "--ascii")
+def test_a_lesson_is_printed_with_pictures(type_command: Run) -> None:
+    code, output, complaint = type_command("explain", "1", "--ascii")
     assert (code, complaint) == (0, "")
     assert output.isascii()
     assert "x internal 9" in output
     assert "x" * 70 in output
 
 
-def test_markdown_comes_with_its_figures(run: Run, tmp_path: Path) -> None:
-    code, output, complaint = run("explain", "2", "--markdown", "-o", "out")
+def test_markdown_comes_with_its_figures(type_command: Run, tmp_path: Path) -> None:
+    code, output, complaint = type_command("explain", "2", "--markdown", "-o", "out")
     assert (code, complaint) == (0, "")
     assert output == "out/2-the-padding-problem.md\n"
     text = (tmp_path / output.strip()).read_text()
@@ -62,9 +43,9 @@ def test_markdown_comes_with_its_figures(run: Run, tmp_path: Path) -> None:
         assert f"]({figure})" in text
 
 
-def test_the_same_lesson_has_the_same_bytes(run: Run, tmp_path: Path) -> None:
+def test_the_same_lesson_has_the_same_bytes(type_command: Run, tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        run("explain", "6", "--markdown", "-o", folder)
+        type_command("explain", "6", "--markdown", "-o", folder)
     contents = [{file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
     assert contents[0] == contents[1]
 
@@ -79,8 +60,10 @@ def test_the_same_lesson_has_the_same_bytes(run: Run, tmp_path: Path) -> None:
         (("1", "-o", "out"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),
     ],
 )
-def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, sentence: str) -> None:
-    found, output, complaint = run("explain", *arguments)
+def test_misuse_is_a_sentence(
+    type_command: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, sentence: str
+) -> None:
+    found, output, complaint = type_command("explain", *arguments)
     assert (found, output) == (code, "")
     assert complaint.startswith("kvsim: ")
     assert sentence in complaint
@@ -88,12 +71,12 @@ def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ..
     assert not list(tmp_path.iterdir())
 
 
-def test_the_packing_lesson_says_what_the_packer_does(run: Run) -> None:
+def test_the_packing_lesson_says_what_the_packer_does(type_command: Run) -> None:
     lesson = tomllib.loads((files("tui.lessons") / "8-packing-for-training.toml").read_text())
     lengths = [item["prompt"] + item["answer"] for item in lesson["request"]]
     width = max(lengths) + 1  # and a token at its end
     packing = first_fit_decreasing(lengths, width)
-    code, text, complaint = run("explain", "8")
+    code, text, complaint = type_command("explain", "8")
     assert (code, complaint) == (0, "")
     count, padding = len(lengths), len(lengths) * width - sum(lengths) - len(lengths)
     assert f"padded: {count} sequences in {count} rows, {padding} slots of padding" in text

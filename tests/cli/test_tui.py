@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvsim.cli import main
 from kvsim.cli import tui as command
 
 if TYPE_CHECKING:
@@ -20,20 +20,9 @@ FEW = ("--num-requests", "6")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """The entry point in an empty folder: exit code, output and complaint."""
-
-    def run_once(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["kvsim", "tui", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        return code, *capsys.readouterr()
-
-    return run_once
+def run(type_command: Run) -> Run:
+    """`kvsim tui` in an empty folder: exit code, output and complaint."""
+    return partial(type_command, "tui")
 
 
 def text_of(svg: str) -> str:

@@ -14,5 +14,6 @@ The engine of `kvsim.simulation.continuous`, over arrays instead of objects, com
 
 The modules above the last line are compiled; what they do is described in those of `kvsim.memory`, `kvsim.scheduling`
 and `kvsim.simulation` that they follow. The step times are not written a second time: `Roofline.step_time` itself is
-compiled. Importing this package takes numba, half a second; `kvsim.simulation.choice` says when that pays.
+compiled. Importing `drive` takes numba, half a second; `kvsim.simulation.choice` says when that pays, and reads only
+what needs none.
 """
