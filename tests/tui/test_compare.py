@@ -105,6 +105,8 @@ async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
         await pilot.pause()
         text = screen_text(app)
         assert tall("100%")[0] in text
+        assert "of all" in text
+        assert "answers" in text
         assert "done after" in text
         assert text.count("1 refused") == 3
         assert "next: q" in text

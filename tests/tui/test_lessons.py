@@ -188,8 +188,8 @@ def test_lesson_7_reads_the_weights_once_for_everybody(guided: Callable[[str], G
     assert alone.weight_bytes == many.weight_bytes
     assert many.num_sequences > 20
     assert many.captured_s < 3 * alone.captured_s
-    assert alone.captured_s < 0.7 * alone.eager_s
-    assert alone.reading_s > 0.5 * alone.gpu_s
+    assert alone.captured_s < 0.65 * alone.eager_s
+    assert alone.reading_s > 0.65 * alone.gpu_s
 
 
 @pytest.mark.parametrize(
