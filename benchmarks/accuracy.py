@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvsim.calibration import calibrate_host
+from kvsim.calibration.machines import Pace, at_pace, pace_by
+from kvsim.calibration.observed import Observed, observe
+from kvsim.calibration.predict import error_scale_s, machine_of, step_errors
 from kvsim.errors import UsageError
 from kvsim.profiles import Profile
 from kvsim.recording import find, read, shipped_names
@@ -26,7 +31,11 @@ OTHER_HOSTS = {
     "vllm-h200-granite-350m-heldout-35": "vllm-h200-granite-350m-heldout-closed-96",
     "vllm-h200-granite-350m-heldout-closed-96": "vllm-h200-granite-350m-heldout-35",
     "vllm-h200-llama-2-7b-heldout-12": "vllm-h200-llama-2-7b-heldout-closed-32",
+    "vllm-h200-granite-350m-other-gsm8k": "vllm-h200-granite-350m-other-closed-64",
     "vllm-h200-llama-2-7b-heldout-closed-32": "vllm-h200-llama-2-7b-heldout-12",
+    "vllm-h200-llama-3-8b-other-closed-96": "vllm-h200-llama-3-8b-other-25",
+    "vllm-h200-llama-3-8b-other-pressure": "vllm-h200-llama-3-8b-other-25",
+    "vllm-h200-llama-3-8b-other-prefixes": "vllm-h200-llama-3-8b-other-25",
 }
 """Recordings of machines that no profile was fitted on, and another one of the same machine."""
 
@@ -51,11 +60,39 @@ def profile_of(name: str) -> Profile | None:
         return None
 
 
+def pace_of(profile: Profile, observed: list[Observed]) -> Pace:
+    """How many times longer a machine takes than `profile` says, over all of its recordings."""
+
+    def errors(pace: Pace) -> object:
+        times = at_pace(pace, profile.times)
+        return np.concatenate([step_errors(machine_of(times, item), item) / error_scale_s(item) for item in observed])
+
+    return pace_by(errors)
+
+
+def machines(profiles: dict[str, Profile]) -> None:
+    """Print how fast every machine's host and GPU are beside the profile's."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, profile in profiles.items():
+        if profile.engine == "vllm":
+            of = (profile.model, observe(read(find(name))).machine, "served" if "served" in name else "in process")
+            groups.setdefault(of, []).append(name)
+    print("| model | machine | vLLM runs | recordings | host | GPU |")
+    print("|---|---|---|---:|---:|---:|")
+    for (model, machine, how), names in sorted(groups.items()):
+        pace = pace_of(profiles[names[0]], [observe(read(find(name))) for name in names])
+        print(f"| {model} | {machine} | {how} | {len(names)} | {pace.host:.2f} | {pace.gpu:.3f} |")
+
+
 def main() -> None:
     profiles = {name: profile for name in shipped_names() if (profile := profile_of(name)) is not None}
     rows = []
     for name, profile in profiles.items():
-        result = validate(profile, read(find(name)))
+        try:
+            result = validate(profile, read(find(name)))
+        except UsageError as error:
+            print(f"left out: {error}")
+            continue
         rows.append((name, "**held out**" if result.held_out else "fitted", result))
     table(sorted(rows, key=lambda row: (not row[2].held_out, row[0])), "recording", "")
     print()
@@ -64,6 +101,8 @@ def main() -> None:
         for name, host in OTHER_HOSTS.items()
     ]
     table(rows, "recording", "host by")
+    print()
+    machines(profiles)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+_MOST_NAMED = 8
+"""Names that are listed one by one; more of them nobody reads."""
+
 
 class KvsimError(Exception):
     """The root: catch this to catch everything that kvsim raises on purpose."""
@@ -66,16 +69,27 @@ class MissingExtraError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name that is not listed, with the nearest ones that are."""
+    """A name that is not listed, with the nearest ones that are; or some, where none is near."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
+        """`listed_by` is the command that lists all of `known`, where there are many."""
         names = sorted(known)
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
         # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and
         # its tail.
         by_folded_name |= {known_name.casefold().rpartition("/")[2]: known_name for known_name in names}
         near = get_close_matches(name.casefold().rpartition("/")[2], by_folded_name, n=3, cutoff=0.4)
-        suggestions = list(dict.fromkeys(by_folded_name[match] for match in near)) or names[:8]
-        super().__init__(f"there is no {kind} {name!r}; did you mean {' or '.join(suggestions)}?")
+        suggestions = list(dict.fromkeys(by_folded_name[match] for match in near))
+        advice = f"did you mean {' or '.join(suggestions)}?" if suggestions else _some(names, listed_by)
+        super().__init__(f"there is no {kind} {name!r}; {advice}")
         self.kind = kind
         self.name = name
+
+
+def _some(names: list[str], listed_by: str) -> str:
+    """All of a few names; the first of many, and where the others are."""
+    if len(names) <= _MOST_NAMED:
+        return f"there are {', '.join(names)}."
+    num_named = _MOST_NAMED // 2
+    others = f"and {len(names) - num_named} more" + (f", which {listed_by} lists" if listed_by else "")
+    return f"there are {', '.join(names[:num_named])} {others}."

@@ -317,7 +317,7 @@ def find_gpu(name: str) -> Gpu:
     matches = [gpu for gpu in GPUS if words <= _words(f"{gpu.name} {gpu.memory_gb}gb")]
     if len(matches) == 1:
         return matches[0]
-    raise UnknownNameError("GPU", name, [gpu.name for gpu in matches or GPUS])
+    raise UnknownNameError("GPU", name, [gpu.name for gpu in matches or GPUS], listed_by="kvsim size --list")
 
 
 def _words(name: str) -> frozenset[str]:

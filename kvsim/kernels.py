@@ -2,99 +2,139 @@
 
 With a dynamic cache, attention asks cuDNN for a plan for every batch size and length that the process has not seen;
 and now and then the plan needs a kernel that has not been built yet, which takes ten times as long. Which one depends
-on how the length is aligned where a mask is involved. With a static cache the decode step is compiled: for the first
-cache length as it is, for the second with the length left open, and then no more. Seen in recordings with
-transformers 5.17 and PyTorch 2.11 on an H200; `docs/accuracy.md` says how well it explains them.
+on whether the length fills its tiles, how it is aligned where a mask is involved, and how the heads share out the
+processors. With a static cache the decode step is compiled: for the first cache length as it is, for the second with
+the length left open, and then no more.
+
+Seen with transformers 5.17 and PyTorch 2.11 on H200s: in the recordings, all of whose stalls it explains, and, for what
+they do not reach (up to 32 keys with a mask, beyond 256 without one, beyond 512 in few rows), in sixteen processes of
+a single layer that went through up to 560 lengths each. Those ran five at a time and had kernels from one another, so
+they tell where a kernel was new rather than where none was. `docs/accuracy.md` says how well it explains them.
+
+Not in here: CUDA keeps on disk what was built, and a later process on the same machine finds it. A batch of 64 on a new
+machine waited five times in its first process, just where this says, and not once in the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-_COMPILATIONS = 2
-_PREFILL_KERNELS = 2
-"""A prefill waits about twice as long for its kernel as a decode step does."""
-_TILE = 128
-"""Keys that attention takes at a time: shorter lengths, and whole multiples, have kernels of their own."""
+from kvsim.errors import UsageError
+from kvsim.hardware import Gpu
+from kvsim.models import Model
+
+_COMPILATIONS = (1.0, 1.5)
+"""What compiling costs the first time, and the second, with the length left open: 16.8 and 25.4 s, 21.5 and 31.8 s."""
+_TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
+"""Up to how many keys a decode step takes them in tiles of 32, of 64 (twice as many where heads are few), and without
+sharing them out among processors (which only the fewest heads do beyond that).
+"""
+_LARGEST_ALIGNMENT = 8
+"""Tokens: a length that is a multiple of more has no kernel of its own for that."""
+_PLAN = {"prefill": 1.4, "decode": 1.0}
+"""What choosing kernels takes, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
+1.5 in recordings on the host with the fitted profiles.
+"""
+_KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
+"""What building attention's takes, by step and length, in kernels for decoding even lengths: the means of 61 stalls in
+seven processes, five of six of which are within a tenth of what this says.
+"""
+_MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
+"""Both where no prompt is padded, in what they take with a mask."""
 
 
-class BatchRun(NamedTuple):
-    """A call of `generate()` that a process has behind it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One call of `generate()`."""
 
     rows: int
-    width: int
-    """Tokens of the longest prompt."""
-    steps: int
-    """New tokens of every row."""
-    padded: bool
-    """Whether any prompt was shorter."""
+    prompt_width: int
+    """Tokens of the longest prompt, to which the others are padded."""
+    new_tokens: int
+    """Tokens that every row generates: those of the longest answer."""
+    padded: bool = True
+    """Whether any prompt is shorter than the longest: then attention needs a mask."""
+    preallocated: bool = False
+    """Whether the cache is static: its decode steps are compiled."""
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.prompt_width, self.new_tokens) < 1:
+            raise UsageError(f"a batch needs at least one row, one prompt token and one new token; this is {self}.")
 
 
 class FirstUses(NamedTuple):
     """What a step is the first of its process to need."""
 
-    shapes: int
-    """1 if a kernel has to be chosen, or compiled, for its size and length."""
-    kernels: int
-    """Kernels that have to be built or loaded, in those of a decode step."""
+    shapes: float
+    """Not 0 if kernels have to be chosen, or compiled, for its size and length; in those of a usual decode step."""
+    kernels: float
+    """Kernels that have to be built or loaded, in those of a usual decode step."""
 
 
-NOTHING_NEW = FirstUses(0, 0)
+NOTHING_NEW = FirstUses(0.0, 0.0)
 """A step like one before."""
-ONLY_A_SHAPE = FirstUses(1, 0)
-"""A step of another size or length, with the kernels of one before."""
 
 
 class KernelsSeen:
     """The memory of one process."""
 
-    def __init__(self, *, preallocated: bool, earlier: tuple[BatchRun, ...] = ()) -> None:
-        """Begin with what `earlier` batches of the same kind of cache needed; `preallocated` is a static one."""
-        self._preallocated = preallocated
+    def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
+        """Begin with what `earlier` batches of `model` needed on `gpu`."""
+        self._lone_rows = gpu.num_processors // model.num_attention_heads
+        """With so many rows or fewer there is a processor for every head, with half as many there are two."""
         self._seen: set[tuple[object, ...]] = set()
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
-    def run(self, batch: BatchRun, *, stride: int | None = None) -> list[FirstUses]:
-        """All steps of a batch; a static cache has room for `stride` tokens, if not just for those of the batch."""
-        lengths: Sequence[int] = range(batch.width, batch.width + batch.steps)
-        if self._preallocated:
-            lengths = [lengths[-1] if stride is None else stride] * batch.steps
-        return [
-            self.step(batch.rows, length, prefill=number == 0, padded=batch.padded)
-            for number, length in enumerate(lengths)
-        ]
+    def run(self, batch: Batch, *, stride: int | None = None) -> list[FirstUses]:
+        """What each step of `batch` needs for the first time; from now on the process has it.
 
-    def step(self, num_rows: int, length: int, *, prefill: bool, padded: bool) -> FirstUses:
-        """What a step of `num_rows` rows needs for the first time; from now on it has it.
-
-        `length` is what the step attends to: the tokens in the cache, or all of a static cache.
+        A static cache has room for `stride` tokens of every row, if not just for those of the batch.
         """
-        if self._preallocated:
-            compiles = self._is_first(num_rows, length) if not prefill and self._num_compilations < _COMPILATIONS else 0
-            self._num_compilations += compiles
-            return FirstUses(compiles, self._is_first("compiler"))
-        seen, shape = self._seen, (num_rows, length, prefill, padded)
-        if shape in seen:
-            return NOTHING_NEW
-        seen.add(shape)
-        kernel = (prefill, padded, *_variant(length, prefill, padded))
-        if kernel in seen:
-            return ONLY_A_SHAPE
-        seen.add(kernel)
-        return FirstUses(1, (_PREFILL_KERNELS if prefill else 1) + self._is_first("products"))
+        lengths: Sequence[int] = range(batch.prompt_width, batch.prompt_width + batch.new_tokens)
+        if batch.preallocated:  # attention goes over all of it from the first step on
+            lengths = [lengths[-1] if stride is None else stride] * batch.new_tokens
+            return [self._static_step(batch, length, prefill=not step) for step, length in enumerate(lengths)]
+        return [self._dynamic_step(batch, length, prefill=not step) for step, length in enumerate(lengths)]
 
-    def _is_first(self, *key: object) -> int:
+    def _static_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
+        if prefill:
+            self._is_first(*self._kernel(batch, length, prefill=True))  # not compiled: dynamic batches use it too
+            return FirstUses(0.0, float(self._is_first("compiler")))
+        if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
+            return NOTHING_NEW
+        self._num_compilations += 1
+        return FirstUses(_COMPILATIONS[self._num_compilations - 1], 0.0)
+
+    def _dynamic_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
+        if not self._is_first("plan", batch.rows, length, prefill, batch.padded):
+            return NOTHING_NEW
+        kind = "prefill" if prefill else "decode"
+        plan = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
+        if not self._is_first(*self._kernel(batch, length, prefill=prefill)):
+            return FirstUses(plan, 0.0)
+        parity = "odd" if length % 2 and batch.padded else "even"
+        build = _KERNEL[kind, parity] * (1.0 if batch.padded else _MASKLESS_KERNEL)
+        return FirstUses(plan, build + self._is_first("products"))
+
+    def _kernel(self, batch: Batch, length: int, *, prefill: bool) -> tuple[object, ...]:
+        """What tells attention's kernels apart."""
+        name, tile = ("prefill", 128) if prefill else self._decode_kernel(batch.rows, length)
+        alignment = min(length & -length, _LARGEST_ALIGNMENT) if batch.padded else None
+        return name, alignment, length % tile == 0
+
+    def _decode_kernel(self, rows: int, length: int) -> tuple[str, int]:
+        """Its name here, and the keys that it takes at a time."""
+        if length <= _TINY_KEYS:
+            return "tiny", 32
+        if length <= _SHORT_KEYS * (2 if rows <= self._lone_rows else 1):
+            return "short", 64
+        return "shared" if length > _LONG_KEYS and 2 * rows <= self._lone_rows else "long", 128
+
+    def _is_first(self, *key: object) -> bool:
         first = key not in self._seen
         self._seen.add(key)
-        return int(first)
-
-
-def _variant(length: int, prefill: bool, padded: bool) -> tuple[object, ...]:
-    """What tells attention's kernels apart, beside what they compute."""
-    if not padded:
-        return (length % (_TILE // 2) == 0,)
-    alignment = length & -length
-    return min(alignment, 8), length % _TILE == 0, not prefill and length <= _TILE
+        return first

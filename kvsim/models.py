@@ -174,7 +174,9 @@ def find_model(name: str) -> Model:
     matches = matches or [model for model in listed if f"-{title}-" in f"-{_title(model)}-"]
     if len(matches) == 1:
         return matches[0]
-    raise UnknownNameError("model", name, [model.name for model in matches or all_models()])
+    raise UnknownNameError(
+        "model", name, [model.name for model in matches or all_models()], listed_by="kvsim size --list"
+    )
 
 
 def _title(model: Model) -> str:

@@ -9,15 +9,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import Gpu
 from kvsim.models import Model, all_models
-from kvsim.steptime import Roofline, StepShape, StepTime
+from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape, StepTime
 
 _FOLDER = Path(__file__).parent / "calibrated"
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
-_EVENTS = ("new_shape", "new_kernels")
+_EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
 """Fields of `StepShape` that count what happens rather than how large a step is: they have no range to leave."""
 
 
@@ -84,6 +85,7 @@ class Profile:
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
         """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay.
 
+        Which kernels are picked for a size is the source's affair.
         What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
         goes by their number and clock; and fewer processors are occupied by fewer sequences.
         """
@@ -105,6 +107,7 @@ class Profile:
                 logits_s=times.logits_s * arithmetic,
                 attention_pair_s=times.attention_pair_s * arithmetic,
                 sequence_s=times.sequence_s * processors * (source.boost_hz / target.boost_hz),
+                of_size_s=ALL_ALIKE,
                 full_seqs=times.full_seqs / processors,
             ),
         )
@@ -128,12 +131,22 @@ def load(path: str | os.PathLike[str]) -> Profile:
             gpu=document["gpu"],
             model=document["model"],
             engine=document["engine"],
-            times=Roofline(label=f"calibrated on {document['gpu']}", calibrated=True, **document["coefficients"]),
+            times=_times(document["gpu"], document["coefficients"]),
             ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
             residuals=tuple(Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the profile {file} is incomplete or wrong: {error}.") from error
+
+
+def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in coefficients.items()
+    }
+    times = Roofline(label=f"calibrated on {gpu}", calibrated=True, **values)
+    if len(times.of_size_s) != NUM_SIZES:
+        raise ValueError(f"of_size_s has {len(times.of_size_s)} entries instead of {NUM_SIZES}")
+    return times
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
@@ -152,6 +165,9 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
     for item in fields(Roofline):
         if item.name not in ("label", "calibrated"):
             value = getattr(profile.times, item.name)
+            if isinstance(value, tuple):
+                lines += _table(item.name, value) if any(value) else []
+                continue
             text = str(value) if isinstance(value, int) else f"{value:.6g}"
             if "." not in text and "e" not in text and isinstance(value, float):
                 text += ".0"
@@ -171,6 +187,12 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
         scratch.unlink(missing_ok=True)
         raise UsageError(f"the profile {file} cannot be written: {error.strerror}.") from error
     return file
+
+
+def _table(name: str, values: tuple[float, ...]) -> list[str]:
+    rows = [values[begin : begin + 8] for begin in range(0, len(values), 8)]
+    body = [f"    {', '.join(f'{value:.3g}' if value else '0.0' for value in row)}," for row in rows]
+    return [f"{name} = [  # {EXPLANATIONS[name]}", *body, "]"]
 
 
 def shipped() -> tuple[Profile, ...]:
@@ -220,6 +242,7 @@ EXPLANATIONS = {
     "host_step_s": "host, per step, before the first kernel",
     "host_sequence_s": "host, per sequence, before the first kernel",
     "host_token_s": "host, per prompt token, likewise",
+    "new_sequence_s": "host, per sequence that joins the batch, likewise",
     "turnaround_step_s": "host, per step, from a processed output to the next decision",
     "turnaround_sequence_s": "host, per sequence, likewise",
     "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
@@ -243,5 +266,6 @@ EXPLANATIONS = {
     "strain_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
     "piecewise_s": "GPU, per captured step that holds prompt tokens",
     "attention_pair_s": "GPU, arithmetic of one query against one key",
+    "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
 }
 """One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.fit import engine_of
-from kvsim.calibration.observed import earlier_batches
 from kvsim.conformance.comparable import settings_of
 from kvsim.errors import UsageError
 from kvsim.extrapolation import KEY, Watched
 from kvsim.hardware import find_gpu
-from kvsim.hf_memory import memory_of
+from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.importers import workload_of
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.models import Model
@@ -67,6 +66,8 @@ class Validation:
     """Whether the profile was fitted without this recording."""
     extrapolates: tuple[str, ...]
     """Where the simulated steps left the range that was fitted, in words."""
+    assumes: tuple[str, ...]
+    """What is taken to be so because the recording does not say, in words."""
     rows: tuple[Row, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,6 +80,7 @@ class Validation:
             "recording": self.measured.name,
             "held_out": self.held_out,
             KEY: list(self.extrapolates),
+            "assumes": list(self.assumes),
             "rows": {
                 row.name: {
                     "unit": row.unit,
@@ -123,6 +125,7 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
         simulated=simulated,
         held_out=recording.name not in {residual.recording for residual in profile.residuals},
         extrapolates=tuple(times.beyond()),
+        assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
     )
 
@@ -147,9 +150,16 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
 
     Raises:
         RecordingError: the recording does not say all of its engine's settings.
+        UsageError: its batches are of different sizes, which no setting of a policy says.
     """
     pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
     if recording.meta.policy_name == "static":
+        sizes = sorted({batch.rows for batch in batches_of(recording)[:-1]})
+        if len(sizes) > 1:
+            raise UsageError(
+                f"{recording.name} has batches of {', '.join(map(str, sizes))} rows, and a simulation makes all of "
+                "them equally large; validate against a recording of one size, or calibrate a host on this one."
+            )
         requests = recording.requests
         longest = int(requests.prompt_tokens.max() + requests.max_tokens.max())
         rows = int(settings.get("batch_size", 1))

@@ -48,10 +48,19 @@ def test_the_nearest_names_come_first(name: str, suggestion: str) -> None:
     assert (error.kind, error.name) == ("model", name)
 
 
-def test_a_name_like_none_lists_some() -> None:
+def test_a_name_like_none_lists_a_few_and_says_where_the_others_are() -> None:
     known = [f"gpu-{number:02}" for number in range(20)]
-    text = str(UnknownNameError("GPU", "!", known))
-    assert text == f"there is no GPU '!'; did you mean {' or '.join(known[:8])}?"
+    beginning = "there is no GPU '!'; there are gpu-00, gpu-01, gpu-02, gpu-03 and 16 more"
+    assert str(UnknownNameError("GPU", "!", known)) == f"{beginning}."
+    assert str(UnknownNameError("GPU", "!", known, listed_by="kvsim size --list")) == (
+        f"{beginning}, which kvsim size --list lists."
+    )
+
+
+def test_a_name_like_none_of_a_few_lists_all_of_them() -> None:
+    assert str(UnknownNameError("fit", "!", ["worst", "best", "first"])) == (
+        "there is no fit '!'; there are best, first, worst."
+    )
 
 
 def test_a_missing_extra_says_what_to_type() -> None:

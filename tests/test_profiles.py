@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsim.errors import UnknownNameError, UsageError
@@ -35,7 +36,7 @@ def test_no_coefficient_is_negative_and_each_is_explained() -> None:
     names = {item.name for item in fields(Roofline)} - {"label", "calibrated"}
     assert set(EXPLANATIONS) == names
     for profile in shipped():
-        assert all(getattr(profile.times, name) >= 0 for name in names)
+        assert all(np.min(getattr(profile.times, name)) >= 0 for name in names)
 
 
 @pytest.mark.parametrize("profile", shipped(), ids=lambda profile: f"{profile.engine}-{profile.model}")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.models import all_models, find_model
-from kvsim.steptime import RESTED, Roofline, StepShape, StepTimeModel, strained_gpu_s
+from kvsim.steptime import (
+    ALL_ALIKE,
+    RESTED,
+    Roofline,
+    StepShape,
+    StepTimeModel,
+    captured_size,
+    size_index,
+    strained_gpu_s,
+)
 from kvsim.steptime.strain import STRAIN_S
 
 H200 = find_gpu("H200")
@@ -115,7 +125,7 @@ def test_enforce_eager_launches_every_step_kernel_by_kernel_and_pads_none() -> N
 def test_captured_steps_are_padded_to_the_sizes_that_vllm_captures() -> None:
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     assert len(sizes) == 51
-    nothing: dict[str, Any] = dict.fromkeys(Roofline.__dataclass_fields__, 0.0)
+    nothing: dict[str, Any] = dict.fromkeys(Roofline.__dataclass_fields__, 0.0) | {"of_size_s": ALL_ALIKE}
     per_token = Roofline(**nothing | {"token_s": 1.0, "max_captured_tokens": 512, "full_seqs": 1.0})
     for num_tokens in range(1, 513):
         shape = StepShape(0, num_tokens, 0, 0, 0)
@@ -198,3 +208,25 @@ def test_every_listed_pair_has_a_labelled_positive_time(gpu: Gpu) -> None:
             assert "uncalibrated" in roofline.label
             assert gpu.name in roofline.label
             assert model.name in roofline.label
+
+
+def test_what_kernels_of_a_size_take_is_paid_by_captured_steps_of_that_size_alone() -> None:
+    """Sizes stand in the table one by one, and all that is not captured has the last place."""
+    index = [size_index(captured_size(tokens), True) for tokens in (1, 4, 5, 8, 9, 16, 256, 257, 512)]
+    assert index == [0, 0, 1, 1, 2, 2, 32, 34, 64]
+    assert size_index(513, False) == len(ALL_ALIKE) - 1 == 65
+    table = np.zeros(len(ALL_ALIKE))
+    table[[6, 65]] = 1.0, 2.0
+    slow = replace(VLLM, of_size_s=tuple(table.tolist()))
+    more_s = {
+        tokens: slow.step_time(decode(tokens)).gpu_s - VLLM.step_time(decode(tokens)).gpu_s
+        for tokens in (40, 41, 48, 49, 513)
+    }
+    assert more_s == pytest.approx({40: 0, 41: 1, 48: 1, 49: 0, 513: 2})
+
+
+def test_sequences_that_join_cost_the_host_and_leave_the_gpu_alone() -> None:
+    none, many = VLLM.step_time(decode(100)), VLLM.step_time(decode(100)._replace(num_new_seqs=100))
+    assert many.launch_s - none.launch_s == pytest.approx(100 * VLLM.new_sequence_s)
+    assert many.prepare_s - none.prepare_s == pytest.approx(100 * VLLM.new_sequence_s)
+    assert many.gpu_s == none.gpu_s

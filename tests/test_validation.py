@@ -85,3 +85,9 @@ def test_commands(tmp_path: Path) -> None:
     assert document["validations"][0]["rows"]["throughput"]["measured"] > 60_000
     table = runner.invoke(validate_command, arguments[:2], catch_exceptions=False).stdout
     assert "in sample: the profile was fitted to it" in table
+
+
+def test_batches_of_several_sizes_are_refused() -> None:
+    name = "hf-h200-llama-3-8b-first-prefills"
+    with pytest.raises(UsageError, match=f"{name} has batches of 12, 24, 48 rows"):
+        policy_of(read(find(name)))

@@ -179,6 +179,34 @@ def vllm_runs(group: str, data: Path) -> tuple[str, dict[str, object], list[Run]
                 for turn in (1, 2, 3)
             ],
         ),
+        "other-large": (
+            "Meta-Llama-3-8B",
+            {**llama, "gpu_memory_utilization": 0.9},
+            [
+                ("vllm-h200-llama-3-8b-other-25", sharegpt(data, 300, poisson(25), 301), None),
+                ("vllm-h200-llama-3-8b-other-closed-96", sharegpt(data, 250, AllAtOnce(), 302), 96),
+            ],
+        ),
+        "other-pressure": (
+            "Meta-Llama-3-8B",
+            {**llama, **pressure},
+            [
+                ("vllm-h200-llama-3-8b-other-pressure", sharegpt(data, 300, poisson(38), 303), None),
+                (
+                    "vllm-h200-llama-3-8b-other-prefixes",
+                    sharegpt(data, 300, poisson(28), 304, prefixes=6, prefix_tokens=384),
+                    None,
+                ),
+            ],
+        ),
+        "other-granite": (
+            "granite-4.0-350m",
+            {"max_model_len": 4096, "gpu_memory_utilization": 0.3},
+            [
+                ("vllm-h200-granite-350m-other-gsm8k", gsm8k(data, 500, skip=500), None),
+                ("vllm-h200-granite-350m-other-closed-64", sharegpt(data, 200, AllAtOnce(), 306), 64),
+            ],
+        ),
         "llama2": (
             "Llama-2-7b-hf",
             {"max_model_len": 4096, "gpu_memory_utilization": 0.5},
@@ -299,8 +327,6 @@ def record_first_prefills(model: object, name: str, output: Path, command: str) 
     Every batch is generated three times, the third time after all cached memory has gone back to the driver. Returns
     the batches.
     """
-    import torch
-
     from kvsim.capture.hf import GenerateRecorder, generate_workload
     from kvsim.recording import write
 
@@ -311,7 +337,7 @@ def record_first_prefills(model: object, name: str, output: Path, command: str) 
             workload = Workload(arrival_s=np.zeros(rows), prompt_tokens=prompts, output_tokens=np.full(rows, 4))
             for turn in range(3):
                 if turn == 2:
-                    torch.cuda.empty_cache()
+                    recorder.give_back()
                 generate_workload(model, workload, batch_size=rows, recorder=recorder)
     recording = recorder.recording(name)
     write(recording, output / name)
@@ -373,7 +399,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "groups",
         nargs="+",
-        help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large hf hf-heldout-granite "
+        help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large heldout-granite "
+        "heldout-llama2 bursty-again other-large other-pressure other-granite hf hf-heldout-granite "
         "hf-heldout-llama-3 hf-heldout-llama-2; what is first in a process is measured in those that begin with hf-, "
         "so give each a process of its own",
     )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .lessons import Guided, Lesson
     from .session import Session
 
-_LONG_STEPS = 100_000
-"""A recording of more steps shows its pool before all of it has been added up."""
+_LONG_ROWS = 200_000
+"""A recording of more steps and changes of memory shows its pool before all of it has been added up."""
 
 __all__ = ["attach", "run", "screenshot"]
 
@@ -101,11 +101,12 @@ def _opened(
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .comparison import Comparison  # noqa: PLC0415
-    from .lessons import Guided, Lesson  # noqa: PLC0415
     from .session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
-        return Session(shown, at_s=at_s, later=live and len(shown.steps) > _LONG_STEPS)
+        return Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)
+    from .lessons import Guided, Lesson  # noqa: PLC0415 - they bring the simulator along
+
     if not isinstance(shown, Lesson):
         comparison = Comparison(shown, at_s=at_s)
         # The gap opens by itself; who asks for a moment wants to look at it.

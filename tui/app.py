@@ -20,9 +20,9 @@ from .compare import Compare
 from .comparison import Comparison
 from .keys import ASCII_KEYS
 from .lesson_list import LessonsScreen
-from .lessons import Guided, Lesson, all_lessons
 from .live import Live
 from .saving import save_numbers, save_picture, save_png
+from .session import Session
 from .stage import Stage
 from .states import ASCII, COLOR, DARK, GLYPHS, LIGHT
 from .themes import THEMES
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvsim.recording.model import Recording
 
     from .feed import Feed
-    from .session import Session
+    from .lessons import Guided, Lesson
 
 FRAMES_PER_S = 30
 Result = TypeVar("Result")
@@ -107,7 +107,7 @@ class KvsimApp(App[None]):
     def _stage_for(self, shown: Session | Comparison | Guided) -> Stage:
         if isinstance(shown, Comparison):
             return Compare(shown, self.symbols)
-        if not isinstance(shown, Guided):
+        if isinstance(shown, Session):
             return Watch(shown, self.symbols) if self._feed is None else Live(shown, self.symbols, self._feed)
         if shown.comparison is not None:
             return Compare(shown.comparison, self.symbols, shown)
@@ -193,9 +193,13 @@ class KvsimApp(App[None]):
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
+        from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second that nobody else should wait
+
         self.push_screen(LessonsScreen(all_lessons()), self._play_lesson)
 
     def _play_lesson(self, lesson: Lesson | None) -> None:
+        from .lessons import Guided  # noqa: PLC0415 - as above
+
         if lesson is not None:
             self.aside(
                 lambda: Guided(lesson),

@@ -72,9 +72,20 @@ def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     under = under[: len(text)]
     halves = under < _GLYPH
     code = np.where(halves, under // _NUM_CODES, under - _GLYPH)
+    partly = (under >= _FILL) & (under & _REVERSE == 0)
+    code[partly] = _most_of(under[partly] - _FILL)
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
     at_cursor = np.where(halves, code == CURSOR, under & _REVERSE > 0)
     return np.where(at_cursor, under, _TEXT + letters * _NUM_CODES + code).astype(np.int32)
+
+
+def _most_of(fills: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The code of what more than half of each partly written unit is."""
+    value, written = np.divmod(fills, 8)
+    value, fill = np.divmod(value, 16)
+    rest, dim = np.divmod(value, 2)
+    most: npt.NDArray[np.int32] = np.where(fill > EIGHTHS // 2, written, rest) + DIM * dim
+    return most
 
 
 class Brush:

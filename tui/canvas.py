@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BLANK = int(glyph_keys(np.array([EMPTY], np.uint8))[0])
 """The key of a character outside the pool."""
+_WIDE_ENOUGH = 4
+"""Characters of a unit that leave something to be seen of it beside a name."""
 _DRAWING_ORDER = (
     SlotState.PADDING,
     SlotState.TOKEN,
@@ -120,8 +122,10 @@ class Canvas:
         match tiling.detail:
             case Detail.AREA if self._replay.unit_tokens > 1 or tiling.down > 1:
                 return
-            case Detail.FILL if not tiling.gap:
+            case Detail.FILL if not tiling.gap and (tiling.wide < _WIDE_ENOUGH or not self._half_blocks):
                 return
+            case Detail.FILL if not tiling.gap:  # on the first of neighbouring units of one request
+                name, lines = name_runs, rows * tiling.tall - top
             case Detail.AREA:
                 name = name_runs
                 first = -(-rows * tiling.tall // per_character)

@@ -109,13 +109,16 @@ class Race(Scrubber):
 class Compare(Stage):
     """The pools above each other or, where there is room, beside each other."""
 
+    PANELS = "LaneFigures, Race"
+
     def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
 
     def compose_body(self) -> ComposeResult:
         """A lane for each run, what the colours mean, and the clock."""
-        with Container(id="lanes"):
+        # Rows have names only where they have lines, and two pools have more of those beside each other.
+        with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
                     yield PoolView(lane.session.replay, self.symbols, id=f"pool-{number}", heading=lane.label)
@@ -136,11 +139,6 @@ class Compare(Stage):
         self.comparison.show()
         for pool in self.query(PoolView):
             pool.show_frame()
-
-    def show_panels(self) -> None:
-        """Draw the figures."""
-        for panel in self.query("LaneFigures, Race"):
-            panel.show_frame()  # type: ignore[attr-defined]
 
     def follow(self, request: int | None) -> None:
         """Keep a request of the first run lit in all of them."""

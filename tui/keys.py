@@ -13,6 +13,7 @@ _EVENT = Binding.Group("Event", compact=True)
 _SPEED = Binding.Group("Speed", compact=True)
 _ZOOM = Binding.Group("Zoom", compact=True)
 
+# The footer of a narrow terminal shows the first of them.
 BINDINGS: Final = (
     Binding("space", "play", "Play", priority=False, id="play"),
     Binding("left", "step(-1)", "Step back", group=_STEP, id="step.back"),
@@ -25,6 +26,8 @@ BINDINGS: Final = (
     Binding("minus", "speed(-1)", "Slower", key_display="-", group=_SPEED, id="speed.down"),
     Binding("home", "go(0)", "Beginning", show=False, id="go.begin"),
     Binding("end", "go(1)", "End", show=False, id="go.end"),
+    Binding("question_mark", "help", "Help", key_display="?", id="help"),
+    Binding("q", "app.quit", "Quit", id="quit"),
     Binding("z", "zoom(1)", "More detail", group=_ZOOM, id="zoom.in"),
     Binding("Z", "zoom(-1)", "Less detail", group=_ZOOM, id="zoom.out"),
     Binding("slash", "find", "Find", key_display="/", id="find"),
@@ -33,7 +36,6 @@ BINDINGS: Final = (
     Binding("s", "app.save", "Save", id="save"),
     Binding("S", "app.save_png", "Save as PNG", show=False, id="save.png"),
     Binding("x", "app.save_numbers", "Save numbers", show=False, id="save.numbers"),
-    Binding("question_mark", "help", "Help", key_display="?", id="help"),
 )
 
 PANEL_BINDINGS: Final = (

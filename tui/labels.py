@@ -13,6 +13,7 @@ import numpy.typing as npt
 from kvsim.recording.ledger import NOBODY
 
 from .brush import text_keys
+from .tiling import Detail
 from .words import ending
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cell
             owner, room = int(held[begin]), (end - begin) * tiling.wide - 2
             # What has no prompt is not a request but the end of a row, which needs no name.
             if owner != NOBODY and room > 0 and replay.recording.requests.prompt_tokens[owner]:
-                _write(f" {_name(replay, owner, room)} ", line[begin * tiling.wide :])
+                # How far a unit is filled shows on either side of the name.
+                side = "" if tiling.detail is Detail.FILL else " "
+                _write(f"{side}{_name(replay, owner, room)}{side}", line[begin * tiling.wide + (not side) :])
 
 
 def _write(text: str, place: npt.NDArray[np.int32]) -> None:

@@ -112,7 +112,8 @@ class LaneFigures(Widget):
     def _counts(self, *, with_rate: bool) -> list[Segment]:
         session, dot = self._lane.session, self._symbols.dot
         if session.rows is not None:
-            return [Segment(str(session.rows), self._style("strong" if self._lane.over else "text"))]
+            text = str(session.rows) if len(str(session.rows)) <= self.size.width else session.rows.in_short
+            return [Segment(text, self._style("strong" if self._lane.over else "text"))]
         frame = session.player.frame
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate:

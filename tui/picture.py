@@ -60,10 +60,8 @@ class UnitStates:
         happened to each.
         """
         replay = self._replay
-        # Of the same type: to look for another, the whole column would be converted.
-        seqs = replay.frame_seq[[before, replay.frame]].astype(replay.ledger.seq.dtype)
-        first, last = np.searchsorted(replay.ledger.seq, seqs).tolist()
-        return bool(abs(last - first) > replay.num_units // _UNITS_PER_TOUCH)
+        num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
+        return num_ops > replay.num_units // _UNITS_PER_TOUCH
 
     def _recompute(self, units: npt.NDArray[np.int64] | slice) -> None:
         slots = self._replay.slots(units)

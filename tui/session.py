@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.model import Recording
+    from kvsim.recording.tables import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,16 @@ class RowsNow:
     num_padding: int
 
     def __str__(self) -> str:
-        rows, padding = plural(self.num_rows, "row"), plural(self.num_padding, "slot")
-        return f"{plural(self.num_placed, 'sequence')} in {rows}, {padding} of padding"
+        return f"{plural(self.num_placed, 'sequence')} in {self._rows_and_padding}"
+
+    @property
+    def in_short(self) -> str:
+        """The same without the word for what is counted."""
+        return f"{self.num_placed:,} in {self._rows_and_padding}"
+
+    @property
+    def _rows_and_padding(self) -> str:
+        return f"{plural(self.num_rows, 'row')}, {plural(self.num_padding, 'slot')} of padding"
 
 
 class Session:
@@ -54,10 +63,8 @@ class Session:
         """Args: what to watch, where to begin, and whether `add_up` is called once there is a picture to look at."""
         self.replay = Replay(recording)
         self.recording = self.replay.recording
-        self.added_up = False
-        """Whether `slots` is known for every frame."""
-        self.slots = np.zeros((self.replay.num_frames, len(SlotState)), np.int64)
-        """Slots of the pool by state, one row per frame."""
+        self.slots = np.zeros((0, len(SlotState)), np.int64)
+        """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """When each frame begins."""
         if not later:
@@ -76,12 +83,21 @@ class Session:
         self.hovered: int | None = None
         """The unit under the mouse."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
+        self._breakdown = (-1, np.zeros(len(SlotState), np.int64))
         self.show()
 
     def add_up(self) -> None:
-        """Split the pool at every frame: as much work as everything else together, and nothing that the pool needs."""
+        """Split the pool at every frame: as much work as everything else together, and nothing that the pool needs.
+
+        Another thread may do this.
+        """
+        self.replay.warm_up()
         self.slots = waste(self.replay).slots
-        self.added_up = True
+
+    @property
+    def added_up(self) -> bool:
+        """Whether `slots` is known."""
+        return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
         """List and jump to some events only."""
@@ -133,10 +149,13 @@ class Session:
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
         """Slots of the pool by state at the current frame: shape (7,)."""
-        slots: npt.NDArray[np.int64] = (
-            self.slots[self.player.frame] if self.added_up else self.replay.slots().sum(axis=0)
-        )
-        return slots
+        frame = self.player.frame
+        if self.added_up:
+            slots: npt.NDArray[np.int64] = self.slots[frame]
+            return slots
+        if self._breakdown[0] != frame:
+            self._breakdown = (frame, self.replay.slots().sum(axis=0))
+        return self._breakdown[1]
 
     @cached_property
     def served(self) -> npt.NDArray[np.int64]:
@@ -164,9 +183,10 @@ class Session:
         """Make the replay's frame the player's."""
         self.replay.seek(self.player.frame)
 
-    def counts(self, column: str) -> npt.NDArray[np.int64]:
+    def counts(self, column: str) -> IntArray:
         """A column of the steps, with 0 for the frame after the last one."""
-        return np.append(getattr(self.recording.steps, column).astype(np.int64), 0)
+        steps: IntArray = getattr(self.recording.steps, column)
+        return np.append(steps, np.zeros(1, steps.dtype))
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
         """The spans of frames in which `request` holds memory: first frame, and the first one after."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from textual import on
@@ -30,13 +30,24 @@ if TYPE_CHECKING:
     from .states import Symbols
 
 _TICKS_PER_PANEL_UPDATE = 8
-"""While playing, text changes less often than the picture: nobody reads thirty times a second."""
+"""While playing, text changes less often than the picture: nobody reads thirty times a second. The panels take turns,
+so that no tick has to draw all of them: one that takes too long costs the two after it.
+"""
+
+
+class Readable(Protocol):
+    """A widget that people read."""
+
+    def show_frame(self) -> None:
+        """Draw the player's frame."""
 
 
 class Stage(Screen[None]):
     """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
+    PANELS: ClassVar[str]
+    """Selects the widgets that people read."""
     app: KvsimApp
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
@@ -47,6 +58,7 @@ class Stage(Screen[None]):
         self.guided = guided
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
+        self._panels: list[Readable] = []
         if guided is not None:
             player.notable = np.array([caption.frame for caption in guided.captions])
             player.stops_at_notable = True
@@ -67,6 +79,7 @@ class Stage(Screen[None]):
     def on_mount(self) -> None:
         """Show the first frame."""
         self._scrubber = self.query_one(Scrubber)
+        self._panels = list(self.query(self.PANELS))  # type: ignore[arg-type]
         self.set_class(self.guided is not None, "-lesson")
         self.show_headline()
         self.show_transport()
@@ -101,7 +114,8 @@ class Stage(Screen[None]):
 
     def show_panels(self) -> None:
         """Draw the player's frame where people read."""
-        raise NotImplementedError
+        for panel in self._panels:
+            panel.show_frame()
 
     def follow(self, request: int | None) -> None:
         """Keep one request lit, and show its figures."""
@@ -126,9 +140,17 @@ class Stage(Screen[None]):
     def tick(self, wall_s: float) -> None:
         """Let wall time pass."""
         moved = self.player.tick(wall_s)
+        if not self.player.playing:
+            self.show_frame(everything=True)
+            return
+        self.show_frame(moved=moved)
         self._num_ticks += 1
-        read = not self.player.playing or self._num_ticks % _TICKS_PER_PANEL_UPDATE == 0
-        self.show_frame(moved=moved or read, everything=read)
+        turn = self._num_ticks % _TICKS_PER_PANEL_UPDATE
+        if self._ready:
+            for panel in self._panels[turn::_TICKS_PER_PANEL_UPDATE]:
+                panel.show_frame()
+            if not turn:
+                self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
         """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
@@ -138,11 +160,14 @@ class Stage(Screen[None]):
             self.show_picture()
         if everything:
             self.show_panels()
-            if self.guided is not None:
-                self._show_caption()
-            self.show_transport()
+            self._show_words()
         else:
             self.keep_time()
+
+    def _show_words(self) -> None:
+        if self.guided is not None:
+            self._show_caption()
+        self.show_transport()
 
     def keep_time(self) -> None:
         """Let the clock run while this is what is played."""

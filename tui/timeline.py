@@ -122,10 +122,12 @@ class Timeline(Scrubber):
             return []
         session = self._session
         first, last = self._frames_of_columns(width)
-        spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
-        slots = np.array([session.slots[begin:end].mean(axis=0) for begin, end in spans])[:, list(STACK)]
+        slots = np.zeros((width, len(SlotState)))
+        if session.added_up:
+            spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
+            slots[:] = [session.slots[begin:end].mean(axis=0) for begin, end in spans]
         num_charts = 2 if height > 3 else 1
-        strips = self._memory(slots, max(height - num_charts - 1, 0))
+        strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
         strips.append(self._bars(np.maximum.reduceat(self._num_running, first), self._num_running.max()))
         if num_charts > 1:
             strips.append(self._bars(np.maximum.reduceat(self._num_waiting, first), self._num_waiting.max()))

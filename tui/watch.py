@@ -36,6 +36,7 @@ class Watch(Stage):
     """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
+    PANELS = "WasteBar, Timeline, Panel, EventList"
 
     def __init__(self, session: Session, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(session.player, symbols, guided)
@@ -83,11 +84,6 @@ class Watch(Stage):
         """Draw the pool."""
         self.session.show()
         self.query_one(PoolView).show_frame()
-
-    def show_panels(self) -> None:
-        """Draw everything but the pool."""
-        for panel in self.query("WasteBar, Timeline, Panel, EventList"):
-            panel.show_frame()  # type: ignore[attr-defined]
 
     def follow(self, request: int | None) -> None:
         """Keep one request lit, and show its figures."""

@@ -13,6 +13,8 @@ from kvsim.calibration.observed import Observed
 from kvsim.calibration.predict import machine_of, predict, step_errors
 from kvsim.steptime import Roofline
 
+_MANY = 16
+"""So many sequences in one step tell what one takes."""
 _STALL_PERCENTILE = 99.5
 """Errors beyond this are stalls: they are left out of the mean excess too."""
 
@@ -71,6 +73,25 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
         if any(map(len, missing_s)):
             found[coefficient] = max(float(np.concatenate(missing_s).sum() / sum(uses.sum() for uses in num_uses)), 0.0)
     return replace(times, **found)
+
+
+def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
+    """`times` with what a sequence that joins the batch takes of the host: seen where many do at once, as when
+    everybody arrives together, and the host goes on to the next step without waiting for anything.
+    """
+    longer_s, joined = [], []
+    for item in observed:
+        launch_s = np.broadcast_to(
+            machine_of(replace(times, new_sequence_s=0.0), item).step_time(item.shape).launch_s, len(item)
+        )
+        num_new = np.asarray(item.shape.num_new_seqs)
+        seen = ~np.isnan(item.launch_s) & (num_new >= _MANY)
+        longer_s.append((item.launch_s - launch_s)[seen])
+        joined.append(num_new[seen])
+    num_joined = np.concatenate(joined)
+    if not len(num_joined):
+        return times
+    return replace(times, new_sequence_s=max(float(np.concatenate(longer_s).sum() / num_joined.sum()), 0.0))
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:

@@ -12,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.corrections import is_first_use, with_first_uses, with_host_overheads, with_mean_excess
+from kvsim.calibration.corrections import (
+    is_first_use,
+    with_first_uses,
+    with_host_overheads,
+    with_mean_excess,
+    with_new_sequences,
+)
+from kvsim.calibration.machines import Pace, pace_by, relative_to_median
 from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
+from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model
@@ -35,7 +43,7 @@ _FITTED = {
     "hf-static": _GPU_COEFFICIENTS,
 }
 """What is fitted for which engine; the rest stays at its roofline value."""
-_READ_OFF = {
+READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
@@ -51,6 +59,9 @@ _FASTEST = {
 """As shares of their roofline values, the least that these may be: no kernel reaches more of the data sheet's peak than
 the shares here on the right, and whatever seems faster belongs to another coefficient.
 """
+_ROUNDS = 3
+"""Coefficients, the machines' paces and the sizes' kernels are found in turn, so many times."""
+_EVALUATIONS = 15
 _PRIOR_WEIGHT = 0.3
 """How strongly a coefficient that the recordings do not determine is held at its roofline value."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
@@ -141,38 +152,56 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
 
     names = _FITTED[engine]
     start = np.array([getattr(prior, name) for name in names])
+    read_off = READ_OFF.get(engine, {})
+    scales = {item.name: np.where(is_first_use(item, read_off), np.inf, error_scale_s(item)) for item in observed}
+    reach = np.log(_REACH)
+    fastest = _FASTEST if engine == "vllm" else {}
+    bounds = ([np.log(fastest[name]) if name in fastest else -reach for name in names], reach)
 
-    def model(logarithms: Any) -> Roofline:
+    def model(logarithms: Any, before: Roofline) -> Roofline:
         values: dict[str, Any] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
         values |= {name: min(values[name], most) for name, most in _LIMITS.items() if name in values}
         if "weights_s" in values:  # a dense model streams the same weights for one token as for many
             values["active_weights_s"] = values["weights_s"] * prior.active_weights_s / prior.weights_s
-        return replace(prior, **values)
+        return replace(before, **values)
 
-    read_off = _READ_OFF.get(engine, {})
-    scales = [np.where(is_first_use(item, read_off), np.inf, error_scale_s(item)) for item in observed]
+    def errors(times: Roofline, item: Observed) -> Any:
+        return step_errors(machine_of(times, item), item) / scales[item.name]
 
-    def residuals(logarithms: Any) -> Any:
-        times = model(logarithms)
-        errors = [
-            step_errors(machine_of(times, item), item) / scale for item, scale in zip(observed, scales, strict=True)
-        ]
-        return np.concatenate([*errors, _PRIOR_WEIGHT * logarithms])
+    times, logarithms = prior, np.zeros(len(names))
+    for _ in range(_ROUNDS):
 
-    reach = np.log(_REACH)
-    fastest = _FASTEST if engine == "vllm" else {}
-    solution = least_squares(
-        residuals,
-        np.zeros(len(names)),
-        bounds=([np.log(fastest[name]) if name in fastest else -reach for name in names], reach),
-        loss="soft_l1",
-        diff_step=1e-3,
-        max_nfev=30,
-    )
-    times = with_mean_excess(model(solution.x), observed)
+        def residuals(logarithms: Any, items: Sequence[Observed] = observed, times: Roofline = times) -> Any:
+            candidate = model(logarithms, times)
+            return np.concatenate([*(errors(candidate, item) for item in items), _PRIOR_WEIGHT * logarithms])
+
+        logarithms = least_squares(
+            residuals, logarithms, bounds=bounds, loss="soft_l1", diff_step=1e-3, max_nfev=_EVALUATIONS
+        ).x
+        times = model(logarithms, times)
+        observed = _at_their_paces(times, observed, errors)
+        if engine == "vllm":
+            times = with_sizes(with_new_sequences(times, observed), observed)
+    times = with_mean_excess(times, observed)
     if engine == "vllm":
         return with_host_overheads(times, observed)
     return with_first_uses(times, observed, read_off)
+
+
+def _at_their_paces(
+    times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
+) -> list[Observed]:
+    """`observed`, each with the pace of its machine, of which the one in the middle is 1."""
+    machines = sorted({item.machine for item in observed})
+
+    def pace_of(machine: str) -> Pace:
+        own = [item for item in observed if item.machine == machine]
+        return pace_by(lambda pace: np.concatenate([errors(times, replace(item, pace=pace)) for item in own]))
+
+    if len(machines) == 1:
+        return list(observed)
+    paces = relative_to_median({machine: pace_of(machine) for machine in machines})
+    return [replace(item, pace=paces[item.machine]) for item in observed]
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:

@@ -13,24 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.fit import engine_of, residual_of
+from kvsim.calibration.corrections import is_first_use
+from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
+from kvsim.calibration.machines import TYPICAL, Pace, at_pace, pace_by
 from kvsim.calibration.observed import Observed, observe
-from kvsim.calibration.predict import error_scale_s, machine_of, step_errors
+from kvsim.calibration.predict import error_scale_s, machine_of, predict, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model
 from kvsim.profiles import Profile, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import Roofline
-
-HOST_COEFFICIENTS = (
-    *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s"),
-    *("turnaround_step_s", "turnaround_sequence_s"),
-    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s"),
-    *("new_shape_s", "new_kernel_s"),
-)
-_REACH = 4.0
-"""The largest factor between two hosts."""
 
 
 def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile:
@@ -50,24 +43,26 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
                 f"{profile.model} on {profile.gpu}; only the host may differ."
             )
     observed = [observe(item) for item in recordings]
-    times = _scaled(profile.times, _factor(profile.times, observed))
+    pace = _compiling_pace(profile.times, observed) if profile.engine == "hf-static" else _pace(profile.times, observed)
+    times = at_pace(pace, profile.times)
     return replace(profile, times=times, residuals=tuple(residual_of(item, times) for item in observed))
 
 
-def _factor(times: Roofline, observed: Sequence[Observed]) -> float:
-    from scipy.optimize import minimize_scalar  # noqa: PLC0415  only a fit needs it
-
+def _pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
     scales = [error_scale_s(item) for item in observed]
 
-    def cost(logarithm: float) -> float:
-        scaled = _scaled(times, float(np.exp(logarithm)))
-        errors = zip(observed, scales, strict=True)
-        return sum(float(np.abs(step_errors(machine_of(scaled, item), item) / scale).sum()) for item, scale in errors)
+    def errors(pace: Pace) -> Any:
+        on_host, pairs = at_pace(pace, times), zip(observed, scales, strict=True)
+        return np.concatenate([step_errors(machine_of(on_host, item), item) / scale for item, scale in pairs])
 
-    reach = float(np.log(_REACH))
-    return float(np.exp(minimize_scalar(cost, bounds=(-reach, reach), method="bounded").x))
+    return pace_by(errors, gpu=False)
 
 
-def _scaled(times: Roofline, factor: float) -> Roofline:
-    scaled: dict[str, Any] = {name: getattr(times, name) * factor for name in HOST_COEFFICIENTS}
-    return replace(times, **scaled)
+def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
+    """With a static cache the host is seen compiling, seldom and for long, and nowhere else."""
+    recorded_s = predicted_s = 0.0
+    for item in observed:
+        first = is_first_use(item, READ_OFF["hf-static"])
+        recorded_s += float((item.end_s - item.start_s)[first].sum())
+        predicted_s += float((predict(machine_of(times, item), item).end_s - item.start_s)[first].sum())
+    return Pace(host=recorded_s / predicted_s) if predicted_s else TYPICAL

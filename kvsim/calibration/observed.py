@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.hf_memory import batches_of
-from kvsim.kernels import BatchRun, KernelsSeen
+from kvsim.calibration.machines import TYPICAL, Pace
+from kvsim.hardware import find_gpu
+from kvsim.hf_memory import batches_of, earlier_batches
+from kvsim.kernels import KernelsSeen
+from kvsim.models import Model
 from kvsim.recording import Recording
-from kvsim.recording.tables import FloatArray, IntArray
+from kvsim.recording.tables import FloatArray, IntArray, Steps
 from kvsim.steptime import StepShape
 
 
@@ -19,6 +22,8 @@ class Observed:
     """The steps of one recording, in order."""
 
     name: str
+    machine: str
+    """Which machine it was; its own name where the recording does not say."""
     eager: bool
     """Whether the engine captured no graphs."""
     shape: StepShape
@@ -34,10 +39,14 @@ class Observed:
     next_step: IntArray
     """The step that was scheduled right after each step's output; -1 where the engine did something else in between."""
 
+    launch_s: FloatArray
+    """How long the host was busy with each step, where it went straight on to the next; NaN elsewhere."""
     entry_gap_s: FloatArray
     """Time between two requests that the engine took in one after the other without doing anything else."""
     entry_prompt_tokens: IntArray
     """The prompt of the second of each two."""
+    pace: Pace = TYPICAL
+    """How fast that machine is thought to be."""
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -65,6 +74,7 @@ def observe(recording: Recording) -> Observed:
     together = np.flatnonzero(np.diff(requests.arrival_seq[order]) == 1)
     return Observed(
         name=recording.name,
+        machine=str(recording.meta.extra.get("machine", recording.name)),
         eager=bool(recording.meta.engine.get("enforce_eager")),
         shape=StepShape(
             num_seqs=per_step(np.ones(len(step))),
@@ -74,14 +84,36 @@ def observe(recording: Recording) -> Observed:
             attention_pairs=per_step(prefill * (tokens * before + tokens * (tokens + 1) / 2)),
             **_first_uses(recording),
             shared_tokens=_shared_tokens(recording, per_step(before + tokens)),
+            num_new_seqs=per_step(_joins(schedule.request[index], step, before, tokens)),
         ),
         start_s=steps.start_s,
         end_s=steps.end_s,
         launched_before_output=launched,
         next_step=np.where(direct, following, -1),
+        launch_s=_launches(steps),
         entry_gap_s=np.diff(requests.arrival_s[order])[together],
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
     )
+
+
+def _launches(steps: Steps) -> FloatArray:
+    """What passed until the next step was scheduled, where no output was processed in between."""
+    lasted = np.append(np.diff(steps.start_s), np.nan)
+    output_before = np.append(-np.inf, steps.end_s[:-1])
+    output_between = np.append(steps.start_s[1:], np.inf) >= steps.end_s
+    return np.where((output_before <= steps.start_s) & ~output_between, lasted, np.nan)
+
+
+def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatArray) -> FloatArray:
+    """1 for each row of a schedule in which a sequence joins the batch: its first, or one that computes anew what it
+    had lost.
+    """
+    order = np.lexsort((step, request))
+    goes_on = np.diff(request[order], prepend=-1) == 0
+    had = np.append(0.0, (before + tokens)[order][:-1])
+    joins = np.empty(len(order))
+    joins[order] = ~goes_on | (before[order] < had)
+    return joins
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
@@ -93,24 +125,13 @@ def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
     return np.maximum(context_tokens - held_slots, 0.0)
 
 
-def earlier_batches(recording: Recording) -> tuple[BatchRun, ...]:
-    """What the process of a recording of `generate()` had run before with the same kind of cache, as far as it says."""
-    cache = recording.meta.policy.get("cache")
-    return tuple(
-        BatchRun(rows=batch["rows"], width=batch["prompt_width"], steps=batch["new_tokens"], padded=batch["padded"])
-        for batch in recording.meta.extra.get("earlier_batches", ())
-        if batch["cache"] == cache
-    )
-
-
 def _first_uses(recording: Recording) -> dict[str, Any]:
     """The shapes and kernels that each step of `generate()` is the first of its process to need; none elsewhere."""
     if recording.meta.policy_name != "static":
         none = np.zeros(len(recording.steps))
         return {"new_shape": none, "new_kernels": none}
-    kernels = KernelsSeen(
-        preallocated=recording.meta.policy.get("cache") == "static", earlier=earlier_batches(recording)
-    )
-    batches = (BatchRun(item.rows, item.prompt_width, item.new_tokens, item.padded) for item in batches_of(recording))
-    shapes, new_kernels = np.array([first for batch in batches for first in kernels.run(batch)], np.float64).T
+    gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
+    kernels = KernelsSeen(gpu, model, earlier_batches(recording))
+    uses = [first for batch in batches_of(recording) for first in kernels.run(batch)]
+    shapes, new_kernels = np.array(uses).T
     return {"new_shape": shapes, "new_kernels": new_kernels}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvsim.calibration.machines import at_pace
 from kvsim.calibration.observed import Observed
 from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import RESTED, Roofline, StepTime, StepTimeModel, strained_gpu_s
@@ -27,8 +28,9 @@ class Prediction(NamedTuple):
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """`times` in the engine of `observed`, which may have captured no graphs."""
-    return times.uncaptured() if observed.eager else times
+    """`times` in the engine of `observed`, which may have captured no graphs, and on its machine."""
+    of_engine = times.uncaptured() if observed.eager else times
+    return at_pace(observed.pace, of_engine)
 
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.capture.machine import machine
 from kvsim.capture.prompts import token_ids
 from kvsim.capture.shapes import has_weights, shape_of
 from kvsim.errors import MissingExtraError, UsageError
@@ -82,6 +83,8 @@ class GenerateRecorder:
         self._history = allocation_history if self._cuda else 0
         self._builder = RecordingBuilder()
         self._begin_s: float | None = None
+        self._min_new_tokens = False
+        self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
         """Every call of `generate()` so far: its rows, width, new tokens, whether it was padded, and its cache."""
         self._step_ends_us: list[float] = []
@@ -112,6 +115,11 @@ class GenerateRecorder:
             self.allocator = _history(self._step_ends_us)
             torch.cuda.memory._record_memory_history(enabled=None)
 
+    def give_back(self) -> None:
+        """Give what PyTorch has cached back to the driver, and say so: the next batch has to ask for it again."""
+        torch.cuda.empty_cache()
+        self._given_back.append(len(self.batches))
+
     def recording(self, name: str = "") -> Recording:
         """Everything recorded so far.
 
@@ -135,6 +143,7 @@ class GenerateRecorder:
                 "cache": first["cache"],
                 "batch_size": max(batch["rows"] for batch in self.batches),
                 "attention": self._model.config._attn_implementation,
+                "min_new_tokens": self._min_new_tokens,
             },
             model={
                 "name": model_name,
@@ -151,6 +160,7 @@ class GenerateRecorder:
             command=self._command,
             created=date.today().isoformat(),
             extra={
+                **machine(),
                 "baseline_allocated_bytes": self._memory_before["allocated_bytes"],
                 "baseline_reserved_bytes": self._memory_before["reserved_bytes"],
                 "baseline_private_bytes": sum(self._memory_before["private_segment_bytes"]),
@@ -158,6 +168,7 @@ class GenerateRecorder:
                 "gpu_properties": _gpu_properties() if self._cuda else {},
                 "earlier_batches": self._earlier,
                 "num_batches": len(self.batches),
+                "given_back_before": self._given_back,
             },
         )
         return self._builder.finish(meta, name)
@@ -168,9 +179,11 @@ class GenerateRecorder:
             return self._generate(*args, **kwargs)
         mask = kwargs.get("attention_mask")
         prompts = (mask.sum(1) if mask is not None else torch.full((len(inputs),), inputs.shape[1])).tolist()
-        limit = kwargs.get("max_new_tokens") or self._model.generation_config.max_new_tokens or 0
+        defaults = self._model.generation_config
+        limit = kwargs.get("max_new_tokens") or defaults.max_new_tokens or 0
+        self._min_new_tokens |= bool(kwargs.get("min_new_tokens") or defaults.min_new_tokens)
         batch = _Batch(self._builder, prompts, inputs.shape[1], limit, self._now())
-        cache = kwargs.get("cache_implementation") or self._model.generation_config.cache_implementation or "dynamic"
+        cache = kwargs.get("cache_implementation") or defaults.cache_implementation or "dynamic"
 
         def on_step() -> None:
             if self._cuda:

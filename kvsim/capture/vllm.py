@@ -15,6 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from kvsim.capture.machine import machine
 from kvsim.capture.publish import Publisher
 from kvsim.capture.scheduler import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, Sink
@@ -154,6 +155,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "first_unit": 1,
             "bytes_per_unit": block_size * kv_bytes_per_token,
         },
+        **machine(),
         "created": date.today().isoformat(),
         "notes": "Block 0 is vLLM's null block and is not in the pool.",
     }

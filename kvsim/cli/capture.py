@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import progress
 from kvsim.cli.workload import workload_of_flags, workload_options
 
@@ -23,7 +24,7 @@ def command() -> None:
     """
 
 
-@command.command("vllm")
+@command.command("vllm", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
@@ -65,7 +66,7 @@ def vllm(*, model: str, output: Path, concurrency: int | None, **flags: Any) -> 
     click.echo(output)
 
 
-@command.command("hf")
+@command.command("hf", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")

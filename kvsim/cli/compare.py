@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from kvsim.cli.scenario import build_scenario, scenario_options
+from kvsim.cli.scenario import build_scenario
+from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
 
-@click.command("compare")
+@click.command("compare", cls=SectionedCommand)
 @scenario_options
 @click.option(
     "-o",

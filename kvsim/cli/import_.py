@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.show import json_option, print_json, print_table
-from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags
+from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, first_requests
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def command(
     Every command that simulates reads FILE itself with --workload FILE; importing once is faster, and keeps a choice of
     requests and arrivals. The description says what was left out.
     """
-    from kvsim.importers import Limits, arriving, first, read_workload, within, write_workload
+    from kvsim.importers import Limits, arriving, read_workload, within, write_workload
 
     workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)
     limits = Limits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
     workload = within(workload, limits)
     if num_requests is not None:
-        workload = first(workload, num_requests)
+        workload = first_requests(workload, num_requests)
     if flags["arrivals"] is not None:
         workload = arriving(workload, arrivals_of_flags(flags), flags["seed"])
     elif flags["rate"] is not None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, print_json, print_table
 from kvsim.cli.workload import workload_of_flags, workload_options
 
 
-@click.command("pack")
+@click.command("pack", cls=SectionedCommand)
 @workload_options
 @click.option("--row-tokens", type=int, default=2048, show_default=True, help="Length of a packed row.")
 @click.option("--batch-size", type=int, default=16, show_default=True, help="Rows of a padded batch.")

@@ -55,7 +55,7 @@ def command(
 
     kind, *names = what
     if kind not in FIGURES:
-        raise UnknownNameError("kind of figure", kind, FIGURES)
+        raise UnknownNameError("kind of figure", kind, FIGURES, listed_by="kvsim plot --help")
     if not names:
         raise UsageError(
             f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim."

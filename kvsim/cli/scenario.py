@@ -1,23 +1,18 @@
-"""The flags that say what to simulate, and the values that they stand for.
-
-Every command that simulates takes the same flags: which requests, on what machine, with how much memory, under which
-policy.
-"""
+"""What the flags of a command that simulates stand for: requests, a machine, an amount of memory, and a policy."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from kvsim.cli.workload import given, workload_and_source, workload_options
+from kvsim.cli.workload import given, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.policies import Policy
@@ -27,140 +22,6 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 GIB = 1 << 30
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_OPTIONS = (
-    click.option("--model", help="A listed model.  [the recording's, or Llama-3-8B]"),
-    click.option("--gpu", help="A listed GPU.  [the recording's, or H200]"),
-    click.option(
-        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
-    ),
-    click.option(
-        "--kv-gib",
-        type=float,
-        metavar="GIB",
-        help="Memory for the KV cache.  [the recording's, or what the GPU leaves]",
-    ),
-    click.option("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
-    click.option(
-        "--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."
-    ),
-    click.option("--block-size", type=int, default=16, show_default=True, help="paged: tokens per block."),
-    click.option("--no-prefix-caching", is_flag=True, help="paged: never reuse a prefix."),
-    click.option(
-        "--watermark",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="paged: share of the pool that admission leaves free.",
-    ),
-    click.option(
-        "--swap-gib",
-        type=float,
-        metavar="GIB",
-        help="paged: host memory to which preempted sequences are copied, not recomputed.  [none; a model, not vLLM's]",
-    ),
-    click.option(
-        "--swap-gb-per-s",
-        type=float,
-        metavar="GB/S",
-        help="paged, --swap-gib: speed of the link to it.  [50.4: 80% of PCIe 5.0 x16]",
-    ),
-    click.option(
-        "--speculative-tokens",
-        type=int,
-        metavar="N",
-        help="paged: tokens drafted a step; needs --no-async-scheduling.  [none; a model, not vLLM's]",
-    ),
-    click.option(
-        "--acceptance-rate",
-        type=float,
-        metavar="SHARE",
-        help="paged, --speculative-tokens: how often a draft is right when those before it are.  [0.7]",
-    ),
-    click.option(
-        "--reserve",
-        type=click.Choice(["max", "limit", "pow2", "oracle", "doubling"]),
-        default="max",
-        show_default=True,
-        help="contiguous: how much each sequence reserves.",
-    ),
-    click.option(
-        "--fit",
-        type=click.Choice(["first", "best", "next", "buddy"]),
-        default="first",
-        show_default=True,
-        help="contiguous: which hole is taken.",
-    ),
-    click.option(
-        "--growth",
-        type=click.Choice(["move", "fail"]),
-        default="move",
-        show_default=True,
-        help="contiguous, --reserve doubling: copy what has no room to grow, or preempt.",
-    ),
-    click.option("--compaction", is_flag=True, help="contiguous: slide everything together when only that makes room."),
-    click.option("--request-level", is_flag=True, help="contiguous: admit nobody until the whole batch has ended."),
-    click.option("--batch-size", type=int, default=16, show_default=True, help="static: rows of a batch."),
-    click.option(
-        "--cache",
-        type=click.Choice(["dynamic", "static"]),
-        default="dynamic",
-        show_default=True,
-        help="static: grow the cache by a column a step, or allocate it at once.",
-    ),
-    click.option(
-        "--batch-timeout",
-        type=float,
-        default=0.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="static: how long the oldest request waits for a batch to fill up.",
-    ),
-    click.option("--sort-by-length", is_flag=True, help="static: batch prompts of similar length."),
-    click.option("--no-memory-guard", is_flag=True, help="static: let batches run out of memory, and count it."),
-    click.option("--max-num-seqs", type=int, help="Sequences in one step."),
-    click.option("--max-num-batched-tokens", type=int, help="Tokens in one step."),
-    click.option("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
-    click.option(
-        "--long-prefill-token-threshold",
-        type=int,
-        default=0,
-        help="Most tokens of one prompt in one step; 0: no limit.",
-    ),
-    click.option("--no-chunked-prefill", is_flag=True, help="Prompts are computed in one step or not at all."),
-    click.option(
-        "--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known."
-    ),
-    click.option(
-        "--order",
-        type=click.Choice(["fcfs", "priority"]),
-        default="fcfs",
-        show_default=True,
-        help="Who is served first.",
-    ),
-    click.option(
-        "--defaults",
-        type=click.Choice(["llm", "server"]),
-        default="llm",
-        show_default=True,
-        help="Whose limits hold where none is given: vLLM's LLM class or its server.",
-    ),
-    click.option(
-        "--refuse-misfits",
-        is_flag=True,
-        help="Refuse and count requests that could never be served; otherwise an error.",
-    ),
-    click.option("--check", is_flag=True, help="Verify at every step that all slots are accounted for (slower)."),
-)
-
-
-def scenario_options(command: Command) -> Command:
-    """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return workload_options(command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,22 @@ if TYPE_CHECKING:
     from kvsim.budget import Budget
 
 
+def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Name everything that is listed, and leave."""
+    if not wanted:
+        return
+    from kvsim.hardware import GPUS
+    from kvsim.models import all_models
+
+    click.echo("\n".join(["GPUs", *(f"  {gpu.name}" for gpu in GPUS)]))
+    click.echo("\n".join(["models", *(f"  {model.name}" for model in all_models())]))
+    context.exit()
+
+
 @click.command("size")
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name all GPUs and models."
+)
 @click.option("--model", required=True, help="A listed model, such as Meta-Llama-3-8B.")
 @click.option("--gpu", required=True, help="A listed GPU, such as H200.")
 @click.option(

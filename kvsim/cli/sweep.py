@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.scenario import build_scenario, scenario_options
+from kvsim.cli.scenario import build_scenario
+from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.sweep import Point
 
 
-@click.command("sweep")
+@click.command("sweep", cls=SectionedCommand)
 @click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
 @scenario_options
 @click.option(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.scenario import build_scenario, scenario_options
+from kvsim.cli.scenario import build_scenario
+from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import progress
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.policies import POLICY_NAMES
@@ -29,7 +31,7 @@ _LIST = "list"
 _HOST, _PORT = "127.0.0.1", 8000
 
 
-@click.command("tui")
+@click.command("tui", cls=SectionedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option(
     "--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording."

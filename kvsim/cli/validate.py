@@ -55,12 +55,13 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
         )
         rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
         beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)
+        assumed = "".join(f"\nthe recording does not say; assumed: {words}" for words in result.assumes)
         print_table(
             f"{recording.name} ({fitted})",
             ["", "measured", "simulated", "error"],
             rows,
             figures=(1, 2, 3),
-            note=profile.label + beyond,
+            note=profile.label + beyond + assumed,
         )
     if as_json:
         print_json({"validations": documents})

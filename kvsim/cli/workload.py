@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvsim.cli.sections import section
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,33 +20,30 @@ _DEFAULT_NUM_REQUESTS = 400
 _DEFAULT_TOKENS = "200:0.8"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_requests = section("Requests")
 ARRIVAL_OPTIONS = (
-    click.option(
+    _requests(
         "--arrivals",
         type=click.Choice(["poisson", "gamma", "constant", "at-once"]),
         help="Generate requests that arrive so.",
     ),
-    click.option("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
-    click.option(
+    _requests("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
+    _requests(
         "--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."
     ),
 )
 _OPTIONS = (
-    click.option(
+    _requests(
         "--workload",
         metavar="FILE",
         help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
     ),
-    click.option("--num-requests", type=int, help="Only the first so many, or how many to generate."),
+    _requests("--num-requests", type=int, help="Only the first so many, or how many to generate."),
     *ARRIVAL_OPTIONS,
-    click.option(
-        "--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."
-    ),
-    click.option("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
-    click.option(
-        "--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."
-    ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
+    _requests("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
+    _requests("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
+    _requests("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
+    _requests("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
 )
 
 
@@ -83,6 +81,22 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
     return _generated(flags), None
 
 
+def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
+    """The requests that --num-requests asks for.
+
+    Raises:
+        UsageError: there are not so many; `hint` says what else could help than to leave the flag out.
+    """
+    from kvsim.importers import first
+
+    if num_requests > len(workload):
+        raise UsageError(
+            f"--num-requests asks for the first {num_requests:,} requests, and {workload.name} has {len(workload):,} "
+            f"to give; leave it out to take them all{hint}."
+        )
+    return first(workload, num_requests)
+
+
 def given(value: int | None, otherwise: int) -> int:
     """`value` unless it was left out: zero was not left out, it is wrong, and the settings say so."""
     return otherwise if value is None else value
@@ -104,10 +118,9 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
     """The first requests of `workload`, or all, at the rate that the flags ask for."""
-    from kvsim.importers import first
-
     if flags["num_requests"] is not None:
-        workload = first(workload, flags["num_requests"])
+        hint = "" if flags["workload"] else "; --arrivals poisson generates any number"
+        workload = first_requests(workload, flags["num_requests"], hint)
     if flags["rate"] is not None:
         from kvsim.workload import Poisson
 

@@ -11,14 +11,14 @@ nothing of time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import UsageError
 from kvsim.hf_memory.forward import FLOAT32_BYTES, INT64_BYTES, Forward
+from kvsim.kernels import Batch
 from kvsim.memory.caching import MIB, CachingAllocator
 from kvsim.recording.tables import IntArray
 
@@ -38,29 +38,14 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One call of `generate()`."""
-
-    rows: int
-    prompt_width: int
-    """Tokens of the longest prompt, to which the others are padded."""
-    new_tokens: int
-    """Tokens that every row generates: those of the longest answer."""
-    padded: bool = True
-    """Whether any prompt is shorter than the longest: then attention needs a mask."""
-
-    def __post_init__(self) -> None:
-        if min(self.rows, self.prompt_width, self.new_tokens) < 1:
-            raise UsageError(f"a batch needs at least one row, one prompt token and one new token; this is {self}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
     """The allocator's counters after each step, batch after batch; columns named as in a recording's steps."""
 
     baseline_allocated_bytes: int
     """Before the first batch: weights, perhaps the workspace, and what else the process holds."""
+    baseline_reserved_bytes: int
+    """Likewise, with what earlier batches left cached."""
     allocated_bytes: IntArray
     reserved_bytes: IntArray
     inactive_split_bytes: IntArray
@@ -76,8 +61,9 @@ def generate_memory(
     model: Model,
     batches: Sequence[Batch],
     *,
-    preallocated: bool = False,
-    least_length: bool = True,
+    earlier: Sequence[Batch] = (),
+    given_back_before: Collection[int] = (),
+    least_length: bool = False,
     capacity_bytes: int | None = None,
     workspace_bytes: int = WORKSPACE_BYTES,
     warm: bool = True,
@@ -88,10 +74,12 @@ def generate_memory(
 
     Args:
         model: a decoder with gated feed-forward networks; its weights are made on the GPU layer by layer.
-        batches: what is generated.
-        preallocated: a static cache instead of one that grows by concatenation. Its decoding steps are compiled; of
-            what their captured graphs reserve only `private_bytes` is known here.
-        least_length: whether a least length of the answers was asked for, which costs copies of all logits.
+        batches: what is generated. The decoding steps of a preallocated cache are compiled; of what their captured
+            graphs reserve only `private_bytes` is known here.
+        earlier: what the process has generated before, and whose memory it still has cached.
+        given_back_before: the indices of batches before which everything cached is given back to the driver.
+        least_length: whether a least length of the answers was asked for (`min_new_tokens`), which costs copies of all
+            logits.
         capacity_bytes: what the driver can give to PyTorch; None: no end.
         workspace_bytes: of cuBLAS.
         warm: whether the workspace was first used right after loading; otherwise the first batch takes it.
@@ -111,10 +99,18 @@ def generate_memory(
     baseline = allocator.allocated_bytes
     if not warm:
         allocator.allocate(workspace_bytes)
+    for batch in earlier:
+        call = _Call(model, batch, allocator, least_length=least_length)
+        for _ in range(batch.new_tokens):
+            call.step()
+        call.end()
+    baseline_reserved = allocator.reserved_bytes + private_bytes
     allocator.reset_peaks()
     rows: list[tuple[int, ...]] = []
-    for batch in batches:
-        call = _Call(model, batch, allocator, preallocated=preallocated, least_length=least_length)
+    for number, batch in enumerate(batches):
+        if number in given_back_before:
+            allocator.empty_cache()
+        call = _Call(model, batch, allocator, least_length=least_length)
         for _ in range(batch.new_tokens):
             call.step()
             now = allocator.counters
@@ -123,7 +119,12 @@ def generate_memory(
             rows.append((*held, allocator.peak_allocated_bytes))
         call.end()
     columns = dict(zip(_COLUMNS, np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T, strict=True))
-    return GenerateMemory(baseline_allocated_bytes=baseline, num_retries=allocator.num_retries, **columns)
+    return GenerateMemory(
+        baseline_allocated_bytes=baseline,
+        baseline_reserved_bytes=baseline_reserved,
+        num_retries=allocator.num_retries,
+        **columns,
+    )
 
 
 def weights_bytes(model: Model) -> int:
@@ -152,14 +153,11 @@ def _load(model: Model, allocator: CachingAllocator) -> None:
 class _Call:
     """The tensors of one call of `generate()`; attributes that are numbers are addresses of live ones."""
 
-    def __init__(
-        self, model: Model, batch: Batch, allocator: CachingAllocator, *, preallocated: bool, least_length: bool
-    ) -> None:
+    def __init__(self, model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> None:
         self._model = model
         self._batch = batch
         self._take = allocator.allocate
         self._give = allocator.free
-        self._preallocated = preallocated
         self._least_length = least_length
         self._forward = Forward(model, allocator, rows=batch.rows, masked=batch.padded)
         self._width = batch.prompt_width
@@ -168,25 +166,34 @@ class _Call:
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
         """What the last token was chosen from; transformers drops it only once the next takes its place."""
+        self._logits: int | None = None
 
     def step(self) -> None:
-        """One forward pass, and one more token for every row."""
-        logits = self._pass()
+        """One forward pass, and one more token for every row, as far as to the question whether to go on: whoever
+        records asks the allocator there, with the logits still alive.
+        """
+        self._drop_logits()
+        self._logits = self._pass()
         self._width += 1
         self._positions, self._mask = self._grown(self._positions), self._grown(self._mask)
         self._choose()
         self._ids = self._grown(self._ids)
-        self._give(logits)
 
     def end(self) -> None:
         """Everything is dropped; keys and values from the last layer down."""
+        self._drop_logits()
         cache = [address for pair in reversed(self._forward.cache) for address in pair]
         for address in (self._positions, self._mask, *self._scores, *cache, self._ids, *self._arguments):
             self._give(address)
 
+    def _drop_logits(self) -> None:
+        if self._logits is not None:
+            self._give(self._logits)
+            self._logits = None
+
     def _pass(self) -> int:
         batch, first = self._batch, self._width == self._batch.prompt_width
-        if not self._preallocated:
+        if not batch.preallocated:
             return self._forward.run(self._width if first else 1, self._width)
         if first:
             return self._forward.run(self._width, batch.prompt_width + batch.new_tokens, keep_cache=True)

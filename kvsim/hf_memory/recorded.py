@@ -1,17 +1,29 @@
-"""The batches of a recording of `generate()`, and what they should have taken."""
+"""The batches of a recording of `generate()`, what its process had run before, and what they should have taken."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.hf_memory.generate import WORKSPACE_BYTES, Batch, GenerateMemory, generate_memory, weights_bytes
+from kvsim.hf_memory.generate import WORKSPACE_BYTES, GenerateMemory, generate_memory, weights_bytes
+from kvsim.kernels import Batch
+from kvsim.memory.caching import MIB
 from kvsim.models import Model
 from kvsim.recording import Recording
 
 _OUTSIDE_BYTES = 552_402_944
 """What CUDA keeps to itself: 150,109,880,320 bytes of an H200, of which 149,557,477,376 were free in a new process."""
+_WARM_UP_TOKENS = 4
+"""New tokens of the warm-up that a recording is taken to have had if it does not say."""
+_GRAPH_BYTES = 174 * MIB
+"""What the captured graphs of a static cache keep, where a recording does not say: a second cuBLAS workspace of 32 MiB,
+two pieces of 60 MiB, one of 20 and one of 2, as `hf-h200-granite-350m-heldout-batch32-static` says of itself.
+"""
 
 
 def batches_of(recording: Recording) -> list[Batch]:
@@ -38,38 +50,106 @@ def batches_of(recording: Recording) -> list[Batch]:
                 prompt_width=int(prompts.max()),
                 new_tokens=num_steps,
                 padded=bool((prompts != prompts.max()).any()),
+                preallocated=recording.meta.policy.get("cache") == "static",
             )
         )
     return batches
+
+
+def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
+    """What the process of a recording of `generate()` had run before it; nothing for other engines.
+
+    A recording that does not say (an empty list does) is taken to have warmed up as programs do that measure: with its
+    own first batch, for four tokens.
+    """
+    if recording.meta.policy_name != "static":
+        return ()
+    stated = recording.meta.extra.get("earlier_batches")
+    if stated is None:
+        return tuple(
+            replace(batch, new_tokens=min(batch.new_tokens, _WARM_UP_TOKENS)) for batch in batches_of(recording)[:1]
+        )
+    return tuple(
+        Batch(
+            rows=batch["rows"],
+            prompt_width=batch["prompt_width"],
+            new_tokens=batch["new_tokens"],
+            padded=batch["padded"],
+            preallocated=batch["cache"] == "static",
+        )
+        for batch in stated
+    )
+
+
+def assumptions_of(recording: Recording) -> tuple[str, ...]:
+    """In words, what is taken to be so of a recording of `generate()` because it does not say; nothing for others."""
+    meta = recording.meta
+    if meta.policy_name != "static":
+        return ()
+    found = []
+    if "earlier_batches" not in meta.extra:
+        found.append(
+            f"the process warmed up with the first batch for {_WARM_UP_TOKENS} new tokens, and found no kernels on disk"
+        )
+    if "min_new_tokens" not in meta.engine:
+        found.append("no least length of the answers was asked for")
+    if "private_segment_bytes" not in meta.extra and _has_graphs(recording):
+        found.append(f"captured graphs keep {_GRAPH_BYTES / 1e6:.0f} MB")
+    return tuple(found)
 
 
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
     """What the batches of `recording` should have taken, by their shapes and the baseline that it states.
 
     `private_bytes` is what captured graphs of the same process had reserved; without, what the recording says of it,
-    which older ones do not.
+    or what such graphs have been seen to reserve.
 
     Raises:
         UsageError: it is not a recording of generate().
         BudgetError: its GPU could not have run it.
     """
-    model = Model.from_shape(recording.meta.model)
-    baseline = recording.meta.extra.get("baseline_allocated_bytes")
+    meta = recording.meta
+    batches, earlier = batches_of(recording), earlier_batches(recording)
+    model = Model.from_shape(meta.model)
+    baseline = meta.extra.get("baseline_allocated_bytes")
     own = weights_bytes(model)
     other = max(0, baseline - own) if isinstance(baseline, int) else WORKSPACE_BYTES
     warm = other >= WORKSPACE_BYTES
-    return generate_memory(
+    if private_bytes is None:
+        private_bytes = _private_bytes(recording)
+    generated = partial(
+        generate_memory,
         model,
-        batches_of(recording),
-        preallocated=recording.meta.policy.get("cache") == "static",
-        capacity_bytes=find_gpu(recording.meta.gpu).memory_bytes - _OUTSIDE_BYTES,
+        least_length=bool(meta.engine.get("min_new_tokens")),
+        capacity_bytes=find_gpu(meta.gpu).memory_bytes - _OUTSIDE_BYTES,
         warm=warm,
         other_bytes=other - WORKSPACE_BYTES if warm else other,
-        private_bytes=_private_bytes(recording) if private_bytes is None else private_bytes,
+        private_bytes=private_bytes,
     )
+    if "earlier_batches" in meta.extra and not _kept(recording, generated, earlier):
+        earlier = ()
+    return generated(batches, earlier=earlier, given_back_before=meta.extra.get("given_back_before", ()))
+
+
+def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
+    """Whether the process still had the memory of `earlier` batches, going by what was reserved when it began.
+
+    A recording that states those batches but not that is one of our first, whose program had given it back.
+    """
+    reserved = recording.meta.extra.get("baseline_reserved_bytes")
+    if not earlier or not isinstance(reserved, int):
+        return False
+    kept, given_back = (generated((), earlier=batches).baseline_reserved_bytes for batches in (earlier, ()))
+    return abs(kept - reserved) < abs(given_back - reserved)
+
+
+def _has_graphs(recording: Recording) -> bool:
+    return any(batch.preallocated for batch in (*earlier_batches(recording), *batches_of(recording)))
 
 
 def _private_bytes(recording: Recording) -> int:
     """What captured graphs had reserved when the recording ended: nobody else gets it, and it is not given back."""
     segments = recording.meta.extra.get("private_segment_bytes")
-    return sum(segments) if isinstance(segments, list) else 0
+    if isinstance(segments, list):
+        return sum(segments)
+    return _GRAPH_BYTES if _has_graphs(recording) else 0

@@ -27,7 +27,7 @@ def find_row(name: str) -> Row:
     for row in ROWS:
         if row.name == name:
             return row
-    raise UnknownNameError("published figure", name, [row.name for row in ROWS])
+    raise UnknownNameError("published figure", name, [row.name for row in ROWS], listed_by="kvsim reproduce --list")
 
 
 __all__ = [

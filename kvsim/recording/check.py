@@ -29,9 +29,11 @@ def check(recording: Recording, folder: Path) -> None:
     _check_initial_free(recording, folder / "meta.json")
 
 
-def _require(holds: np.ndarray, file: Path, rule: str) -> None:
+def _require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
+    """Raise for the first row that does not hold; `rows` says which rows of the file were looked at, if not all."""
     if not holds.all():
-        raise RecordingError(f"{file}, row {int(np.argmin(holds))}: {rule}.")
+        row = np.argmin(holds) if rows is None else rows[~holds].min()
+        raise RecordingError(f"{file}, row {int(row)}: {rule}.")
 
 
 def _check_requests(recording: Recording, file: Path) -> None:
@@ -113,32 +115,31 @@ def _check_growth(recording: Recording, file: Path) -> None:
 def _check_block_tables(recording: Recording, folder: Path) -> None:
     """Each request's table grows at its end, is given back only if there is one, and holds whatever is computed."""
     memory, schedule, steps = recording.memory, recording.schedule, recording.steps
-    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT)
+    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
     rows = rows[stable_order(memory.request[rows], len(recording.requests))]
     request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
     position, seq = memory.position[rows].astype(np.int64), memory.seq[rows]
-    repeat = np.ones(1, np.int32) if memory.repeat is None else memory.repeat[rows]
+    repeat = np.broadcast_to(np.int32(1), len(rows)) if memory.repeat is None else memory.repeat[rows]
     end = np.where(released, 0, position + memory.length[rows] * repeat)
     first = is_new(request)
     held_before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     held_before[first] = 0
 
-    holds = np.ones(len(memory), np.bool_)
-    holds[rows] = released | (position == held_before)
-    _require(holds, folder / "memory.parquet", "position should be where the request's table ends")
-    holds[rows] = ~released | (held_before > 0)
-    _require(holds, folder / "memory.parquet", "the request gives back a table that it does not have")
+    file = folder / "memory.parquet"
+    _require(released | (position == held_before), file, "position should be where the request's table ends", rows)
+    _require(~released | (held_before > 0), file, "the request gives back a table that it does not have", rows)
     if memory.repeat is not None:
         grown_seq = steps.schedule_seq[np.minimum(memory.step[rows] + repeat, len(steps)) - 1]
-        holds[rows[1:]] = first[1:] | (repeat[:-1] == 1) | (seq[1:] > grown_seq[:-1])
-        _require(holds, folder / "memory.parquet", "the request's table still grows by an earlier row")
+        grown = first[1:] | (repeat[:-1] == 1) | (seq[1:] > grown_seq[:-1])
+        _require(grown, file, "the request's table still grows by an earlier row", rows[1:])
 
     last_step = schedule.step + schedule.repeats - 1
     span = max(int(memory.seq[-1]), int(steps.schedule_seq.max(initial=0))) + 1
     key = schedule.request.astype(np.int64) * span + steps.schedule_seq[last_step]
     at = np.searchsorted(request.astype(np.int64) * span + seq, key, side="right") - 1
-    usable = end if memory.requested is None else np.where(released, 0, position + memory.requested[rows] * repeat)
-    held = np.where((at >= 0) & (request[at] == schedule.request), usable[at], 0)
+    asked = memory.length if memory.requested is None else memory.requested
+    usable = np.where(released[at], 0, position[at] + asked[rows[at]] * repeat[at])
+    held = np.where((at >= 0) & (request[at] == schedule.request), usable, 0)
     if memory.repeat is not None:  # so far
         left = np.maximum(memory.step[rows[at]] + memory.repeat[rows[at]] - 1 - last_step, 0)
         held -= np.minimum(left * memory.length[rows[at]], held)

@@ -43,17 +43,27 @@ def write(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 def _read_tables(folder: Path) -> Recording:
     meta = provenance.read_meta(folder / provenance.FILE_NAME)
-    from kvsim.recording.parquet import read_table  # noqa: PLC0415  costs more than the rest of kvsim together
+    # Both cost more than the rest of kvsim together.
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    return Recording(
-        meta=meta,
-        requests=read_table(folder, Requests),
-        steps=read_table(folder, Steps),
-        schedule=read_table(folder, Schedule),
-        # An engine whose cache has no addresses, such as generate(), leaves this file out.
-        memory=read_table(folder, Memory) if (folder / "memory.parquet").exists() else Memory.empty(),
-        name=folder.resolve().name,
-    )
+    from kvsim.recording.parquet import read_table  # noqa: PLC0415
+
+    with ThreadPoolExecutor() as pool:
+        memory, steps, schedule, requests = (
+            pool.submit(read_table, folder, Memory) if (folder / "memory.parquet").exists() else None,
+            pool.submit(read_table, folder, Steps),
+            pool.submit(read_table, folder, Schedule),
+            pool.submit(read_table, folder, Requests),
+        )
+        return Recording(
+            meta=meta,
+            requests=requests.result(),
+            steps=steps.result(),
+            schedule=schedule.result(),
+            # An engine whose cache has no addresses, such as generate(), leaves this file out.
+            memory=Memory.empty() if memory is None else memory.result(),
+            name=folder.resolve().name,
+        )
 
 
 def _read_log(folder: Path) -> Recording:

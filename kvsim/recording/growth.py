@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.holdings import Tables
-from kvsim.recording.keyframes import UnitStates
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
+from kvsim.recording.unit_states import UnitStates
 
 
 class Growth:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from kvsim.recording.order import stable_order, units_of_runs
+from kvsim.recording.order import is_new, stable_order, units_of_runs
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
@@ -42,36 +43,48 @@ class Tables:
         return rows
 
 
-def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Tables, IntArray]:
-    """The runs of every table, and the row of `memory` at which each is given back, its number of rows if never."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunsOfRows:
+    """For each row of `memory.parquet`, the consecutive runs of `Tables` that it hands out or takes back."""
+
+    first: IntArray
+    count: IntArray
+    """0 for an eviction."""
+
+
+def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Tables, RunsOfRows]:
+    """The runs of every table, and which of them each row of `memory` speaks of."""
     num_rows = len(memory)
     rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
     rows = rows[stable_order(memory.request[rows], num_requests)]
-    request, release = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
+    request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
+    num_runs = (~released).astype(np.int32) if not unit_by_unit else np.where(released, 0, memory.length[rows])
+    of_rows = _runs_of_rows(num_rows, rows, request, released, num_runs)
 
     # The release that ends a row's residency is the next one of the same request.
-    release_at = np.flatnonzero(release)
-    following = np.cumsum(release) - release
+    release_at = np.flatnonzero(released)
+    following = np.cumsum(released, dtype=np.int32) - released
     ends = np.append(rows[release_at], np.int32(num_rows))[following]
     whose = np.append(request[release_at], np.int32(-1))[following]
-    death_row = np.where(whose == request, ends, np.int32(num_rows))[~release]
-    birth_row, request = rows[~release], request[~release]
+    death_row = np.where(whose == request, ends, np.int32(num_rows))[~released]
+    birth_row, request = rows[~released], request[~released]
 
     length = memory.length[birth_row]
-    if unit_by_unit:
-        run, offset = units_of_runs(length)
-        birth_row, death_row, request = birth_row[run], death_row[run], request[run]
-        position, address = memory.position[birth_row] + offset, memory.address[birth_row] + offset
-        length = requested = repeat = np.broadcast_to(np.int32(1), len(run))
-    else:
-        position, address = memory.position[birth_row], memory.address[birth_row]
-        repeat = np.broadcast_to(np.int32(1), len(request)) if memory.repeat is None else memory.repeat[birth_row]
-        requested = repeat * (length if memory.requested is None else memory.requested[birth_row])
-        length = length * repeat
-
+    position, address = memory.position[birth_row], memory.address[birth_row]
     # One more for what is never given back.
     narrow = np.int32 if not num_rows or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq = np.append(memory.seq, np.iinfo(narrow).max).astype(narrow)
+    birth_seq, death_seq = seq[birth_row], seq[death_row]
+    if unit_by_unit:
+        run, offset = units_of_runs(length)
+        request, birth_row = request[run], birth_row[run]
+        birth_seq, death_seq = birth_seq[run], death_seq[run]
+        position, address = position[run] + offset, address[run] + offset
+        length = requested = repeat = np.broadcast_to(np.int32(1), len(run))
+    else:
+        repeat = np.broadcast_to(np.int32(1), len(request)) if memory.repeat is None else memory.repeat[birth_row]
+        requested = repeat * (length if memory.requested is None else memory.requested[birth_row])
+        length = length * repeat
     tables = Tables(
         request=request,
         position=position,
@@ -80,8 +93,22 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         requested=requested,
         repeat=repeat,
         birth_row=birth_row,
-        birth_seq=seq[birth_row],
-        death_seq=seq[death_row],
+        birth_seq=birth_seq,
+        death_seq=death_seq,
         first_row=np.searchsorted(request, np.arange(num_requests + 1)),
     )
-    return tables, death_row
+    return tables, of_rows
+
+
+def _runs_of_rows(
+    num_rows: int, rows: IntArray, request: IntArray, released: npt.NDArray[np.bool_], num_runs: IntArray
+) -> RunsOfRows:
+    """The same for each of `rows`, which are in order of request: a release takes back what its table has."""
+    runs_before = np.cumsum(num_runs, dtype=np.int32) - num_runs
+    begins = is_new(request)
+    begins[1:] |= released[:-1]
+    table_begin = np.maximum.accumulate(np.where(begins, runs_before, 0))
+    first, count = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    first[rows] = np.where(released, table_begin, runs_before)
+    count[rows] = np.where(released, runs_before - table_begin, num_runs)
+    return RunsOfRows(first=first, count=count)

@@ -7,22 +7,23 @@ what each is afterwards. Everything is computed in bulk when a recording is open
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
-from kvsim.recording.holdings import Tables, tables_of
+from kvsim.recording.holdings import RunsOfRows, Tables, tables_of
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.progress import Progress
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 NOBODY = -1
 """The owner of a unit that is free."""
-_OPS_AT_ONCE = 1 << 20
-"""Operations on shared units that are looked at together."""
+_OPS_AT_ONCE = 1 << 16
+"""Operations that are looked at together: what is known of them on the way stays in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,56 +57,107 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     """
     memory = recording.memory
     unit_by_unit = _has_single_units(recording)
-    tables, death_row = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
-    evict = np.flatnonzero(memory.kind == MemoryKind.EVICT)
-    num_units = memory.length[evict] if unit_by_unit else np.ones(len(evict), np.int32)
-    num_ops = _count_operations(memory, tables, death_row, evict, num_units)
-    run = _run_of_each(tables, death_row, num_ops)
-    row: IntArray = np.repeat(np.arange(len(memory), dtype=np.int32), num_ops)
-
-    address, position, owner = (
-        column[run] if len(column) else np.zeros(len(run), np.int32)
-        for column in (tables.address, tables.position, tables.request)
-    )
-    evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
-    nth, offset = units_of_runs(num_units)
-    address[evictions], position[evictions], owner[evictions] = memory.address[evict[nth]] + offset, 0, NOBODY
-    length = np.broadcast_to(np.int32(1), len(run)) if unit_by_unit else _lengths(memory, tables, run, row)
-    del num_ops, evict, num_units, evictions, nth, offset  # a long recording has tens of millions of operations
-
-    delta = _DELTA[memory.kind][row]
-    if unit_by_unit:
-        by_address = stable_order(address, int(address.max(initial=0)) + 1)
-        refs = _running_refs(address, delta, by_address)
-        _check_free(recording, row, address, refs)
-        if (memory.kind == MemoryKind.SHARE).any():
-            _hand_over(tables, run, address, delta, refs, by_address, owner, position)
-        del by_address
-    else:
-        refs = np.maximum(delta, 0).astype(np.int32)
-    del run
-    released = np.flatnonzero((delta < 0) & (refs == 0))
-    cached = np.zeros(len(row), np.bool_)
-    if recording.meta.prefix_caching:
-        cached[released] = position[released] < _cached_units(recording, progress, row[released], owner[released])
-    owner[released] = NOBODY
-    return Ledger(
-        seq=memory.seq.astype(tables.birth_seq.dtype)[row],
-        address=address,
-        length=length,
-        owner=owner,
-        position=position,
-        refs=refs,
-        cached=cached,
+    tables, of_rows = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
+    rows = _Rows.of(memory, of_rows, unit_by_unit=unit_by_unit)
+    num_ops = int(rows.end[-1]) if len(memory) else 0
+    ledger = Ledger(
+        seq=np.empty(num_ops, tables.birth_seq.dtype),
+        address=np.empty(num_ops, np.int32),
+        length=np.broadcast_to(np.int32(1), num_ops) if unit_by_unit else np.empty(num_ops, np.int32),
+        owner=np.empty(num_ops, np.int32),
+        position=np.empty(num_ops, np.int32),
+        refs=np.empty(num_ops, np.int32),
+        cached=np.zeros(num_ops, np.bool_),
         unit_by_unit=unit_by_unit,
         tables=tables,
     )
+    end_of_pool = int(np.max(memory.address.astype(np.int64) + memory.length, initial=0)) if unit_by_unit else 0
+    holders, is_shared = np.zeros(end_of_pool, np.int32), np.zeros(end_of_pool, np.bool_)
+    # Asked for only where units are shared.
+    shares = unit_by_unit and bool((memory.kind == MemoryKind.SHARE).any())
+    run, delta = np.zeros(num_ops if shares else 0, np.int32), np.zeros(num_ops if shares else 0, np.int8)
+    for begin, end in pairwise(rows.parts()):
+        row, ops = rows.ops_of(begin, end)
+        runs = _write(ledger, memory, rows, row, ops)
+        changes, refs = _DELTA[memory.kind[row]], ledger.refs[ops]
+        if unit_by_unit:
+            refs[:] = _running_refs(ledger.address[ops], changes, holders)
+            _check_free(recording, row, ledger.address[ops], refs)
+        else:
+            refs[:] = changes > 0
+        if shares:
+            run[ops], delta[ops] = runs, changes
+            is_shared[ledger.address[ops][(changes < 0) & (refs > 0)]] = True
+        released = np.flatnonzero((changes < 0) & (refs == 0))
+        if recording.meta.prefix_caching:
+            kept = _cached_units(recording, progress, row[released], ledger.owner[ops][released])
+            ledger.cached[ops][released] = ledger.position[ops][released] < kept
+        ledger.owner[ops][released] = NOBODY
+    if is_shared.any():
+        _hand_over(ledger, run, delta, np.flatnonzero(is_shared[ledger.address]).astype(np.int32))
+    return ledger
 
 
 _DELTA = np.zeros(len(MemoryKind), np.int8)
 """Holders that a run gains or loses, by the kind of the operation."""
 _DELTA[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 _DELTA[MemoryKind.RELEASE] = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """How the rows of `memory.parquet` become operations. A table is given back from its end."""
+
+    gives_back: npt.NDArray[np.bool_]
+    first_run: IntArray
+    """The run that the row begins with: the last of a table that it gives back."""
+    num_ops: IntArray
+    end: IntArray
+    """Operations up to and including the row."""
+
+    @classmethod
+    def of(cls, memory: Memory, runs: RunsOfRows, *, unit_by_unit: bool) -> _Rows:
+        """The rows of `memory`, which speak of these runs."""
+        gives_back = memory.kind == MemoryKind.RELEASE
+        num_ops = np.where(memory.kind == MemoryKind.EVICT, memory.length if unit_by_unit else 1, runs.count)
+        return cls(
+            gives_back=gives_back,
+            first_run=runs.first + gives_back * (runs.count - 1),
+            num_ops=num_ops,
+            end=np.cumsum(num_ops, dtype=np.int32),
+        )
+
+    def parts(self) -> list[int]:
+        """Where to cut the rows so that the operations of each part stay in a processor's cache."""
+        if not len(self.end):
+            return []
+        cuts = np.searchsorted(self.end, np.arange(_OPS_AT_ONCE, int(self.end[-1]), _OPS_AT_ONCE))
+        return [0, *np.unique(cuts[cuts > 0]).tolist(), len(self.end)]
+
+    def ops_of(self, begin: int, end: int) -> tuple[npt.NDArray[np.intp], slice]:
+        """The row of each operation of the rows [begin, end), and which operations these are."""
+        row = np.repeat(np.arange(begin, end), self.num_ops[begin:end])
+        last = int(self.end[end - 1])
+        return row, slice(last - len(row), last)
+
+
+def _write(ledger: Ledger, memory: Memory, rows: _Rows, row: npt.NDArray[np.intp], ops: slice) -> IntArray:
+    """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
+    nth = np.arange(ops.start, ops.stop) - (rows.end[row] - rows.num_ops[row])
+    address, position, owner = ledger.address[ops], ledger.position[ops], ledger.owner[ops]
+    ledger.seq[ops], owner[:] = memory.seq[row], memory.request[row]
+    np.add(memory.address[row], nth, out=address, casting="same_kind")
+    np.add(memory.position[row], nth, out=position, casting="same_kind")
+    run: IntArray = rows.first_run[row] + nth
+    back = np.flatnonzero(rows.gives_back[row])
+    run[back] -= 2 * nth[back]
+    address[back], position[back] = ledger.tables.address[run[back]], ledger.tables.position[run[back]]
+    if not ledger.unit_by_unit:
+        ledger.length[ops] = memory.length[row]
+        ledger.length[ops][back] = ledger.tables.length[run[back]]
+    evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
+    run[evictions], position[evictions], owner[evictions] = 0, 0, NOBODY
+    return run
 
 
 def _has_single_units(recording: Recording) -> bool:
@@ -118,49 +170,19 @@ def _has_single_units(recording: Recording) -> bool:
     return bool(((kind == MemoryKind.SHARE) | (kind == MemoryKind.EVICT)).any())
 
 
-def _count_operations(
-    memory: Memory, tables: Tables, death_row: IntArray, evict: IntArray, num_units: IntArray
-) -> npt.NDArray[np.int32]:
-    """How many operations each row of `memory` stands for."""
-    num_ops = np.bincount(tables.birth_row, minlength=len(memory)).astype(np.int32)
-    num_ops += np.bincount(death_row, minlength=len(memory) + 1)[:-1].astype(np.int32)
-    num_ops[evict] = num_units
-    return num_ops
-
-
-def _run_of_each(tables: Tables, death_row: IntArray, num_ops: npt.NDArray[np.int32]) -> IntArray:
-    """The run that each operation takes or gives back, a table being given back from its end; 0 for evictions."""
-    begin = np.cumsum(num_ops, dtype=np.int32) - num_ops
-    run = np.zeros(int(num_ops.sum()), np.int32)
-    runs = np.arange(len(death_row), dtype=np.int32)
-    first = np.zeros(len(num_ops), np.int32)
-    # Of several assignments to one place the last stands, which is here the first run of a row.
-    first[tables.birth_row[::-1]] = runs[::-1]
-    run[begin[tables.birth_row] + runs - first[tables.birth_row]] = runs
-    dead = np.flatnonzero(death_row < len(num_ops)).astype(np.int32)
-    row = death_row[dead]
-    first[row[::-1]] = dead[::-1]
-    run[begin[row] + num_ops[row] - 1 - (dead - first[row])] = dead
-    return run
-
-
-def _lengths(memory: Memory, tables: Tables, run: IntArray, row: IntArray) -> IntArray:
-    """Units of each operation's run: when it is taken, those of its first step."""
-    kind = memory.kind[row]
-    whole, at_first = tables.length[run], (tables.length // tables.repeat)[run]
-    return np.where(kind == MemoryKind.RELEASE, whole, np.where(kind == MemoryKind.EVICT, memory.length[row], at_first))
-
-
 def _running_refs(
-    address: IntArray, delta: npt.NDArray[np.int8], by_address: npt.NDArray[np.int32]
+    address: IntArray, delta: npt.NDArray[np.int8], holders: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """References to each operation's unit after it: a running sum within each unit."""
-    total = np.cumsum(delta[by_address], dtype=np.int32)
-    first = np.flatnonzero(is_new(address[by_address]))
-    before = np.concatenate((np.zeros(1, np.int32), total))[first]
-    total -= np.repeat(before, np.diff(first, append=len(total)))
+    """References to each operation's unit after it, from those before the first, which `holders` has and follows."""
+    order = stable_order(address, len(holders))
+    unit, delta = address[order], delta[order]
+    first = np.flatnonzero(is_new(unit))
+    total = np.cumsum(delta, dtype=np.int32)
+    before = holders[unit[first]] - (total[first] - delta[first])
+    total += np.repeat(before, np.diff(first, append=len(total)))
+    holders[unit] = total  # of several, the last one stands
     refs = np.empty_like(total)
-    refs[by_address] = total
+    refs[order] = total
     return refs
 
 
@@ -175,24 +197,16 @@ def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: np
         )
 
 
-def _hand_over(
-    tables: Tables,
-    run: IntArray,
-    address: IntArray,
-    delta: npt.NDArray[np.int8],
-    refs: npt.NDArray[np.int32],
-    by_address: npt.NDArray[np.int32],
-    owner: IntArray,
-    position: IntArray,
-) -> None:
-    """Where one of several holders lets go of a unit, name as its owner the one that will stay longest."""
-    is_shared = np.zeros(int(address.max()) + 1, np.bool_)
-    is_shared[address[(delta < 0) & (refs > 0)]] = True
-    ops = by_address[is_shared[address[by_address]]]
+def _hand_over(ledger: Ledger, run: IntArray, delta: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> None:
+    """Where one of several holders lets go of a unit, name as its owner the one that will stay longest; `ops` are all
+    operations on such units.
+    """
+    tables, refs, address = ledger.tables, ledger.refs, ledger.address
+    ops = ops[stable_order(address[ops], int(address[ops].max()) + 1)]
     # The last operation of each run; those that are never given back come after all others.
     num_ops, num_runs = len(run), len(tables.request)
     last_op = np.arange(num_ops, num_ops + num_runs, dtype=np.int32)
-    given_back = np.flatnonzero(delta < 0).astype(np.int32)
+    given_back = ops[delta[ops] < 0]
     last_op[run[given_back]] = given_back
     for part in _split_between_units(ops, address):
         # Of all that have taken a unit so far, whoever leaves it last is still there if anybody is.
@@ -201,7 +215,7 @@ def _hand_over(
         leaving = (delta[part] < 0) & (refs[part] > 0)
         left, longest = part[leaving], longest[leaving]
         stays = np.where(longest < num_ops, run[np.minimum(longest, num_ops - 1)], longest - num_ops)
-        owner[left], position[left] = tables.request[stays], tables.position[stays]
+        ledger.owner[left], ledger.position[left] = tables.request[stays], tables.position[stays]
 
 
 def _split_between_units(ops: npt.NDArray[np.int32], address: IntArray) -> list[npt.NDArray[np.int32]]:

@@ -87,16 +87,20 @@ def read_table(folder: Path, table: type[AnyTable]) -> AnyTable:
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
-    with _in_a_sentence(file), pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-        present = parquet.schema_arrow.names
+    with _in_a_sentence(file):
+        metadata = pq.read_metadata(file)
+        present = metadata.schema.to_arrow_schema().names
         missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
         if missing:
             raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
         twice = [name for name in specs if present.count(name) > 1]
         if twice:
             raise RecordingError(f"{file} has the column {twice[0]} more than once.")
-        # One after the other, so that a column is in memory twice at most, and never all of them.
-        return table(**{name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present})
+        flat = {metadata.schema.column(nth).path for nth in range(metadata.num_columns)}  # not lists, for example
+        words = [name for name, spec in specs.items() if spec.names is not None and name in flat]
+        with pq.ParquetFile(file, metadata=metadata, read_dictionary=words, page_checksum_verification=True) as parquet:
+            # One after the other, so that a column is in memory twice at most, and never all of them.
+            return table(**{name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present})
 
 
 @contextmanager
@@ -105,42 +109,58 @@ def _in_a_sentence(file: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise RecordingError(f"{file} is damaged or truncated: {reason}.") from error
 
 
 def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Any:
-    is_list = spec.dtype.startswith("list")
-    parts: list[Any] = [Ragged.empty(0, np.int64)] if is_list else [np.empty(0, spec.dtype)]
-    num_rows = 0
+    parts = _parts(parquet, file, name, spec)
+    if spec.dtype.startswith("list"):
+        return _end_to_end([Ragged.empty(0, np.int64), *parts])
+    if spec.dtype == "str":
+        return np.concatenate([np.empty(0, spec.dtype), *parts])
+    # Part after part into its place: memory that is used once costs more than copying does.
+    column, end = np.empty(parquet.metadata.num_rows, spec.dtype), 0
+    for part in parts:
+        column[end : end + len(part)] = part
+        end += len(part)
+    return column
+
+
+def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iterator[Any]:
+    """The rows of a column, some at a time, and all that the file speaks of."""
+    convert = _lists if spec.dtype.startswith("list") else _values
+    num_rows, expected = 0, parquet.metadata.num_rows
     for batch in parquet.iter_batches(_ROWS_READ, columns=[name]):
         data = batch.column(0)
         if data.null_count and spec.dtype != "float64":
             row = num_rows + data.is_null().to_pylist().index(True)
             raise RecordingError(f"{file}, row {row}: {name} is empty.")
+        num_rows += len(data)
+        if num_rows > expected:
+            break
         try:
-            parts.append(_lists(data, file, name) if is_list else _values(data, spec, file, name))
+            yield convert(data, spec, file, name)
         except (pa.ArrowException, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
-        num_rows += len(data)
-    if num_rows != parquet.metadata.num_rows:
-        raise RecordingError(
-            f"{file} is damaged or truncated: {name} has {num_rows:,} of {parquet.metadata.num_rows:,} rows."
-        )
-    return _end_to_end(parts) if is_list else np.concatenate(parts)
+    if num_rows != expected:
+        raise RecordingError(f"{file} is damaged or truncated: {name} has {num_rows:,} of {expected:,} rows.")
 
 
 def _values(data: pa.Array, spec: Column, file: Path, name: str) -> Any:
     if spec.names is not None:
         codes = {member.name.lower(): member.value for member in spec.names}
-        encoded = data.dictionary_encode()
-        words = encoded.dictionary.to_pylist()
-        unknown = [word for word in words if word not in codes]
+        encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
+        words, used = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        unknown = [nth for nth, word in enumerate(words) if word not in codes]
         if unknown:
-            raise RecordingError(f"{file}: {name} {unknown[0]!r} is none of {', '.join(codes)}.")
-        return np.array([codes[word] for word in words], spec.dtype)[encoded.indices.to_numpy()]
+            # A file may know words that none of its rows has.
+            wrong = used[np.isin(used, unknown)]
+            if len(wrong):
+                raise RecordingError(f"{file}: {name} {words[wrong[0]]!r} is none of {', '.join(codes)}.")
+        return np.array([codes.get(word, 0) for word in words], spec.dtype)[used]
     if spec.dtype == "str":
         return np.asarray(data.cast(pa.string()).to_pylist(), np.str_)
     wanted = pa.type_for_alias(spec.dtype)
@@ -148,7 +168,8 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str) -> Any:
     return (data if data.type == wanted else data.cast(wanted)).to_numpy(zero_copy_only=False)
 
 
-def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
+def _lists(data: pa.Array, spec: Column, file: Path, name: str) -> Ragged[np.int64]:
+    del spec  # there is one kind of lists
     offsets = np.asarray(data.offsets, np.int64)
     values = data.values[int(offsets[0]) : int(offsets[-1])].cast(pa.int64())
     if values.null_count:

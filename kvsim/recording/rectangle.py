@@ -35,7 +35,7 @@ def with_addresses(recording: Recording) -> Recording:
     last_step = np.full(num_requests, -1, np.int64)
     np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
     final = np.zeros(num_requests, np.int64)
-    np.maximum.at(final, schedule.request, schedule.computed_before.astype(np.int64) + schedule.tokens * repeats)
+    np.maximum.at(final, schedule.request, schedule.computed_before + schedule.tokens.astype(np.int64) * repeats)
 
     opening = schedule.computed_before == 0
     first_tokens = np.zeros(num_requests, np.int64)

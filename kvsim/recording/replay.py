@@ -12,13 +12,13 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
 from kvsim.recording.growth import Growth
-from kvsim.recording.keyframes import UnitStates
 from kvsim.recording.ledger import NOBODY, unfold
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.progress import Progress
 from kvsim.recording.rectangle import with_addresses
 from kvsim.recording.tables import IntArray, RequestStatus
+from kvsim.recording.unit_states import UnitStates
 
 _POSITION_BITS = 40
 """Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
@@ -49,7 +49,6 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
-        self._frame_op = np.searchsorted(self.ledger.seq, self.frame_seq.astype(self.ledger.seq.dtype), side="right")
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
         self._index_tables()
@@ -80,15 +79,25 @@ class Replay:
     def seek(self, frame: int) -> None:
         """Make `frame` (clamped to the recording) the current one."""
         frame = min(max(frame, 0), self.num_frames - 1)
-        afresh = self._states.go_to(int(self._frame_op[frame]), int(self.frame_seq[frame]))
+        afresh = self._states.go_to(self.num_ops(frame), int(self.frame_seq[frame]))
         if len(self._growth):
             self._growth.show(self._states, frame, afresh=afresh)
         self.frame = frame
 
+    def num_ops(self, frame: int) -> int:
+        """Operations of the ledger up to and including `frame`."""
+        # Of the same type: to look for another, the whole column would be converted.
+        seq = self.frame_seq[frame].astype(self.ledger.seq.dtype)
+        return int(np.searchsorted(self.ledger.seq, seq, side="right"))
+
+    def warm_up(self) -> None:
+        """Make every keyframe now, so that no seek is the first to go that far. Another thread may do this."""
+        self._states.warm_up()
+
     def touched(self, before: int, after: int) -> npt.NDArray[np.int64]:
         """Units whose picture may differ between two frames, each once, in address order."""
         low, high = sorted((before, after))
-        units = self._states.units_of(int(self._frame_op[low]), int(self._frame_op[high]))
+        units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         first_runs = self._live_first_runs()
         live = self.ledger.tables.request[first_runs].astype(np.int64)
         old, new = (self._computed(live, frame) for frame in (low, high))

@@ -29,5 +29,5 @@ def find(name: str) -> Path:
     # "traces/NAME" names a shipped recording from any directory, as it does in a checkout.
     shipped_name = path.name if path.parent in (Path(), Path("traces")) else name
     if shipped_name not in shipped_names():
-        raise UnknownNameError("recording", name, shipped_names())
+        raise UnknownNameError("recording", name, shipped_names(), listed_by="kvsim info")
     return next(place / shipped_name for place in _PLACES if (place / shipped_name / "meta.json").is_file())

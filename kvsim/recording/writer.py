@@ -7,10 +7,8 @@ when it is complete. Rows go to disk in groups as they come, so that memory does
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
+from kvsim.recording.scratch import REPLACED, scratch_beside
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class RecordingWriter:
         """Write to folder `path`, replacing a recording that is there already."""
         self._target = Path(path)
         self._files: dict[str, TableFile] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         """Begin.
@@ -47,7 +47,7 @@ class RecordingWriter:
         with self._in_a_sentence():
             self._refuse_anything_else()
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            self._scratch = self._stack.enter_context(scratch_beside(target))
             self._new = self._scratch / "new"
             self._new.mkdir()
         for table in (Requests, Steps, Schedule, Memory):
@@ -59,7 +59,7 @@ class RecordingWriter:
     ) -> None:
         for file in self._files.values():
             file.abandon()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._stack.close()
 
     def append(self, table: Table) -> None:
         """Add rows to the end of their table, any number at a time.
@@ -76,7 +76,7 @@ class RecordingWriter:
         Raises:
             RecordingError: it cannot be written, or the target has become something else in the meantime.
         """
-        target, old = self._target, self._scratch / "old"
+        target, old = self._target, self._scratch / REPLACED
         with self._in_a_sentence():
             for file in self._files.values():
                 file.close()

@@ -36,6 +36,10 @@ def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
     return {HASH_TOKENS: tokens} if tokens != policy.unit_tokens and knows_prefixes(workload) else {}
 
 
+def _at_once(_prompt_tokens: int) -> float:
+    return 0.0
+
+
 class Gate(Protocol):
     """Whatever can say whether a sequence could ever be served."""
 
@@ -67,7 +71,8 @@ class Arrivals:
         self.hash_tokens = hash_tokens(workload, policy)
         """Tokens that each prompt hash of the recording stands for."""
         self._keys = prompt_keys(workload, self.hash_tokens) if knows_prefixes(workload) else None
-        self._stamp_at_entry = stamp_at_entry or concurrency is not None
+        self._stamp_at_entry = stamp_at_entry
+        self._closed_loop = concurrency is not None
         self._limit = len(workload) if concurrency is None else concurrency
         self._times: list[float] = [0.0] * len(workload) if concurrency is not None else workload.arrival_s.tolist()
         # One at a time, numbers come out of an array faster than out of a numpy column.
@@ -109,21 +114,28 @@ class Arrivals:
             return self._times[next_row]
         return math.inf
 
-    def until(self, time_s: float) -> Iterator[Sequence]:
-        """Hand over everything that has arrived by `time_s`."""
-        times = self._times
+    def until(self, time_s: float, entry_s: Callable[[int], float] = _at_once) -> Iterator[tuple[Sequence, float]]:
+        """Hand over everything that has arrived by `time_s`, each with when it is in.
+
+        `entry_s` is how long it takes to let a prompt of so many tokens in.
+        """
+        times, entered_s = self._times, time_s
         while self._next < len(times) and times[self._next] <= time_s and self._next - self._num_ended < self._limit:
             row = self._next
             self._next += 1
+            refused = row in self._refused
+            if not refused:
+                entered_s += entry_s(self._prompt_tokens[row])
             if self._stamp_at_entry:
+                times[row] = entered_s
+            elif self._closed_loop:
                 times[row] = time_s
             sequence = self._sequence(row, with_keys=True)
-            refused = row in self._refused
             self._record(sequence, refused=refused)
             if refused:
                 self._count_ended()
             else:
-                yield sequence
+                yield sequence, entered_s
 
     def ended(self, sequence: Sequence, time_s: float, status: RequestStatus = RequestStatus.FINISHED) -> None:
         """`sequence` has left the engine, with all its outputs unless `status` says otherwise."""

@@ -75,9 +75,9 @@ def _step_by_step(  # noqa: PLR0912  a branch for each moment, and for what it m
                     host_s = max(host_s, arrivals.next_s)
                     # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
                     yield environment.timeout(max(host_s - environment.now, 0.0))
-                for sequence in arrivals.until(host_s):
+                for sequence, entered_s in arrivals.until(host_s, step_time.entry_s):
                     scheduler.add(sequence)
-                    host_s += step_time.entry_s(sequence.prompt_tokens)
+                    host_s = entered_s
             case Scheduling():
                 recorder.next_seq()
             case Scheduled(batch=batch):

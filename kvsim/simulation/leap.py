@@ -101,9 +101,9 @@ class LeapingEngine:
                 self._host_s = max(self._host_s, arrivals.next_s)
                 yield from self._wait()
             if arrivals.visible_s <= self._host_s:
-                for sequence in arrivals.until(self._host_s):
+                for sequence, entered_s in arrivals.until(self._host_s, self._step_time.entry_s):
                     scheduler.add(sequence)
-                    self._host_s += self._step_time.entry_s(sequence.prompt_tokens)
+                    self._host_s = entered_s
             num_steps = self._steps_until_something_changes()
             if num_steps and self._leap(num_steps):
                 yield from self._wait()
@@ -345,33 +345,25 @@ class LeapingEngine:
         host_s, gpu_free_s = self._host_s, self._gpu_free_s
         start_s: list[float] = []
         end_s: list[float] = []
-        if self._ahead:
+        ahead, awaited_s, awaited_turnaround_s = self._ahead, 0.0, 0.0
+        if ahead:
             awaited_s, awaited_turnaround_s = self._in_flight[0].done_s, self._in_flight[0].turnaround_s
-            for prepare_s, launch_s, gpu_s, turnaround_s, _, _ in costs:
-                start_s.append(host_s)
-                begin_s = host_s + prepare_s
-                gpu_free_s = (begin_s if begin_s > gpu_free_s else gpu_free_s) + gpu_s
-                host_s += launch_s
-                gpu_free_s = max(gpu_free_s, host_s)
-                host_s = max(host_s, awaited_s)
-                end_s.append(host_s)
-                host_s += awaited_turnaround_s
+        for prepare_s, launch_s, gpu_s, turnaround_s, _, _ in costs:
+            start_s.append(host_s)
+            begin_s = host_s + prepare_s
+            gpu_free_s = (begin_s if begin_s > gpu_free_s else gpu_free_s) + gpu_s
+            host_s += launch_s
+            gpu_free_s = max(gpu_free_s, host_s)
+            if not ahead:  # the output that is awaited is this step's own
                 awaited_s, awaited_turnaround_s = gpu_free_s, turnaround_s
-                if visible_s <= host_s:
-                    break
+            host_s = max(host_s, awaited_s)
+            end_s.append(host_s)
+            host_s += awaited_turnaround_s
+            awaited_s, awaited_turnaround_s = gpu_free_s, turnaround_s
+            if visible_s <= host_s:
+                break
+        if ahead:
             self._in_flight[0] = self._in_flight[0]._replace(done_s=awaited_s, turnaround_s=awaited_turnaround_s)
-        else:
-            for prepare_s, launch_s, gpu_s, turnaround_s, _, _ in costs:
-                start_s.append(host_s)
-                begin_s = host_s + prepare_s
-                gpu_free_s = (begin_s if begin_s > gpu_free_s else gpu_free_s) + gpu_s
-                host_s += launch_s
-                gpu_free_s = max(gpu_free_s, host_s)
-                host_s = gpu_free_s
-                end_s.append(host_s)
-                host_s += turnaround_s
-                if visible_s <= host_s:
-                    break
         self._host_s, self._gpu_free_s = host_s, gpu_free_s
         return start_s, end_s
 

@@ -7,6 +7,7 @@ event per step at most, never one per token; the compiled one does without.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import simpy
 from kvsim.errors import BudgetError, UsageError
 from kvsim.extrapolation import provenance
 from kvsim.hardware import Gpu
-from kvsim.kernels import BatchRun
+from kvsim.kernels import Batch, KernelsSeen
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static, describe
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter
@@ -81,8 +82,8 @@ class Options(TypedDict, total=False):
     concurrency: int | None
     """Send so many requests at a time, whatever their arrival times (closed loop); None for open loop."""
     stamp_at_entry: bool
-    """Record as a request's arrival the moment at which the engine took it, as a program does that drives an engine in
-    its own process, instead of the moment at which it was sent. Always so in a closed loop."""
+    """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
+    instead of the moment at which it was sent."""
     leap: bool
     """Take uneventful steps many at a time, as by default: the result is the same as step by step, bit for bit."""
     engine: EngineName
@@ -90,7 +91,7 @@ class Options(TypedDict, total=False):
 
     Times and recordings are the same bit for bit, sums up to their rounding.
     """
-    earlier: tuple[BatchRun, ...]
+    earlier: tuple[Batch, ...]
     """What the process of `generate()` has behind it: it has those batches' kernels."""
     check: bool
     """Verify at every step that the slots of the pool add up; step by step."""
@@ -205,11 +206,12 @@ def _run(workload: Workload, policy: Policy, machine: Machine, recorder: Recorde
         progress=options.get("progress"),
     )
     environment = simpy.Environment()
-    engine = (
-        partial(static_engine, environment, policy, earlier=options.get("earlier", ()))
-        if isinstance(policy, Static)
-        else partial(continuous_engine, environment, policy)
-    )
+    engine: Callable[..., Generator[simpy.Event, None, None]]
+    if isinstance(policy, Static):
+        kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
+        engine = partial(static_engine, environment, policy, kernels)
+    else:
+        engine = partial(continuous_engine, environment, policy)
     environment.process(
         engine(
             machine.pool(policy), machine.step_time, arrivals, recorder,

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import numpy as np
 import simpy
 
-from kvsim.kernels import BatchRun, KernelsSeen
+from kvsim.kernels import Batch, FirstUses, KernelsSeen
 from kvsim.memory.padded import Rectangle
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 from kvsim.policies import Static
@@ -23,6 +23,7 @@ from kvsim.steptime import StepShape, StepTimeModel
 def static_engine(
     environment: simpy.Environment,
     policy: Static,
+    kernels: KernelsSeen,
     pool: Pool,
     step_time: StepTimeModel,
     arrivals: Arrivals,
@@ -30,16 +31,14 @@ def static_engine(
     *,
     leap: bool,
     check: bool,
-    earlier: tuple[BatchRun, ...] = (),
 ) -> Generator[simpy.Event, None, None]:
     """The engine as a SimPy process: take a batch, run it as far as the memory goes, look at the queue again."""
     assert pool.num_units is not None
     scheduler = StaticScheduler(policy.scheduler, pool.num_units)
     arrivals.check(scheduler)
-    kernels = KernelsSeen(preallocated=policy.scheduler.preallocated, earlier=earlier)
     now_s = 0.0  # SimPy's clock, but for the rounding of differences that batches taken at once add to it
     while True:
-        for sequence in arrivals.until(now_s):
+        for sequence, _ in arrivals.until(now_s):
             scheduler.add(sequence)
         batch = scheduler.next_batch(now_s)
         if batch is None:
@@ -77,8 +76,8 @@ def _run_batch(
     assert pool.num_units is not None
     num_steps = rectangle.steps_within(pool.num_units)
     stride = rectangle.width_at(num_steps - 1) if num_steps else 0
-    for step in range(num_steps):
-        for sequence in arrivals.until(environment.now):
+    for step, first in enumerate(_first_uses(rectangle, num_steps, kernels)):
+        for sequence, _ in arrivals.until(environment.now):
             scheduler.add(sequence)
         recorder.next_seq()
         start_s = environment.now
@@ -104,8 +103,6 @@ def _run_batch(
             _breakdown(rectangle, step, pool.num_units).check(pool.num_units)
         pairs = rows * width * (width + 1) // 2 if step == 0 else 0
         prefill_tokens = rows * tokens if step == 0 else 0
-        length = rectangle.stride if rectangle.preallocated else width + step
-        first = kernels.step(rows, length, prefill=step == 0, padded=rectangle.is_padded)
         shape = StepShape(rows, rows * tokens, prefill_tokens, rows * (width + step), pairs, *first)
         # generate() looks at every step's output before it launches the next.
         yield environment.timeout(step_time.step_time(shape).alone_s)
@@ -141,7 +138,7 @@ def _measure_batch(
     if num_steps:
         steps = np.arange(num_steps)
         tokens = np.where(steps == 0, rows * width, rows)
-        first = kernels.run(BatchRun(rows, width, num_steps, rectangle.is_padded), stride=rectangle.stride)
+        first = _first_uses(rectangle, num_steps, kernels)
         pairs = np.where(steps == 0, rows * width * (width + 1) // 2, 0)
         columns = np.full(num_steps, rows), tokens, np.where(steps == 0, tokens, 0), rows * (width + steps), pairs
         alone_s = step_time.step_time(StepShape(*columns, *map(np.array, zip(*first, strict=True)))).alone_s  # type: ignore[arg-type]
@@ -153,7 +150,7 @@ def _measure_batch(
             step = max(step, int(np.searchsorted(time_s[:num_steps], arrivals.visible_s)))
             if step == num_steps:
                 break
-            for sequence in arrivals.until(float(time_s[step])):
+            for sequence, _ in arrivals.until(float(time_s[step])):
                 scheduler.add(sequence)
             waiting[step:] = len(scheduler.waiting)
         tally.batch(rectangle, time_s, waiting, pool.num_units)
@@ -164,6 +161,20 @@ def _measure_batch(
     for sequence in sequences:
         arrivals.ended(sequence, now_s, status)
     return now_s
+
+
+def _first_uses(rectangle: Rectangle, num_steps: int, kernels: KernelsSeen) -> list[FirstUses]:
+    """What each step of a batch that gets so far needs for the first time."""
+    if not num_steps:
+        return []
+    batch = Batch(
+        rows=rectangle.num_rows,
+        prompt_width=rectangle.prompt_width,
+        new_tokens=num_steps,
+        padded=rectangle.is_padded,
+        preallocated=rectangle.preallocated,
+    )
+    return kernels.run(batch, stride=rectangle.stride)
 
 
 def _record_growth(recorder: Recorder, batch: StaticBatch, step: int, num_steps: int, stride: int) -> None:

@@ -57,7 +57,13 @@ def record_step(
     )
     shared = shared_slots(memory, context_tokens, memory.num_free_units)
     shape = StepShape(
-        num_advanced + len(batch), num_tokens, num_prefill_tokens, context_tokens, attention_pairs, shared_tokens=shared
+        num_seqs=num_advanced + len(batch),
+        num_tokens=num_tokens,
+        num_prefill_tokens=num_prefill_tokens,
+        context_tokens=context_tokens,
+        attention_pairs=attention_pairs,
+        shared_tokens=shared,
+        num_new_seqs=batch.num_admitted,
     )
     return number, shape, 0.0 if transfers is None else transfers.time_s
 

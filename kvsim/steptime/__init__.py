@@ -10,12 +10,15 @@ step before.
 says so: "uncalibrated". Nothing here knows of requests, blocks or scheduling.
 """
 
-from kvsim.steptime.roofline import Roofline, captured_size, overlapped
+from kvsim.steptime.roofline import Roofline, overlapped
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
+from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, looked_up, size_index
 from kvsim.steptime.strain import RESTED, Strain, strained_gpu_s
 
 __all__ = [
+    "ALL_ALIKE",
     "NO_TIME",
+    "NUM_SIZES",
     "RESTED",
     "Roofline",
     "StepShape",
@@ -24,7 +27,9 @@ __all__ = [
     "Strain",
     "captured_size",
     "larger",
+    "looked_up",
     "overlapped",
+    "size_index",
     "smaller",
     "strained_gpu_s",
 ]

@@ -27,6 +27,8 @@ HOST_STEP_S = 0.5e-3
 """Host time of a step whatever it holds: schedule, prepare inputs, sample."""
 HOST_SEQUENCE_S = 10e-6
 """Host time that one more sequence adds to a step."""
+NEW_SEQUENCE_S = 50e-6
+"""Host time to take a sequence into the batch: its tokens, its blocks and how it is sampled are copied over."""
 HOST_TOKEN_S = 1e-6
 """Host time that one more prompt token adds: its id, position and slot are written and copied."""
 TURNAROUND_STEP_S = 80e-6

@@ -27,6 +27,7 @@ from kvsim.steptime.overheads import (
     LONE_SHARE,
     MAX_CAPTURED_TOKENS,
     MEMORY_EFFICIENCY,
+    NEW_SEQUENCE_S,
     PIECEWISE_LAYER_S,
     PIECEWISE_S,
     PLAN_S,
@@ -39,6 +40,7 @@ from kvsim.steptime.overheads import (
     TURNAROUND_STEP_S,
 )
 from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
+from kvsim.steptime.sizes import ALL_ALIKE, captured_size, looked_up, size_index
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -61,6 +63,8 @@ class Roofline:
     """Host, per sequence, before the first kernel."""
     host_token_s: float
     """Host, per prompt token, before the first kernel."""
+    new_sequence_s: float = 0.0
+    """Host, per sequence that joins the batch, before the first kernel."""
     turnaround_step_s: float
     """Host, per step, after its output."""
     turnaround_sequence_s: float
@@ -107,6 +111,8 @@ class Roofline:
     """GPU: arithmetic of one query against one key in all layers."""
     strain_share: float
     """How much longer arithmetic takes where it has been going on for long and the clock has given way."""
+    of_size_s: tuple[float, ...] = ALL_ALIKE
+    """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all that."""
 
     @classmethod
     def for_gpu(cls, gpu: Gpu, model: Model, *, enforce_eager: bool = False) -> Roofline:
@@ -119,6 +125,7 @@ class Roofline:
             host_step_s=HOST_STEP_S,
             host_sequence_s=HOST_SEQUENCE_S,
             host_token_s=HOST_TOKEN_S,
+            new_sequence_s=NEW_SEQUENCE_S,
             turnaround_step_s=TURNAROUND_STEP_S,
             turnaround_sequence_s=TURNAROUND_SEQUENCE_S,
             exposed_share=EXPOSED_SHARE,
@@ -163,6 +170,7 @@ class Roofline:
             request_token_s=0.0,
             host_sequence_s=0.0,
             host_token_s=0.0,
+            new_sequence_s=0.0,
             turnaround_step_s=0.0,
             turnaround_sequence_s=0.0,
             lone_share=0.0,
@@ -208,6 +216,7 @@ class Roofline:
             self.host_step_s
             + self.host_sequence_s * num_seqs
             + self.host_token_s * num_prefill_tokens
+            + self.new_sequence_s * shape.num_new_seqs
             + self.new_shape_s * shape.new_shape
             + self.new_kernel_s * shape.new_kernels
         )
@@ -225,6 +234,7 @@ class Roofline:
         gpu_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
+            + looked_up(self.of_size_s, size_index(padded_tokens, captured))
             + self.sequence_s * num_seqs
             + self.context_token_s * read_tokens * (1 + self.lone_share * lone)
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
@@ -238,12 +248,6 @@ class Roofline:
 
 def _streamed_bytes(model: Model, num_parameters: int) -> float:
     return model.weight_bytes / model.num_parameters * (num_parameters - model.num_lookup_parameters)
-
-
-def captured_size(num_tokens: int) -> int:
-    """The captured size that a step is padded to: 1, 2, 4, then steps of 8, and of 16 above 256."""
-    grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
-    return -(-num_tokens // grain) * grain
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:

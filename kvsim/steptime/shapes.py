@@ -21,12 +21,16 @@ class StepShape(NamedTuple):
     """KV slots that the step reads, summed over sequences."""
     attention_pairs: int
     """Pairs of a query and a key it attends to, summed over the sequences being prefilled."""
-    new_shape: int = 0
-    """1 if the engine looks up or compiles kernels for a batch of this size and length for the first time."""
-    new_kernels: int = 0
-    """Kernels that the step needs and its process has not built or loaded yet."""
+    new_shape: float = 0.0
+    """Not 0 if the engine chooses or compiles kernels for a batch of this size and length for the first time: how long
+    that takes, in those of a usual decode step.
+    """
+    new_kernels: float = 0.0
+    """Kernels that the step needs and its process has not built or loaded yet, in those of a usual decode step."""
     shared_tokens: int = 0
     """KV slots of the context that are read more than once, because sequences share a prefix: all but one reading."""
+    num_new_seqs: int = 0
+    """Sequences that join the batch with this step: new ones, and preempted ones that come back."""
 
 
 class StepTime(NamedTuple):

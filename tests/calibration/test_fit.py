@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from kvsim.calibration import calibrate
-from kvsim.calibration.corrections import with_mean_excess
+from kvsim.calibration.corrections import with_mean_excess, with_new_sequences
+from kvsim.calibration.machines import Pace, at_pace, pace_by, relative_to_median
 from kvsim.calibration.observed import observe
-from kvsim.calibration.predict import predict, step_errors
+from kvsim.calibration.predict import error_scale_s, predict, step_errors
+from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -20,8 +22,8 @@ from kvsim.policies import Paged
 from kvsim.recording import Recording, find, read
 from kvsim.scheduling.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import Roofline
-from kvsim.workload import LogNormal, Poisson, generate
+from kvsim.steptime import NUM_SIZES, Roofline
+from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate
 
 H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")
 PRIOR = Roofline.for_gpu(H200, LLAMA)
@@ -36,17 +38,25 @@ TRUTH = replace(
 )
 
 
-def measured(seed: int, *, asynchronous: bool = True, stalls: float = 0.0) -> Recording:
-    """A run whose step times are `TRUTH`, with a share of steps during which the host stalls."""
+def measured(
+    seed: int,
+    *,
+    asynchronous: bool = True,
+    stalls: float = 0.0,
+    times: Roofline = TRUTH,
+    machine_name: str = "",
+    arrivals: Arrivals = Poisson(rate_per_s=15),  # noqa: B008  a value, never changed
+) -> Recording:
+    """A run whose step times are `times`, with a share of steps during which the host stalls."""
     workload = generate(
         80,
-        arrivals=Poisson(rate_per_s=15),
+        arrivals=arrivals,
         prompt=LogNormal(mean_tokens=250, sigma=1.0),
         output=LogNormal(mean_tokens=60, sigma=0.8),
         seed=seed,
     )
     policy = Paged(scheduler=ContinuousSettings(async_scheduling=asynchronous))
-    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=TRUTH)
+    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=times)
     recording = simulate(workload, policy, machine, stamp_at_entry=True)
     steps = recording.steps
     delayed = np.random.default_rng(seed).random(len(steps)) < stalls
@@ -55,7 +65,7 @@ def measured(seed: int, *, asynchronous: bool = True, stalls: float = 0.0) -> Re
     return replace(
         recording,
         name=f"measured-{seed}",
-        meta=replace(recording.meta, source="vllm", engine=engine),
+        meta=replace(recording.meta, source="vllm", engine=engine, extra={"machine": machine_name or f"of {seed}"}),
         steps=replace(steps, start_s=steps.start_s + np.append(0.0, late_s[:-1]), end_s=steps.end_s + late_s),
     )
 
@@ -112,6 +122,56 @@ def test_a_large_launch_is_paid_by_the_step_before_and_its_mean_is_found() -> No
     found = with_mean_excess(late, [observed])
     assert found.eager_launch_s == pytest.approx(TRUTH.eager_launch_s, rel=0.02)
     assert found.step_s == pytest.approx(TRUTH.step_s, rel=0.01)
+
+
+def test_kernels_picked_for_a_size_are_found_whatever_else_a_recording_is() -> None:
+    """A bump of 0.3 ms at two sizes, on machines that differ by 2%, in the steps of all recordings together."""
+    bump = [0.0] * NUM_SIZES
+    bump[3] = bump[4] = 0.3e-3
+    bumpy = replace(TRUTH, of_size_s=tuple(bump))
+    observed = [
+        observe(measured(seed, times=at_pace(Pace(gpu=gpu), bumpy), arrivals=Poisson(rate_per_s=60)))
+        for seed, gpu in ((1, 1.0), (2, 1.02), (3, 0.98))
+    ]
+    of_size_s = np.array(with_sizes(TRUTH, observed).of_size_s)
+    assert of_size_s[[3, 4]] - of_size_s[2] == pytest.approx([0.3e-3, 0.3e-3], abs=0.05e-3)
+    assert abs(of_size_s[5] - of_size_s[2]) < 0.05e-3
+    assert of_size_s.min() == 0.0
+
+
+def test_what_joining_costs_is_read_off_where_many_join() -> None:
+    together = observe(measured(1, arrivals=AllAtOnce()))
+    seen = (~np.isnan(together.launch_s)) & (np.asarray(together.shape.num_new_seqs) >= 16)
+    assert seen.any()
+    found = with_new_sequences(replace(TRUTH, new_sequence_s=0.0), [together])
+    assert found.new_sequence_s == pytest.approx(TRUTH.new_sequence_s, rel=0.02)
+    assert with_new_sequences(TRUTH, [observe(measured(1))]) == TRUTH, "few join at a time, and tell nothing"
+
+
+def test_a_profile_is_of_the_machine_in_the_middle() -> None:
+    """Two recordings of a slow machine count as one machine: the middle of the three is the one of `TRUTH`."""
+    slow, fast = Pace(host=1.3, gpu=1.03), Pace(host=0.9, gpu=0.98)
+    recordings = [
+        measured(1, machine_name="usual"),
+        measured(2, times=at_pace(slow, TRUTH), machine_name="slow"),
+        measured(3, times=at_pace(slow, TRUTH), machine_name="slow"),
+        measured(4, times=at_pace(fast, TRUTH), machine_name="fast"),
+    ]
+    usual, first_slow, second_slow, quick = (
+        item.mean_percent for item in calibrate(recordings, held_out=False).residuals
+    )
+    assert abs(usual) < 0.5
+    assert max(first_slow, second_slow) < -2
+    assert quick > 1
+
+
+def test_how_fast_a_machine_is_follows_from_the_errors_of_its_steps() -> None:
+    observed = observe(measured(5, times=at_pace(Pace(host=1.4, gpu=1.02), TRUTH)))
+    found = pace_by(lambda pace: step_errors(at_pace(pace, TRUTH), observed) / error_scale_s(observed))
+    assert found == pytest.approx((1.4, 1.02), rel=0.02)
+    assert relative_to_median({"a": Pace(2.0, 1.0), "b": Pace(4.0, 1.1), "c": Pace(3.0, 1.05)})["b"] == pytest.approx(
+        (4 / 3, 1.1 / 1.05)
+    )
 
 
 def test_kernels_that_are_built_now_and_then_are_read_off() -> None:

@@ -13,10 +13,10 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 
 from click.testing import CliRunner  # noqa: E402
 
-from kvsim.calibration.observed import earlier_batches  # noqa: E402
 from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model  # noqa: E402
 from kvsim.cli.capture import command  # noqa: E402
 from kvsim.errors import UsageError  # noqa: E402
+from kvsim.hf_memory import earlier_batches  # noqa: E402
 from kvsim.memory.waste import SlotState  # noqa: E402
 from kvsim.metrics import waste  # noqa: E402
 from kvsim.recording import Replay, read, write  # noqa: E402
@@ -96,6 +96,21 @@ def test_what_a_process_had_generated_before_is_stated(model: Any, workload: Wor
     recording = second.recording()
     assert recording.meta.extra["earlier_batches"] == [four, two]
     assert [batch.rows for batch in earlier_batches(recording)] == [4, 2]
+
+
+def test_what_costs_memory_beside_the_shapes_is_stated(model: Any, workload: Workload) -> None:
+    ids = torch.tensor([[11, 12, 13]])
+    with GenerateRecorder(model) as plain:
+        model.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        plain.give_back()
+        model.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    with GenerateRecorder(model) as fixed:
+        generate_workload(model, workload, batch_size=6, recorder=fixed)
+    stated, of_fixed = plain.recording().meta, fixed.recording().meta
+    assert stated.engine["min_new_tokens"] is False
+    assert of_fixed.engine["min_new_tokens"] is True, "to run to the workload's lengths"
+    assert stated.extra["given_back_before"] == [1]
+    assert of_fixed.extra["given_back_before"] == []
 
 
 def test_nothing_generated(model: Any) -> None:

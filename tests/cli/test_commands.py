@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,28 @@ def test_info(kvsim: Kvsim, pressure: Recording) -> None:
     assert document["source"] == "vllm"
     assert document["gpu"] == pressure.meta.gpu
     assert "measured on NVIDIA H200" in kvsim("info", f"traces/{pressure.name}").stdout
+
+
+def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> None:
+    headings = ["Options", "Requests", "Machine and memory", "Paged cache", "Contiguous reservations"]
+    headings += ["Static batches", "Scheduling"]
+    text = succeed(kvsim("run", "--help"))
+    assert re.findall(r"(?m)^(\S.*):$", text) == headings
+    parts = re.split(r"(?m)^\S.*:$", text)[1:]
+    flags = {
+        heading: set(re.findall(r"(?m)^  (?:-\w, )?(--[a-z-]+)", part))
+        for heading, part in zip(headings, parts, strict=True)
+    }
+    assert flags["Options"] == {"--policy", "--engine", "--no-leap", "--output", "--json", "--help"}
+    assert {"--workload", "--rate"} < flags["Requests"]
+    assert {"--batch-size", "--cache"} < flags["Static batches"]
+
+
+def test_size_lists_what_it_knows_and_knows_what_it_lists(kvsim: Kvsim) -> None:
+    gpus, _, models = succeed(kvsim("size", "--list")).removeprefix("GPUs\n").partition("models\n")
+    assert "  H200\n" in gpus
+    assert "  meta-llama/Meta-Llama-3-8B\n" in models
+    succeed(kvsim("size", "--model", models.split()[-1], "--gpu", gpus.strip().splitlines()[-1].strip()))
 
 
 def test_size(kvsim: Kvsim) -> None:

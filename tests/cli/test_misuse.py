@@ -154,6 +154,16 @@ class TestRecordings:
         (("run", "--policy", "static", "--batch-size", "0"), 2, "batch_size should be at least 1, not 0."),
         (("run", "--num-requests", "0"), 2, "the first 0 requests were asked for; ask for at least 1."),
         (
+            ("run", "--num-requests", "1000"),
+            2,
+            "-pressure has 400 to give; leave it out to take them all; --arrivals poisson generates any number.",
+        ),
+        (
+            ("import", "rec", "--num-requests", "3"),
+            2,
+            "--num-requests asks for the first 3 requests, and rec has 2 to give; leave it out to take them all.",
+        ),
+        (
             ("run", "--arrivals", "poisson", "--num-requests", "-1"),
             2,
             "-1 requests were asked for; ask for at least 1.",
@@ -234,7 +244,7 @@ class TestRecordings:
             2,
             "--at should be a time of 0 seconds or more, not -1.0.",
         ),
-        (("plot", "pie", "rec"), 2, "there is no kind of figure 'pie'; did you mean"),
+        (("plot", "pie", "rec"), 2, "there is no kind of figure 'pie'; there are agreement, "),
         (("plot", "memory-map", "rec", "rec"), 2, "a figure of memory-map shows one recording, and 2 were given."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -294,6 +304,13 @@ def test_a_sentence_and_no_traceback_from_the_real_process(kvsim: Kvsim, folder:
     assert failed.stderr.count("\n") == 1
     misused = kvsim("run", "--rate", "nan", folder=folder)
     assert (misused.returncode, misused.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(("command", "said"), [("plott", "'plott'. Did you mean 'plot'?\n"), ("zebra", "'zebra'.\n")])
+def test_an_unknown_command(kvsim: Kvsim, command: str, said: str) -> None:
+    done = kvsim(command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("Error: No such command " + said)
 
 
 def test_an_interrupt_leaves_nothing_and_says_nothing(

@@ -182,6 +182,50 @@ def test_a_column_that_lost_rows(folders: list[Path], tmp_path: Path, monkeypatc
         read(tmp_path / "rec")
 
 
+def test_a_column_that_has_more_rows_than_the_others(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folders[0], tmp_path / "rec")
+    whole = pq.ParquetFile.iter_batches
+
+    def gain(file: pq.ParquetFile, rows: int, columns: list[str]) -> Any:
+        return [*whole(file, rows, columns=columns)] * (1 + (columns == ["address"]))
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", gain)
+    with pytest.raises(RecordingError, match=r"memory\.parquet is damaged or truncated: address has \d+ of \d+ rows\."):
+        read(tmp_path / "rec")
+
+
+def test_lists_where_words_should_be(folders: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "rec")
+    change(tmp_path / "rec" / "memory.parquet", "kind", ["append"])
+    with pytest.raises(RecordingError, match=r"memory\.parquet: column kind should be uint8: .*\.$"):
+        read(tmp_path / "rec")
+
+
+def test_a_batch_longer_than_any_memory(folders: list[Path], tmp_path: Path) -> None:
+    """Its slots do not fit into 32 bits, and must not wrap around to few."""
+    shutil.copytree(folders[-1], tmp_path / "rec")
+    file = tmp_path / "rec" / "schedule.parquet"
+    data = pq.read_table(file)
+    tokens = data["tokens"].to_numpy().copy()
+    tokens[int(np.argmax(data["repeat"].to_numpy()))] = 2**31 - 1
+    column = data.schema.get_field_index("tokens")
+    pq.write_table(data.set_column(column, "tokens", pa.array(tokens, pa.int32())), file)
+    with pytest.raises(RecordingError, match=r"has a batch of [\d,]+ slots; no server has more"):
+        Replay(read(tmp_path / "rec"))
+
+
+def test_a_word_that_a_file_knows_and_no_row_has(folders: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "rec")
+    file = tmp_path / "rec" / "memory.parquet"
+    data = pq.read_table(file)
+    kind = data["kind"].combine_chunks().dictionary_encode()
+    words = pa.DictionaryArray.from_arrays(kind.indices, [*kind.dictionary.to_pylist(), "moved"])
+    pq.write_table(data.set_column(data.schema.get_field_index("kind"), "kind", words), file)
+    assert (read(tmp_path / "rec").memory.kind == read(folders[0]).memory.kind).all()
+
+
 def test_a_pool_larger_than_any(folders: list[Path], tmp_path: Path) -> None:
     shutil.copytree(folders[0], tmp_path / "rec")
     file = tmp_path / "rec" / "meta.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from kvsim.recording import (
     ledger,
     read,
     shipped_names,
+    unit_states,
     write,
 )
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
@@ -149,7 +151,7 @@ class Naive:
 
 
 def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None = None) -> None:
-    """Step through `recording` with both, then seek in `order` and find the same again."""
+    """Step through `recording` with both, then seek in `order` and find the same again; so does who never stepped."""
     player = Replay(recording)
     recording = player.recording
     naive = Naive(recording)
@@ -159,11 +161,12 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
         naive.advance(frame)
         assert_equal(player, naive, frame)
         seen.append(picture(player))
-    for frame in order or range(player.num_frames - 1, -1, -1):
-        player.seek(frame)
-        assert player.frame == frame
-        for now, then in zip(picture(player), seen[frame], strict=True):
-            np.testing.assert_array_equal(now, then)
+    for seeker in (player, Replay(recording)):
+        for frame in order or range(player.num_frames - 1, -1, -1):
+            seeker.seek(frame)
+            assert seeker.frame == frame
+            for now, then in zip(picture(seeker), seen[frame], strict=True):
+                np.testing.assert_array_equal(now, then)
 
 
 def picture(player: Replay) -> tuple[np.ndarray[Any, Any], ...]:
@@ -326,7 +329,7 @@ def event_streams(draw: st.DrawFn) -> Recording:
 @pytest.fixture(params=[1, 3, 8_192], ids=lambda units: f"keyframe-every-{units}")
 def keyframe_spacing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(keyframes, "_OPS_PER_KEYFRAME", request.param)
-    monkeypatch.setattr(keyframes, "_MOST_RUNS", request.param // 2)
+    monkeypatch.setattr(unit_states, "_MOST_RUNS", request.param // 2)
     monkeypatch.setattr(ledger, "_OPS_AT_ONCE", request.param)
     return int(request.param)
 
@@ -338,6 +341,24 @@ def test_any_event_stream_equals_the_naive_interpreter(recording: Recording, dat
     last = len(recording.steps)
     order = data.draw(st.lists(st.integers(0, last), min_size=1, max_size=12))
     assert_equal_at_every_frame(recording, order=order)
+
+
+def test_seeking_while_another_thread_makes_the_keyframes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyframes, "_OPS_PER_KEYFRAME", 64)
+    recording = read(find("vllm-h200-llama-3-8b-pressure-prefixes"))
+    stepping, seeking = Replay(recording), Replay(recording)
+    frames = np.random.default_rng(1).integers(0, seeking.num_frames, 40)
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(seeking.warm_up) for _ in range(2)]
+        found = []
+        for frame in frames.tolist():
+            seeking.seek(frame)
+            found.append(picture(seeking))
+        assert [job.result() for job in done] == [None, None]
+    for frame, then in sorted(zip(frames.tolist(), found, strict=True), key=lambda pair: pair[0]):
+        stepping.seek(frame)
+        for now, seen in zip(picture(stepping), then, strict=True):
+            np.testing.assert_array_equal(now, seen)
 
 
 @st.composite

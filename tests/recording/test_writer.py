@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import signal
+import subprocess
+import sys
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -261,6 +264,55 @@ def test_left_without_a_commit_it_leaves_nothing(recorded: Recording, tmp_path: 
             writer.append(table)
         assert [entry.name for entry in tmp_path.iterdir()] != ["rec"]
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from kvsim.recording import RecordingWriter
+with RecordingWriter(sys.argv[1]) as writer:
+    if len(sys.argv) > 2:
+        os.rename(sys.argv[1], writer._scratch / "old")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_run_has_left_is_taken_away_by_the_next(recorded: Recording, tmp_path: Path) -> None:
+    killed(str(tmp_path / "rec"))
+    killed(str(tmp_path / "other"))
+    (tmp_path / ".rec-mine").mkdir()
+    left = {entry.name for entry in tmp_path.iterdir()}
+    assert len(left) == 3
+    write(recorded, tmp_path / "rec")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"rec", ".rec-mine"} | {
+        name for name in left if name.startswith(".other-")
+    }
+
+
+def test_what_a_run_in_progress_has_made_is_left_alone(recorded: Recording, tmp_path: Path) -> None:
+    with RecordingWriter(tmp_path / "rec") as writer:
+        write(recorded, tmp_path / "rec")
+        for table in tables_of(recorded):
+            writer.append(table)
+        writer.commit(recorded.meta)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rec"]
+    assert len(read(tmp_path / "rec").steps) == len(recorded.steps)
+
+
+def test_a_recording_that_a_killed_run_was_about_to_replace_is_put_back(recorded: Recording, tmp_path: Path) -> None:
+    target = tmp_path / "rec"
+    write(recorded, target)
+    before = contents(target)
+    killed(str(target), "while it replaces")
+    assert not target.exists()
+    with RecordingWriter(target):
+        pass
+    assert contents(target) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rec"]
 
 
 def test_what_is_in_the_way_is_said_before_any_work(tmp_path: Path) -> None:

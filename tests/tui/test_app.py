@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -314,6 +316,36 @@ async def test_the_clock_runs_on_behind_the_help(paged: Recording) -> None:
             app.tick()
         assert isinstance(app.screen, HelpScreen)
         assert app.stage.session.replay.frame == app.stage.session.player.frame > 0
+
+
+async def test_panels_take_turns_while_playing(paged: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that drew all of them would take too long for thirty in a second."""
+    now_s, shown = 0.0, Counter[str]()
+    app = KvsimApp(Session(paged), clock=lambda: now_s)
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press("space")
+        app._timer.pause()
+        panels = list(app.stage.query("WasteBar, Timeline, Panel, EventList"))
+        for panel in panels:
+            monkeypatch.setattr(panel, "show_frame", partial(shown.update, [str(panel.id)]))
+        for tick in range(1, 25):
+            before = shown.total()
+            now_s = tick / 30
+            app.tick()
+            assert shown.total() <= before + 1
+        assert shown == {str(panel.id): 3 for panel in panels}
+        await pilot.press("space")
+        assert shown == {str(panel.id): 4 for panel in panels}
+
+
+async def test_the_footer_of_a_small_screen_names_the_way_out(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        footer = screen_text(app).splitlines()[-1]
+        assert "? Help q Quit" in footer
 
 
 async def test_q_quits(make_app: Callable[..., KvsimApp], paged: Recording) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,6 +68,21 @@ def test_sequences_packed_into_one_row_have_a_name_each() -> None:
         ["D", "E", "H"],
         ["A", "G", "F", "B"],
     ]
+
+
+def test_the_first_of_neighbouring_blocks_bears_a_name_beside_what_it_is_filled_to() -> None:
+    guided = Guided(find_lesson("4"))
+    guided.show(guided.captions[0].frame)
+    first_row = drawn(guided.sessions[1], COLOR, -2, (40, 10)).splitlines()[0]
+    assert "".join(filter(str.isalpha, first_row)) == "ABCD"
+    glyphs = drawn(guided.sessions[1], ASCII, -2, (40, 10))
+    assert not any(map(str.isalpha, glyphs.splitlines()[0]))
+
+    pictures = []
+    for frame in range(guided.sessions[1].replay.num_frames):
+        guided.sessions[1].replay.seek(frame)
+        pictures.append(drawn(guided.sessions[1], COLOR, -2, (40, 10)))
+    assert any(re.search("([▁▂▃▄▅▆▇])[A-H]\\1\\1", picture) for picture in pictures)
 
 
 def test_a_pool_too_large_for_names_has_none(shipped: Callable[[str], Recording]) -> None:

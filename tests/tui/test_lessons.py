@@ -328,6 +328,23 @@ def test_a_lesson_on_a_machine_that_was_recorded_uses_its_profile(guided: Callab
     assert calibrated == {"1": {False}, "2": {True}, "3": {True}, "4": {True}}
 
 
+@pytest.mark.parametrize("number", ["4", "8"])
+async def test_two_pools_name_their_requests_on_a_small_screen(guided: Callable[[str], Guided], number: str) -> None:
+    """Beside each other, so that every row has a line for its name."""
+    lesson = guided(number)
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        lesson.show(lesson.captions[1].frame)
+        app.stage.show_frame(everything=True)
+        await pilot.pause()
+        left, right = app.stage.query(PoolView)
+        assert (left.region.y, left.region.width) == (right.region.y, right.region.width)
+        for pool, lane in zip((left, right), app.stage.sessions(), strict=True):
+            holders = {lane.request_name(request) for request in lane.replay.live_requests().tolist()}
+            named = "".join(pool.render_line(y).text for y in range(pool.size.height))
+            assert {name for name in holders if name.isalpha()} <= set(named)
+
+
 @pytest.mark.parametrize("number", ["1", "4"])
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60)])
 async def test_captions_and_pools_share_every_size(

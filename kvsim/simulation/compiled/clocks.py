@@ -8,14 +8,15 @@ from __future__ import annotations
 from kvsim import steptime
 from kvsim.simulation.compiled import journal, memory, scheduler, waiting
 from kvsim.simulation.compiled.engine import Engine
-from kvsim.simulation.compiled.jit import jit, usable_when_compiled
+from kvsim.simulation.compiled.jit import compiled_as, jit, usable_when_compiled
 from kvsim.steptime import Roofline, StepShape, Strain
 
 ENDED, PAUSED, STALLED = range(3)
 """Why a slice ended: every request has; there may be no room to write down a step; nothing can ever be scheduled."""
 
-for _helper in (steptime.captured_size, steptime.overlapped, steptime.larger, steptime.smaller):
+for _helper in (steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger, steptime.smaller):
     usable_when_compiled(_helper)
+compiled_as(steptime.looked_up, lambda table, index: table[index])
 _step_time = jit(Roofline.step_time)
 _strained_gpu_s = jit(steptime.strained_gpu_s)
 _entry_s = jit(Roofline.entry_s)
@@ -78,13 +79,16 @@ def _take_arrivals(engine: Engine) -> None:
         state.num_arrived += 1
         state.seq += 1
         times.arrival_seq = state.seq
+        if not sequence.is_refused:
+            state.host_s += _entry_s(engine.coefficients[0], sequence.prompt_tokens)
         if settings.stamp_at_entry:
+            times.arrival_s = state.host_s
+        elif settings.closed_loop:
             times.arrival_s = now_s
         if sequence.is_refused:
             state.num_ended += 1
         else:
             waiting.push(engine, node)
-            state.host_s += _entry_s(engine.coefficients[0], sequence.prompt_tokens)
 
 
 @jit
@@ -138,12 +142,13 @@ def _record(engine: Engine) -> StepShape:
     step.free_units, step.cached_units = state.num_free, state.num_cached
     step.unusable_units = memory.unusable_units(engine, waiting.peek(engine)) if state.num_waiting > 0 else 0
     step.num_admitted = state.num_admitted
+    step.num_new_seqs = state.num_new_seqs
     step.written, step.requested, step.useful = state.written, state.requested, state.useful
     state.num_steps += 1
     memory.settle_last_slots(engine, state.host_s)
     return StepShape(
         state.num_in_batch, state.num_tokens_in_batch, num_prefill_tokens, context_tokens, attention_pairs, 0, 0,
-        shared_tokens,
+        shared_tokens, step.num_new_seqs,
     )  # fmt: skip
 
 

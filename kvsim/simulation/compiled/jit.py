@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from numba import njit
-from numba.extending import register_jitable
+from numba.extending import overload, register_jitable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,3 +36,8 @@ def usable_when_compiled(function: Function) -> Function:
     """Let compiled code call `function`, which stays what it is for everybody else."""
     same: Function = register_jitable(function)
     return same
+
+
+def compiled_as(function: Function, same: Function) -> None:
+    """Let compiled code that calls `function` do what `same` does, where the types decide between cases."""
+    overload(function, strict=False)(lambda *_arguments: same)

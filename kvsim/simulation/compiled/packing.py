@@ -101,7 +101,7 @@ def pack(
     for name, value in _settings(policy, pool, size, batch).items():
         setattr(settings[0], name, value)
     settings[0].limit = size if concurrency is None else concurrency
-    settings[0].stamp_at_entry = stamp_at_entry or concurrency is not None
+    settings[0].stamp_at_entry, settings[0].closed_loop = stamp_at_entry, concurrency is not None
     settings[0].recording = recording
     state[0].seq, state[0].num_free, state[0].num_free_tables = -1, pool.num_units, batch
     paged = isinstance(policy, Paged)
@@ -178,7 +178,10 @@ def coefficients(times: Roofline) -> Records[Any]:
     values = {
         field.name: getattr(times, field.name) for field in fields(times) if field.name not in ("label", "calibrated")
     }
-    kinds: list[Any] = [(name, np.int64 if name == "max_captured_tokens" else np.float64) for name in values]
+    kinds: list[Any] = [
+        (name, np.int64 if name == "max_captured_tokens" else np.float64, np.shape(value))
+        for name, value in values.items()
+    ]
     record = np.zeros(1, np.dtype(kinds))
     for name, value in values.items():
         record[name] = value

@@ -61,6 +61,7 @@ class Settings:
     limit: int
     """Requests at a time, those refused included."""
     stamp_at_entry: bool
+    closed_loop: bool
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -110,6 +111,8 @@ class State:
     """Sequences in the step being scheduled."""
     num_tokens_in_batch: int
     num_preempted: int
+    num_new_seqs: int
+    """Of those in the step, the ones that were waiting."""
     num_admitted: int
     """Sequences that have been admitted at all."""
     num_free_tables: int
@@ -233,6 +236,7 @@ class Step:
     """Slots that the step reads; see `StepShape`, as for the next two."""
     attention_pairs: int
     shared_tokens: int
+    num_new_seqs: Small
     free_units: int
     cached_units: int
     unusable_units: int

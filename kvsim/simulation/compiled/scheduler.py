@@ -21,7 +21,7 @@ def has_work(engine: Engine) -> bool:
 def schedule(engine: Engine, emitting: npt.NDArray[np.int32]) -> int:
     """Decide the next step and allocate its memory; return how many sequences are `emitting` an output in it."""
     settings, state = engine.settings[0], engine.state[0]
-    state.num_in_batch = state.num_preempted = 0
+    state.num_in_batch = state.num_preempted = state.num_new_seqs = 0
     budget = _serve_running(engine, settings.max_num_batched_tokens)
     if state.num_preempted == 0:
         budget = _admit(engine, budget)
@@ -128,6 +128,7 @@ def _admit(engine: Engine, budget: int) -> int:
             engine.times[node].first_scheduled_s = state.host_s
             sequence.cached_tokens = computed
             state.num_admitted += 1
+        state.num_new_seqs += 1
         sequence.status = RUNNING
         sequence.computed = computed
         state.written += computed

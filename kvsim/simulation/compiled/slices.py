@@ -32,6 +32,7 @@ _SHAPE_COLUMNS = {
     "context_tokens": "context_tokens",
     "attention_pairs": "attention_pairs",
     "shared_tokens": "shared_tokens",
+    "num_new_seqs": "num_new_seqs",
 }
 """The fields of a `StepShape` among those of a step."""
 _QUICK_S = 3.0

@@ -1,0 +1,77 @@
+"""What sets one machine apart from another with the same GPU: how fast its host is, and how fast this GPU runs.
+
+Hosts differ by a third, and two starts of the same engine by a per cent or two. Were recordings of several machines
+thrown together, a coefficient would be bent to explain what is merely another machine; so each machine has two factors
+of its own, found along with the coefficients, and a profile is of the machine in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.steptime import Roofline
+
+HOST_COEFFICIENTS = (
+    *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
+    *("turnaround_step_s", "turnaround_sequence_s"),
+    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s"),
+    *("new_shape_s", "new_kernel_s"),
+)
+GPU_COEFFICIENTS = (
+    *("step_s", "weights_s", "active_weights_s", "token_s", "logits_s", "sequence_s", "context_token_s"),
+    *("piecewise_s", "attention_pair_s"),
+)
+_REACH = 4.0
+"""The largest factor between two machines."""
+
+
+class Pace(NamedTuple):
+    """How many times longer everything takes on a machine than on the one that coefficients are of."""
+
+    host: float = 1.0
+    gpu: float = 1.0
+
+
+TYPICAL = Pace()
+_USUAL = Pace(host=0.1, gpu=0.01)
+"""How far machines usually lie apart, as shares: what a recording does not tell is held so close to 1."""
+_USUAL_WEIGHT = 5.0
+
+
+def at_pace(pace: Pace, times: Roofline) -> Roofline:
+    """`times` on a machine of that pace."""
+    if pace == TYPICAL:
+        return times
+    scaled: dict[str, Any] = {name: getattr(times, name) * pace.host for name in HOST_COEFFICIENTS}
+    scaled |= {name: getattr(times, name) * pace.gpu for name in GPU_COEFFICIENTS}
+    scaled["of_size_s"] = tuple(value * pace.gpu for value in times.of_size_s)
+    return replace(times, **scaled)
+
+
+def pace_by(errors: Callable[[Pace], Any], *, gpu: bool = True) -> Pace:
+    """The pace that makes `errors` small, one of each step and 1 where it counts; of the host alone unless `gpu`."""
+    from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
+
+    def pace(logarithms: Any) -> Pace:
+        return Pace(*map(float, np.exp(logarithms)))
+
+    def residuals(logarithms: Any) -> Any:
+        unusual = _USUAL_WEIGHT * np.asarray(logarithms) / _USUAL[: len(logarithms)]
+        return np.append(errors(pace(logarithms)), unusual)
+
+    reach = np.log(_REACH)
+    start = np.zeros(2 if gpu else 1)
+    return pace(least_squares(residuals, start, bounds=(-reach, reach), loss="soft_l1", diff_step=1e-3).x)
+
+
+def relative_to_median(paces: Mapping[str, Pace]) -> dict[str, Pace]:
+    """`paces` of machines such that the one in the middle is 1."""
+    middle = np.exp(np.median(np.log(np.array(list(paces.values()))), axis=0))
+    return {machine: Pace(*map(float, np.array(pace) / middle)) for machine, pace in paces.items()}

@@ -1,0 +1,154 @@
+"""The flags of a scenario: on what machine, with how much memory, under which policy; and those of its requests.
+
+Every command that simulates takes the same ones. What they stand for is in `kvsim.cli.scenario`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from kvsim.cli.sections import section
+from kvsim.cli.workload import workload_options
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_machine = section("Machine and memory")
+_paged = section("Paged cache")
+_contiguous = section("Contiguous reservations")
+_static = section("Static batches")
+_scheduling = section("Scheduling")
+
+_OPTIONS = (
+    _machine("--model", help="A model that kvsim size --list names.  [the recording's, or Llama-3-8B]"),
+    _machine("--gpu", help="A GPU, likewise.  [the recording's, or H200]"),
+    _machine(
+        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
+    ),
+    _machine(
+        "--kv-gib",
+        type=float,
+        metavar="GIB",
+        help="Memory for the KV cache.  [the recording's, or what the GPU leaves]",
+    ),
+    _machine("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
+    _machine(
+        "--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."
+    ),
+    _paged("--block-size", type=int, default=16, show_default=True, help="Tokens per block."),
+    _paged("--no-prefix-caching", is_flag=True, help="Never reuse a prefix."),
+    _paged(
+        "--watermark",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Share of the pool that admission leaves free.",
+    ),
+    _paged(
+        "--swap-gib",
+        type=float,
+        metavar="GIB",
+        help="Host memory to which preempted sequences are copied, not recomputed.  [none; a model, not vLLM's]",
+    ),
+    _paged(
+        "--swap-gb-per-s",
+        type=float,
+        metavar="GB/S",
+        help="With --swap-gib: speed of the link to it.  [50.4: 80% of PCIe 5.0 x16]",
+    ),
+    _paged(
+        "--speculative-tokens",
+        type=int,
+        metavar="N",
+        help="Tokens drafted a step; needs --no-async-scheduling.  [none; a model, not vLLM's]",
+    ),
+    _paged(
+        "--acceptance-rate",
+        type=float,
+        metavar="SHARE",
+        help="With --speculative-tokens: how often a draft is right when those before it are.  [0.7]",
+    ),
+    _contiguous(
+        "--reserve",
+        type=click.Choice(["max", "limit", "pow2", "oracle", "doubling"]),
+        default="max",
+        show_default=True,
+        help="How much each sequence reserves.",
+    ),
+    _contiguous(
+        "--fit",
+        type=click.Choice(["first", "best", "next", "buddy"]),
+        default="first",
+        show_default=True,
+        help="Which hole is taken.",
+    ),
+    _contiguous(
+        "--growth",
+        type=click.Choice(["move", "fail"]),
+        default="move",
+        show_default=True,
+        help="With --reserve doubling: copy what has no room to grow, or preempt.",
+    ),
+    _contiguous("--compaction", is_flag=True, help="Slide everything together when only that makes room."),
+    _contiguous("--request-level", is_flag=True, help="Admit nobody until the whole batch has ended."),
+    _static("--batch-size", type=int, default=16, show_default=True, help="Rows of a batch."),
+    _static(
+        "--cache",
+        type=click.Choice(["dynamic", "static"]),
+        default="dynamic",
+        show_default=True,
+        help="Grow the cache by a column a step, or allocate it at once.",
+    ),
+    _static(
+        "--batch-timeout",
+        type=float,
+        default=0.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long the oldest request waits for a batch to fill up.",
+    ),
+    _static("--sort-by-length", is_flag=True, help="Batch prompts of similar length."),
+    _static("--no-memory-guard", is_flag=True, help="Let batches run out of memory, and count it."),
+    _scheduling("--max-num-seqs", type=int, help="Sequences in one step."),
+    _scheduling("--max-num-batched-tokens", type=int, help="Tokens in one step."),
+    _scheduling("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
+    _scheduling(
+        "--long-prefill-token-threshold",
+        type=int,
+        default=0,
+        help="Most tokens of one prompt in one step; 0: no limit.",
+    ),
+    _scheduling("--no-chunked-prefill", is_flag=True, help="Prompts are computed in one step or not at all."),
+    _scheduling(
+        "--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known."
+    ),
+    _scheduling(
+        "--order",
+        type=click.Choice(["fcfs", "priority"]),
+        default="fcfs",
+        show_default=True,
+        help="Who is served first.",
+    ),
+    _scheduling(
+        "--defaults",
+        type=click.Choice(["llm", "server"]),
+        default="llm",
+        show_default=True,
+        help="Whose limits hold where none is given: vLLM's LLM class or its server.",
+    ),
+    _scheduling(
+        "--refuse-misfits",
+        is_flag=True,
+        help="Refuse and count requests that could never be served; otherwise an error.",
+    ),
+    _scheduling("--check", is_flag=True, help="Verify at every step that all slots are accounted for (slower)."),
+)
+
+
+def scenario_options(command: Command) -> Command:
+    """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return workload_options(command)
