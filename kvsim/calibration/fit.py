@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,16 +169,14 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
     def errors(times: Roofline, item: Observed) -> Any:
         return step_errors(machine_of(times, item), item) / scales[item.name]
 
+    def residuals(logarithms: Any, items: Sequence[Observed], before: Roofline) -> Any:
+        times = model(logarithms, before)
+        return np.concatenate([*(errors(times, item) for item in items), _PRIOR_WEIGHT * logarithms])
+
     times, logarithms = prior, np.zeros(len(names))
+    search = partial(least_squares, residuals, bounds=bounds, loss="soft_l1", diff_step=1e-3, max_nfev=_EVALUATIONS)
     for _ in range(_ROUNDS):
-
-        def residuals(logarithms: Any, items: Sequence[Observed] = observed, times: Roofline = times) -> Any:
-            candidate = model(logarithms, times)
-            return np.concatenate([*(errors(candidate, item) for item in items), _PRIOR_WEIGHT * logarithms])
-
-        logarithms = least_squares(
-            residuals, logarithms, bounds=bounds, loss="soft_l1", diff_step=1e-3, max_nfev=_EVALUATIONS
-        ).x
+        logarithms = search(logarithms, args=(observed, times)).x
         times = model(logarithms, times)
         observed = _at_their_paces(times, observed, errors)
         if engine == "vllm":
