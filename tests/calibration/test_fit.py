@@ -91,6 +91,11 @@ def test_the_fit_finds_times_that_predict_a_run_it_has_not_seen() -> None:
     assert profile.times.turnaround_step_s == pytest.approx(TRUTH.turnaround_step_s, rel=0.1)
 
 
+def test_an_engine_that_was_never_seen_uncompiled_launches_as_it_does_large_steps() -> None:
+    times = calibrate([measured(1)]).times
+    assert times.uncompiled_launch_s == times.eager_launch_s == pytest.approx(TRUTH.eager_launch_s, rel=0.05)
+
+
 def test_stalls_are_not_coefficients() -> None:
     profile = calibrate([measured(1, stalls=0.004), measured(2, stalls=0.004)], held_out=False)
     assert abs(mean_percent(profile.times, measured(3))) < 2
