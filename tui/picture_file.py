@@ -10,16 +10,22 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from textual.widgets import Footer
+
 from kvsim.atomic import whole_file
 
 if TYPE_CHECKING:
     import os
+
+    from textual.pilot import Pilot
 
     from .app import KvsimApp
 
 NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
+_PATIENCE: Final = 100
+"""Turns of the event loop that a footer is given; it usually needs one."""
 _TEXT: Final = re.compile(r'<text ([^>]*)x="([\d.]+)" (y="[\d.]+") textLength="([\d.]+)"([^>]*)>([^<]+)</text>')
 
 
@@ -28,10 +34,19 @@ def render(app: KvsimApp, size: tuple[int, int]) -> str:
 
     async def draw() -> str:
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
+            await drawn(pilot)
             return svg_of(app)
 
     return asyncio.run(draw())
+
+
+async def drawn(pilot: Pilot[None]) -> None:
+    """Wait until the screen has drawn itself. Its footer is told of its keys last, and makes itself anew then."""
+    for _ in range(_PATIENCE):
+        await pilot.pause()
+        if all(footer.children for footer in pilot.app.screen.query(Footer)):
+            break
+    await pilot.pause()
 
 
 def svg_of(app: KvsimApp) -> str:

@@ -19,6 +19,7 @@ from tui.event_list import EventList
 from tui.find import FindScreen
 from tui.help import HelpScreen
 from tui.panels import BlockTable, Inspector, Panel, Queue
+from tui.picture_file import drawn
 from tui.pool_view import PoolView
 from tui.session import Session
 from tui.states import ASCII, COLOR, GLYPHS
@@ -343,7 +344,7 @@ async def test_the_footer_of_a_small_screen_names_the_way_out(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+        await drawn(pilot)
         footer = screen_text(app).splitlines()[-1]
         assert "? Help q Quit" in footer
 

@@ -17,6 +17,7 @@ from kvsim.errors import UsageError
 from tui.app import KvsimApp
 from tui.comparison import Comparison
 from tui.lessons import Guided, find_lesson
+from tui.picture_file import drawn, svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ def picture(snapshot: SnapshotAssertion) -> SnapshotAssertion:
 async def _draw(app: KvsimApp, size: tuple[int, int], *keys: str) -> str:
     async with app.run_test(size=size) as pilot:
         await pilot.press(*keys)
-        await pilot.pause()
-        return app.export_screenshot(simplify=True)
+        await drawn(pilot)
+        return svg_of(app)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
@@ -112,8 +113,8 @@ async def test_light(
         app.theme = "kvsim-light"
         await pilot.pause()
         await pilot.press("right")
-        await pilot.pause()
-        assert app.export_screenshot(simplify=True) == picture
+        await drawn(pilot)
+        assert svg_of(app) == picture
 
 
 async def test_list_of_lessons(make_app: Callable[..., KvsimApp], tiny: Recording, picture: SnapshotAssertion) -> None:
