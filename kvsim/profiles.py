@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,14 @@ def load(path: str | os.PathLike[str]) -> Profile:
 
 
 def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in coefficients.items()
-    }
-    times = Roofline(label=f"calibrated on {gpu}", calibrated=True, **values)
-    if len(times.of_size_s) != NUM_SIZES:
-        raise ValueError(f"of_size_s has {len(times.of_size_s)} entries instead of {NUM_SIZES}")
-    return times
+    values = {"of_size_s": list(ALL_ALIKE), **coefficients}
+    table = values.pop("of_size_s")
+    if not isinstance(table, list) or len(table) != NUM_SIZES:
+        raise ValueError(f"of_size_s should be a list of {NUM_SIZES} numbers")
+    for name, value in (*values.items(), *(("of_size_s", value) for value in table)):
+        if not isinstance(value, int | float) or not 0 <= value < inf:
+            raise ValueError(f"{name} should be a number from 0 on, not {value!r}")
+    return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=tuple(table), **values)
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -95,6 +96,27 @@ def test_a_bad_profile_is_one_sentence(text: str | None, sentence: str, tmp_path
         file.write_text(text)
     with pytest.raises(UsageError, match=sentence):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ('weights_s = "fast"', "weights_s should be a number from 0 on, not 'fast'"),
+        ("weights_s = -1.0", "weights_s should be a number from 0 on, not -1.0"),
+        ("weights_s = nan", "weights_s should be a number from 0 on, not nan"),
+        ("of_size_s = 3.0", "of_size_s should be a list of 66 numbers"),
+        ("of_size_s = [1.0, 2.0]", "of_size_s should be a list of 66 numbers"),
+        (f"of_size_s = {['slow'] * 66}", "of_size_s should be a number from 0 on, not 'slow'"),
+    ],
+)
+def test_a_coefficient_that_is_none_is_one_sentence(wrong: str, sentence: str, tmp_path: Path) -> None:
+    text = save(find("hf-static-h200-granite-350m"), tmp_path / "good.toml").read_text()
+    name = wrong.partition(" ")[0]
+    lines = [line for line in text.splitlines() if not line.startswith(f"{name} ")]
+    lines.insert(lines.index("[coefficients]") + 1, wrong)
+    (tmp_path / "bad.toml").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        load(tmp_path / "bad.toml")
 
 
 def test_an_unknown_profile_suggests_one() -> None:
