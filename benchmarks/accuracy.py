@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
 
 from kvsim.calibration import calibrate_host
-from kvsim.calibration.machines import Pace, at_pace, pace_by
-from kvsim.calibration.observed import Observed, observe
-from kvsim.calibration.predict import error_scale_s, machine_of, step_errors
+from kvsim.calibration.machines import pace_of
+from kvsim.calibration.observed import observe
+from kvsim.calibration.predict import counted_errors
 from kvsim.errors import UsageError
 from kvsim.profiles import Profile
 from kvsim.recording import find, read, shipped_names
@@ -60,16 +60,6 @@ def profile_of(name: str) -> Profile | None:
         return None
 
 
-def pace_of(profile: Profile, observed: list[Observed]) -> Pace:
-    """How many times longer a machine takes than `profile` says, over all of its recordings."""
-
-    def errors(pace: Pace) -> object:
-        times = at_pace(pace, profile.times)
-        return np.concatenate([step_errors(machine_of(times, item), item) / error_scale_s(item) for item in observed])
-
-    return pace_by(errors)
-
-
 def machines(profiles: dict[str, Profile]) -> None:
     """Print how fast every machine's host and GPU are beside the profile's."""
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -80,7 +70,8 @@ def machines(profiles: dict[str, Profile]) -> None:
     print("| model | machine | vLLM runs | recordings | host | GPU |")
     print("|---|---|---|---:|---:|---:|")
     for (model, machine, how), names in sorted(groups.items()):
-        pace = pace_of(profiles[names[0]], [observe(read(find(name))) for name in names])
+        times = profiles[names[0]].times
+        pace = pace_of([observe(read(find(name))) for name in names], partial(counted_errors, times))
         print(f"| {model} | {machine} | {how} | {len(names)} | {pace.host:.2f} | {pace.gpu:.3f} |")
 
 

@@ -20,7 +20,7 @@ from kvsim.calibration.corrections import (
     with_mean_excess,
     with_new_sequences,
 )
-from kvsim.calibration.machines import Pace, pace_by, relative_to_median
+from kvsim.calibration.machines import Pace, pace_of, relative_to_median
 from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.sizes import with_sizes
@@ -195,13 +195,12 @@ def _at_their_paces(
     """`observed`, each with the pace of its machine, of which the one in the middle is 1."""
     machines = sorted({item.machine for item in observed})
 
-    def pace_of(machine: str) -> Pace:
-        own = [item for item in observed if item.machine == machine]
-        return pace_by(lambda pace: np.concatenate([errors(times, replace(item, pace=pace)) for item in own]))
+    def pace(machine: str) -> Pace:
+        return pace_of([item for item in observed if item.machine == machine], partial(errors, times))
 
     if len(machines) == 1:
         return list(observed)
-    paces = relative_to_median({machine: pace_of(machine) for machine in machines})
+    paces = relative_to_median({machine: pace(machine) for machine in machines})
     return [replace(item, pace=paces[item.machine]) for item in observed]
 
 

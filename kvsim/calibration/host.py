@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
+from functools import partial
 
 from kvsim.calibration.corrections import is_first_use
 from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
-from kvsim.calibration.machines import TYPICAL, Pace, at_pace, pace_by
+from kvsim.calibration.machines import TYPICAL, Pace, at_pace, pace_of
 from kvsim.calibration.observed import Observed, observe
-from kvsim.calibration.predict import error_scale_s, machine_of, predict, step_errors
+from kvsim.calibration.predict import counted_errors, machine_of, predict
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model
@@ -43,19 +41,12 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
                 f"{profile.model} on {profile.gpu}; only the host may differ."
             )
     observed = [observe(item) for item in recordings]
-    pace = _compiling_pace(profile.times, observed) if profile.engine == "hf-static" else _pace(profile.times, observed)
+    if profile.engine == "hf-static":
+        pace = _compiling_pace(profile.times, observed)
+    else:
+        pace = pace_of(observed, partial(counted_errors, profile.times), gpu=False)
     times = at_pace(pace, profile.times)
     return replace(profile, times=times, residuals=tuple(residual_of(item, times) for item in observed))
-
-
-def _pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
-    scales = [error_scale_s(item) for item in observed]
-
-    def errors(pace: Pace) -> Any:
-        on_host, pairs = at_pace(pace, times), zip(observed, scales, strict=True)
-        return np.concatenate([step_errors(machine_of(on_host, item), item) / scale for item, scale in pairs])
-
-    return pace_by(errors, gpu=False)
 
 
 def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from kvsim.calibration.observed import Observed
     from kvsim.steptime import Roofline
 
 HOST_COEFFICIENTS = (
@@ -55,8 +56,8 @@ def at_pace(pace: Pace, times: Roofline) -> Roofline:
     return replace(times, **scaled)
 
 
-def pace_by(errors: Callable[[Pace], Any], *, gpu: bool = True) -> Pace:
-    """The pace that makes `errors` small, one of each step and 1 where it counts; of the host alone unless `gpu`."""
+def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
+    """The pace at which the `errors` of `observed`, 1 where one counts, are small; the host's alone unless `gpu`."""
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def pace(logarithms: Any) -> Pace:
@@ -64,7 +65,8 @@ def pace_by(errors: Callable[[Pace], Any], *, gpu: bool = True) -> Pace:
 
     def residuals(logarithms: Any) -> Any:
         unusual = _USUAL_WEIGHT * np.asarray(logarithms) / _USUAL[: len(logarithms)]
-        return np.append(errors(pace(logarithms)), unusual)
+        found = [errors(replace(item, pace=pace(logarithms))) for item in observed]
+        return np.concatenate([*found, unusual])
 
     reach = np.log(_REACH)
     start = np.zeros(2 if gpu else 1)

@@ -71,6 +71,11 @@ def step_durations(observed: Observed) -> FloatArray:
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 
+def counted_errors(times: Roofline, observed: Observed) -> FloatArray:
+    """The error of each step on the machine of `observed`, 1 where it counts as one."""
+    return step_errors(machine_of(times, observed), observed) / error_scale_s(observed)
+
+
 def error_scale_s(observed: Observed) -> FloatArray:
     """The error of each step that counts as one, seconds."""
     return SCALE_S + SCALE_SHARE * step_durations(observed)

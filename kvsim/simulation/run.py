@@ -80,7 +80,8 @@ class Options(TypedDict, total=False):
     refuse_misfits: bool
     """Refuse requests that could never be served, and count them, instead of raising."""
     concurrency: int | None
-    """Send so many requests at a time, whatever their arrival times (closed loop); None for open loop."""
+    """Send so many requests at a time, whatever their arrival times (closed loop), each of which arrives when it is
+    sent; None for open loop."""
     stamp_at_entry: bool
     """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
     instead of the moment at which it was sent."""

@@ -5,15 +5,16 @@ measurements.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kvsim.calibration import calibrate
 from kvsim.calibration.corrections import with_mean_excess, with_new_sequences
-from kvsim.calibration.machines import Pace, at_pace, pace_by, relative_to_median
+from kvsim.calibration.machines import Pace, at_pace, pace_of, relative_to_median
 from kvsim.calibration.observed import observe
-from kvsim.calibration.predict import error_scale_s, predict, step_errors
+from kvsim.calibration.predict import counted_errors, predict, step_errors
 from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -172,7 +173,7 @@ def test_a_profile_is_of_the_machine_in_the_middle() -> None:
 
 def test_how_fast_a_machine_is_follows_from_the_errors_of_its_steps() -> None:
     observed = observe(measured(5, times=at_pace(Pace(host=1.4, gpu=1.02), TRUTH)))
-    found = pace_by(lambda pace: step_errors(at_pace(pace, TRUTH), observed) / error_scale_s(observed))
+    found = pace_of([observed], partial(counted_errors, TRUTH))
     assert found == pytest.approx((1.4, 1.02), rel=0.02)
     assert relative_to_median({"a": Pace(2.0, 1.0), "b": Pace(4.0, 1.1), "c": Pace(3.0, 1.05)})["b"] == pytest.approx(
         (4 / 3, 1.1 / 1.05)
