@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.hardware import Gpu
+from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model, all_models
 from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape, StepTime
 
@@ -48,6 +48,8 @@ class Profile:
     ranges: Mapping[str, tuple[float, float]]
     """Smallest and largest value of each field of `StepShape` among the fitted steps."""
     residuals: tuple[Residual, ...]
+    tensor_parallel_size: int = 1
+    """GPUs among which the model was split when it was fitted."""
     transferred_from: str = ""
     """The GPU that it was fitted on, where that is another one."""
 
@@ -86,7 +88,8 @@ class Profile:
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
         """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay.
 
-        Which kernels are picked for a size is the source's affair.
+        Which kernels are picked for a size depends on the chip: between two cards with one chip (H100 and H200) that
+        carries over, elsewhere it is not known.
         What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
         goes by their number and clock; and fewer processors are occupied by fewer sequences.
         """
@@ -108,10 +111,38 @@ class Profile:
                 logits_s=times.logits_s * arithmetic,
                 attention_pair_s=times.attention_pair_s * arithmetic,
                 sequence_s=times.sequence_s * processors * (source.boost_hz / target.boost_hz),
-                of_size_s=ALL_ALIKE,
+                of_size_s=times.of_size_s if _one_chip(source, target) else ALL_ALIKE,
                 full_seqs=times.full_seqs / processors,
             ),
         )
+
+
+def _one_chip(source: Gpu, target: Gpu) -> bool:
+    def chip(gpu: Gpu) -> tuple[object, ...]:
+        return gpu.architecture, gpu.num_processors, gpu.boost_hz
+
+    return chip(source) == chip(target)
+
+
+def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
+    """`profile` where `model` runs on `gpu` with `engine`: as it is, or transferred from its own GPU, which its label
+    says.
+
+    Raises:
+        UsageError: the profile is of another model, engine or tensor-parallel size.
+    """
+    if profile.model != listed_name(model):
+        raise UsageError(
+            f"the profile is of {profile.model}, not of {listed_name(model)}: the times of a profile carry over to "
+            "another GPU, not to another model."
+        )
+    if profile.engine != engine:
+        raise UsageError(f"the profile is of the engine {profile.engine}, not of {engine}.")
+    if profile.tensor_parallel_size != tensor_parallel_size:
+        raise UsageError(
+            f"the profile is of tensor-parallel size {profile.tensor_parallel_size}, not of {tensor_parallel_size}."
+        )
+    return profile if profile.gpu == gpu.name else profile.transfer(find_gpu(profile.gpu), gpu)
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
@@ -132,6 +163,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
             gpu=document["gpu"],
             model=document["model"],
             engine=document["engine"],
+            tensor_parallel_size=document.get("tensor_parallel_size", 1),
             times=_times(document["gpu"], document["coefficients"]),
             ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
             residuals=tuple(Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]),
@@ -161,6 +193,7 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
         f'gpu = "{profile.gpu}"',
         f'model = "{profile.model}"',
         f'engine = "{profile.engine}"',
+        f"tensor_parallel_size = {profile.tensor_parallel_size}",
         "",
         "[coefficients]",
     ]
@@ -216,11 +249,11 @@ def find(name: str) -> Profile:
     return load(file)
 
 
-def match(gpu: Gpu, model: Model, engine: str) -> Profile | None:
-    """The shipped profile for exactly this GPU, model shape and engine; None if there is none."""
-    name = listed_name(model)
+def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
+    """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none."""
+    wanted = (gpu.name, listed_name(model), engine, tensor_parallel_size)
     return next(
-        (item for item in shipped() if (item.gpu, item.model, item.engine) == (gpu.name, name, engine)),
+        (item for item in shipped() if (item.gpu, item.model, item.engine, item.tensor_parallel_size) == wanted),
         None,
     )
 
@@ -228,12 +261,15 @@ def match(gpu: Gpu, model: Model, engine: str) -> Profile | None:
 def listed_name(model: Model) -> str:
     """The name under which kvsim lists a model of this shape; its own name if it lists none.
 
-    Recordings call the same model by different names, and only its shape matters to time.
+    Recordings call the same model by different names, and only its shape matters to time. bfloat16 and float16 are
+    equally large and equally fast.
     """
 
     def shape(item: Model) -> tuple[object, ...]:
         heads = (item.num_attention_heads, item.num_kv_heads, item.head_dim)
-        return (item.num_layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, item.dtype)
+        layers = (item.num_layers, item.num_kv_layers, item.num_active_parameters < item.num_parameters)
+        cache = (item.kv_lora_rank, item.state_bytes_per_sequence, item.dtype_bytes)
+        return (*layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, *cache)
 
     return next((item.name for item in all_models() if shape(item) == shape(model)), model.name)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.fit import engine_of
+from kvsim.calibration.fit import engine_of, tensor_parallel_size_of
 from kvsim.conformance.comparable import settings_of
 from kvsim.errors import UsageError
 from kvsim.extrapolation import KEY, Watched
@@ -23,7 +23,7 @@ from kvsim.importers import workload_of
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static
-from kvsim.profiles import Profile, match
+from kvsim.profiles import Profile, carried, match
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
@@ -62,6 +62,8 @@ class Validation:
 
     measured: Recording
     simulated: Recording
+    times_from: str
+    """Where the step times come from, in words."""
     held_out: bool
     """Whether the profile was fitted without this recording."""
     extrapolates: tuple[str, ...]
@@ -78,6 +80,7 @@ class Validation:
 
         return {
             "recording": self.measured.name,
+            "profile": self.times_from,
             "held_out": self.held_out,
             KEY: list(self.extrapolates),
             "assumes": list(self.assumes),
@@ -97,16 +100,23 @@ class Validation:
 def validate(profile: Profile, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
     """Simulate the requests of `recording` with `profile` and compare.
 
+    A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so.
+
     Raises:
-        UsageError: the recording is not of a real engine.
+        UsageError: the recording is not of a real engine, or `profile` is of another model, engine or
+            tensor-parallel size.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
+    gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
+    profile = carried(
+        profile, gpu, model, engine_of(recording), tensor_parallel_size=tensor_parallel_size_of(recording)
+    )
     policy, kv_bytes = policy_of(recording)
     times = Watched(profile, _captured(profile.times, recording))
     machine = Machine(
-        gpu=find_gpu(recording.meta.gpu),
-        model=Model.from_shape(recording.meta.model),
+        gpu=gpu,
+        model=model,
         kv_bytes=kv_bytes,
         step_time=times,
     )
@@ -123,6 +133,7 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
     return Validation(
         measured=recording,
         simulated=simulated,
+        times_from=profile.label,
         held_out=recording.name not in {residual.recording for residual in profile.residuals},
         extrapolates=tuple(times.beyond()),
         assumes=assumptions_of(recording),
@@ -137,10 +148,12 @@ def matching_profile(recording: Recording) -> Profile:
         UsageError: there is none.
     """
     gpu, model, engine = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model), engine_of(recording)
-    profile = match(gpu, model, engine)
+    size = tensor_parallel_size_of(recording)
+    profile = match(gpu, model, engine, tensor_parallel_size=size)
     if profile is None:
+        split = f" split among {size}" if size > 1 else ""
         raise UsageError(
-            f"no profile ships for {engine} with {model.name} on {gpu.name}; make one with kvsim calibrate."
+            f"no profile ships for {engine} with {model.name} on {gpu.name}{split}; make one with kvsim calibrate."
         )
     return profile
 

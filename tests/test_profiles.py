@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model, find_model
-from kvsim.profiles import ENGINES, EXPLANATIONS, find, listed_name, load, match, save, shipped
+from kvsim.profiles import ENGINES, EXPLANATIONS, carried, find, listed_name, load, match, save, shipped
 from kvsim.recording import find as find_recording
 from kvsim.recording import read
 from kvsim.steptime import Roofline, StepShape
@@ -55,6 +55,36 @@ def test_the_matching_profile_is_found_whatever_the_recording_calls_its_model() 
     profile = match(find_gpu("H200"), model, "vllm")
     assert profile is not None
     assert profile.model == "meta-llama/Meta-Llama-3-8B"
+
+
+def test_a_profile_is_found_in_bf16_and_fp16_and_under_any_name() -> None:
+    llama = find_model("Llama-2-7b-hf")
+    assert llama.dtype == "float16"
+    mine = replace(llama, name="mine", dtype="bfloat16")
+    found = match(find_gpu("H200"), mine, "vllm")
+    assert found == match(find_gpu("H200"), llama, "vllm")
+    assert found is not None
+    assert match(find_gpu("H200"), replace(mine, dtype="float32"), "vllm") is None
+    assert match(find_gpu("H200"), replace(mine, num_kv_layers=8), "vllm") is None
+    assert match(find_gpu("H200"), mine, "vllm", tensor_parallel_size=2) is None
+
+
+def test_a_profile_is_carried_over_to_another_gpu_and_to_nothing_else() -> None:
+    profile, llama = find("vllm-h200-llama-3-8b"), find_model("Meta-Llama-3-8B")
+    assert carried(profile, find_gpu("H200"), llama, "vllm") is profile
+    assert "transferred from H200 to A100-80G" in carried(profile, find_gpu("A100-80G"), llama, "vllm").label
+    with pytest.raises(UsageError, match="not of facebook/opt-13b"):
+        carried(profile, find_gpu("H200"), find_model("opt-13b"), "vllm")
+    with pytest.raises(UsageError, match="of the engine vllm, not of hf-static"):
+        carried(profile, find_gpu("H200"), llama, "hf-static")
+    with pytest.raises(UsageError, match="of tensor-parallel size 1, not of 2"):
+        carried(profile, find_gpu("H200"), llama, "vllm", tensor_parallel_size=2)
+
+
+def test_the_kernels_picked_for_a_size_carry_over_between_cards_with_one_chip() -> None:
+    profile, h200 = find("vllm-h200-llama-3-8b"), find_gpu("H200")
+    assert profile.transfer(h200, find_gpu("H100 SXM")).times.of_size_s == profile.times.of_size_s
+    assert not any(profile.transfer(h200, find_gpu("A100-80G")).times.of_size_s)
 
 
 def test_nothing_matches_another_gpu_or_engine() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from kvsim.cli.calibrate import command as calibrate_command
 from kvsim.cli.validate import command as validate_command
 from kvsim.errors import UsageError
+from kvsim.profiles import find as find_profile
 from kvsim.recording import find, read
 from kvsim.validation import Row, Validation, concurrency_of, matching_profile, policy_of, validate
 
@@ -72,6 +74,21 @@ def test_a_simulation_cannot_be_validated_against() -> None:
     simulated = validate(matching_profile(result), result).simulated
     with pytest.raises(UsageError, match="is a simulation"):
         validate(matching_profile(result), simulated)
+
+
+def test_a_profile_is_never_applied_to_another_machine_without_a_word() -> None:
+    recording = read(find("vllm-h200-granite-350m-gsm8k"))
+    there = replace(recording, meta=replace(recording.meta, gpu="NVIDIA H100 80GB HBM3"))
+    profile = matching_profile(recording)
+    here, carried = validate(profile, recording), validate(profile, there)
+    assert here.times_from == profile.label
+    assert "transferred from H200 to H100 SXM" in carried.times_from
+    assert carried.simulated.duration_s > here.simulated.duration_s
+    with pytest.raises(UsageError, match="the profile is of meta-llama"):
+        validate(find_profile("vllm-h200-llama-3-8b"), recording)
+    split = replace(recording, meta=replace(recording.meta, engine=recording.meta.engine | {"tensor_parallel_size": 2}))
+    with pytest.raises(UsageError, match="of tensor-parallel size 1, not of 2"):
+        validate(profile, split)
 
 
 def test_commands(tmp_path: Path) -> None:

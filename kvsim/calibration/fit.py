@@ -88,6 +88,8 @@ def calibrate(
         _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]),
         _same("engine", [engine_of(item) for item in recordings]),
     )
+    size = tensor_parallel_size_of(recordings[0])
+    _same("tensor-parallel size", [str(tensor_parallel_size_of(item)) for item in recordings])
     model_name = _same("model", [listed_name(Model.from_shape(item.meta.model)) for item in recordings])
     for item in recordings:
         if item.meta.source == "simulation":
@@ -114,6 +116,7 @@ def calibrate(
         gpu=gpu.name,
         model=model_name,
         engine=engine,
+        tensor_parallel_size=size,
         times=replace(times, label=f"calibrated on {gpu.name}", calibrated=True),
         ranges={
             name: (float(column.min()), float(column.max()))
@@ -128,6 +131,11 @@ def engine_of(recording: Recording) -> str:
     if recording.meta.policy_name != "static":
         return "vllm"
     return f"hf-{recording.meta.policy.get('cache', 'dynamic')}"
+
+
+def tensor_parallel_size_of(recording: Recording) -> int:
+    """Among how many GPUs the engine of the recording split its model; 1 where the recording does not say."""
+    return int(recording.meta.engine.get("tensor_parallel_size", 1))
 
 
 def _same(what: str, values: Sequence[str]) -> str:

@@ -106,23 +106,16 @@ class Scenario:
             UsageError: the profile is of another model.
         """
         from kvsim.extrapolation import Watched
-        from kvsim.hardware import find_gpu
         from kvsim.policies import Static
-        from kvsim.profiles import find, listed_name, match
+        from kvsim.profiles import carried, find, match
         from kvsim.steptime import Roofline
 
         cache = self.flags["cache"]
         engine = f"hf-{cache}" if isinstance(policy, Static) else "vllm"
         if self.flags["profile"] and self.flags["profile"] != "none":
             chosen = find(self.flags["profile"])
-            if chosen.model != listed_name(self.model):
-                raise UsageError(
-                    f"the profile {self.flags['profile']!r} is of {chosen.model}, not of {self.model.name}: step times "
-                    "carry over to another GPU, not to another model."
-                )
             if chosen.engine == engine:
-                carried = chosen.gpu != self.gpu.name
-                return Watched(chosen.transfer(find_gpu(chosen.gpu), self.gpu) if carried else chosen)
+                return Watched(carried(chosen, self.gpu, self.model, engine))
         profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
         if profile is not None:
             return Watched(profile)
@@ -176,7 +169,7 @@ def build_scenario(**flags: Any) -> Scenario:
     else:
         gpu = find_gpu(flags["gpu"] or source.meta.gpu)
         model = find_model(flags["model"]) if flags["model"] else Model.from_shape(source.meta.model)
-    same_machine = source is not None and flags["model"] is None and flags["gpu"] is None
+    same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     kv_bytes = _kv_bytes(flags, gpu, model, source if same_machine else None)
     recorded_len = _recorded_len(source.meta) if source is not None and same_machine else None
     max_model_len = given(flags["max_model_len"], recorded_len or model.max_position_embeddings)

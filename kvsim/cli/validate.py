@@ -41,7 +41,7 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
         profile = matching_profile(recording) if profile_name == "auto" else find_profile(profile_name)
         with progress(recording.name) as report:
             result = validate(profile, recording, progress=report)
-        documents.append(result.as_dict() | {"profile": profile.label})
+        documents.append(result.as_dict())
         if plot is not None:
             from kvsim.plots import FIGURES, save
 
@@ -61,7 +61,7 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
             ["", "measured", "simulated", "error"],
             rows,
             figures=(1, 2, 3),
-            note=profile.label + beyond + assumed,
+            note=result.times_from + beyond + assumed,
         )
     if as_json:
         print_json({"validations": documents})

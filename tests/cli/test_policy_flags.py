@@ -59,6 +59,15 @@ def test_a_profile_is_carried_to_another_gpu_and_says_so(kvsim: Run) -> None:
     assert "not measured there" in done.stdout
 
 
+def test_naming_the_gpu_of_the_recording_keeps_its_pool(kvsim: Run) -> None:
+    few = ("run", "--workload", "vllm-h200-llama-3-8b-pressure", "--num-requests", "5", "--json")
+    silent, named, other = (
+        json.loads(kvsim(*few, *flags).stdout)["peak_occupancy"] for flags in ((), ("--gpu", "H200"), ("--gpu", "H100"))
+    )
+    assert silent == named
+    assert other < named / 2
+
+
 def test_a_profile_of_another_model_is_refused(kvsim: Run) -> None:
     done = kvsim("run", "--num-requests", "5", "--profile", "vllm-h200-llama-2-7b")
     assert done.returncode == 2
