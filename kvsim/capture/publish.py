@@ -1,27 +1,38 @@
 """Publish the events of a recording on a local socket, for `kvsim tui --attach`.
 
-A viewer that joins gets a snapshot and then every event. The engine's thread only appends to queues; a thread of our
-own does the sending. A viewer that cannot keep up is disconnected, and gets a new snapshot when it comes back: it can
-never slow the engine.
+Viewers are served by a process of their own (`kvsim.capture.viewers`), which is sent the log through a pipe. The
+engine's process has one thread and one descriptor for it, and no work, memory or socket that depends on viewers: what
+a viewer does cannot slow the engine.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import os
 import socket
-import threading
-from collections import deque
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
+from kvsim.capture.pump import Pump
+from kvsim.capture.sinks import write_all
 from kvsim.recording.live import parse_address
 
 log = logging.getLogger("kvsim")
 
-_QUEUE_BYTES = 16 << 20
-"""How far a viewer may fall behind."""
+_PERIOD_S = 0.1
+"""How long an event may wait before it is sent."""
+_MAX_WAITING_BYTES = 16 << 20
+"""How far the process that serves viewers may fall behind."""
+_BACKLOG = 16
+_END_S = 3.0
+"""Seconds that the process may take to say farewell."""
 
 
 class Publisher:
-    """A sink that serves any number of viewers."""
+    """A sink that serves viewers."""
 
     def __init__(self, address: str) -> None:
         """Listen on `address` (`HOST:PORT` or `PORT`; the loopback interface unless a host is named).
@@ -30,87 +41,68 @@ class Publisher:
             OSError: the address is taken or not ours.
             UsageError: it is not an address.
         """
-        self._lock = threading.Lock()
-        self._joining: list[_Viewer] = []
-        self._viewers: list[_Viewer] = []
-        self.wants_snapshot = False
-        self._listener = socket.create_server(parse_address(address))
-        self.address: str = "{}:{}".format(*self._listener.getsockname()[:2])
+        host, port = parse_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+            bound, bound_port = listener.getsockname()[:2]
+            self._process = _serve(listener)
+        self.address: str = f"{bound}:{bound_port}"
         """Where viewers connect."""
+        assert self._process.stdin is not None, "it was asked for"
+        self._log = self._process.stdin
+        self._pump = Pump(
+            self._send,
+            self._give_up,
+            name="kvsim-publisher",
+            period_s=_PERIOD_S,
+            max_waiting_bytes=_MAX_WAITING_BYTES,
+        )
         log.info("kvsim: publishing at %s", self.address)
-        threading.Thread(target=self._accept, name="kvsim-publisher", daemon=True).start()
+        if not ipaddress.ip_address(bound).is_loopback:
+            log.warning(
+                "kvsim: %s can be reached from other machines, and viewers are not asked who they are.", address
+            )
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that the engine's process keeps because they have not been sent; viewers do not add to them."""
+        return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:
-        """Queue `lines` for every viewer."""
-        if self._viewers:
-            self._viewers = [viewer for viewer in self._viewers if viewer.offer(lines)]
-
-    def join(self, snapshot: bytes) -> None:
-        """Queue the snapshot for everyone who has joined since the last one; from now on they get every event."""
-        with self._lock:
-            joined, self._joining = self._joining, []
-            self.wants_snapshot = False
-        self._viewers += [viewer for viewer in joined if viewer.offer(snapshot)]
+        """Have `lines` sent to every viewer."""
+        self._pump.push(lines)
 
     def close(self) -> None:
         """Hang up."""
-        self._listener.close()
-        for viewer in (*self._viewers, *self._joining):
-            viewer.hang_up()
+        if not self._pump.close():
+            self._process.kill()
+        with suppress(OSError):  # the process may be gone
+            self._log.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                self._joining.append(_Viewer(connection))
-                self.wants_snapshot = True
+    def _send(self, lines: bytes) -> None:
+        """Send lines behind which the engine's state is complete: an empty one says so."""
+        write_all(self._log.fileno(), lines + b"\n")
+
+    def _give_up(self, reason: str) -> None:
+        self._process.kill()
+        log.warning("kvsim: publishing at %s ends here: %s.", self.address, reason)
 
 
-class _Viewer:
-    """One connection and the bytes that wait for it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._ready = threading.Condition()
-        self._alive = True
-        threading.Thread(target=self._send, name="kvsim-viewer", daemon=True).start()
-
-    def offer(self, lines: bytes) -> bool:
-        """Queue `lines`; False if the viewer is gone or has fallen too far behind."""
-        with self._ready:
-            if self._queued_bytes + len(lines) > _QUEUE_BYTES:
-                self._alive = False
-            elif self._alive:
-                self._queue.append(lines)
-                self._queued_bytes += len(lines)
-            self._ready.notify()
-            return self._alive
-
-    def hang_up(self) -> None:
-        """Send what is queued and close."""
-        with self._ready:
-            self._alive = False
-            self._ready.notify()
-
-    def _send(self) -> None:
-        while True:
-            with self._ready:
-                while self._alive and not self._queue:
-                    self._ready.wait()
-                if not self._queue:
-                    break
-                lines = b"".join(self._queue)
-                self._queue.clear()
-                self._queued_bytes = 0
-            try:
-                self._connection.sendall(lines)
-            except OSError:
-                with self._ready:
-                    self._alive = False
-                break
-        self._connection.close()
+def _serve(listener: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process that serves viewers at `listener`; what is written to its standard input is the log."""
+    descriptor = listener.fileno()
+    # Wherever this package was found, the process must find it too.
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvsim.capture.viewers", str(descriptor)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+        pass_fds=[descriptor],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+    )

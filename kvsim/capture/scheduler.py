@@ -8,12 +8,14 @@ at. A defect in here ends the recording and leaves the engine alone.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
 from kvsim.capture.sinks import Sink
+from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
@@ -32,7 +34,7 @@ def _harmless(hook: Hook) -> Hook:
             hook(self, *args)
         except Exception:
             log.exception("kvsim: recording ends here because of a defect; the engine goes on.")
-            self.stop()
+            self._abandon()
 
     return guarded  # type: ignore[return-value]
 
@@ -47,13 +49,30 @@ class SchedulerRecorder:
         self._manager = scheduler.kv_cache_manager
         self._watch_memory()
 
+    def check(self) -> None:
+        """See whether this engine can be recorded.
+
+        Raises:
+            RecordingError: its model has several KV-cache groups.
+        """
+        num_groups = self._manager.num_kv_cache_groups
+        if num_groups != 1:
+            raise RecordingError(
+                f"the model has {num_groups} KV-cache groups, as with windows in some of its layers, and kvsim records "
+                "models with one."
+            )
+
     def start(self, sink: Sink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already holds are not part of it."""
+        """Begin a recording. Requests that the engine already holds are not part of it.
+
+        Raises:
+            RecordingError: the model has several KV-cache groups; nothing is recorded.
+        """
+        self.check()
         self._meta = meta
         self._begin_s: float | None = None
         self._held: dict[str, int] = {}  # blocks in each request's table
         self._rows: dict[str, int] = {}
-        self._active: dict[str, Any] = {}  # every request that has arrived and not ended, in order of arrival
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -73,13 +92,20 @@ class SchedulerRecorder:
             self.sink.close()
             self.sink = None
 
+    def _abandon(self) -> None:
+        """End the recording behind the last lines that were sent, without making the engine wait."""
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            threading.Thread(target=sink.close, name="kvsim-end").start()
+
     @_harmless
     def arrived(self, request: Any) -> None:
         """`request` was added to the queue."""
         self._rows[request.request_id] = self._num_rows
         self._num_rows += 1
-        self._active[request.request_id] = self._awaiting_first[request.request_id] = request
+        self._awaiting_first[request.request_id] = request
         self._report(*self._arrival(request))
+        self._send()
 
     @_harmless
     def scheduling(self) -> None:
@@ -113,6 +139,7 @@ class SchedulerRecorder:
         self._steps_in_flight[id(output)] = self._num_steps
         self._num_steps += 1
         self._report("step", self._step_columns(self._start_s, num_prefill, num_tokens - num_prefill, len(tokens)))
+        self._send()
 
     @_harmless
     def updating(self) -> None:
@@ -207,38 +234,10 @@ class SchedulerRecorder:
         manager.allocate_slots, manager.free = watched_allocate, watched_free
         pool._maybe_evict_cached_block = watched_evict
 
-    def snapshot(self) -> bytes:
-        """A log that begins with the requests that are here now, as if everything had just happened.
-
-        Its last line says which of our rows those are, and which numbers of requests and steps come next.
-        """
-        self._last_tokens = {}  # whoever joins now has not seen the last step, so the next one must be spelled out
-        rows, events, computed, holders = [], [], [], set()
-        for local, (name, request) in enumerate(self._active.items()):
-            rows.append(self._rows[name])
-            events.append(self._arrival(request))
-            if not self._held.get(name):
-                continue
-            blocks = self._manager.get_block_ids(name)[0]
-            shared = next((index for index, block in enumerate(blocks) if block not in holders), len(blocks))
-            holders.update(blocks)
-            memory = [("share", local, 0, blocks[:shared]), ("append", local, shared, blocks[shared:])]
-            computed.append((memory, (local, 0, request.num_computed_tokens)))
-        if computed:
-            now = self._now()
-            events.append(("seq",))
-            events += [event for memory, _ in computed for event in memory if event[-1]]
-            tokens = [row for _, row in computed if row[-1]]
-            events.append(("tokens", now, tokens))
-            events.append(("step", self._step_columns(now, 0, sum(row[-1] for row in tokens), len(tokens))))
-        events.append(("joined", rows, self._num_rows, self._num_steps))
-        return self._opening() + b"".join(eventlog.line(*event) for event in events)
-
     def _opening(self) -> bytes:
         """The first line of a log that begins now."""
         queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
-        held = sorted({block for name in self._held for block in self._manager.get_block_ids(name)[0]})
-        return eventlog.line("meta", self._meta | {"initial_free": [block.block_id for block in queue] + held})
+        return eventlog.line("meta", self._meta | {"initial_free": [block.block_id for block in queue]})
 
     def _arrival(self, request: Any) -> tuple[Any, ...]:
         hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
@@ -267,7 +266,6 @@ class SchedulerRecorder:
 
     def _end(self, request: Any, time_s: float) -> None:
         name = request.request_id
-        self._active.pop(name, None)
         row = self._rows.pop(name)
         outputs = request.num_output_tokens
         if self._awaiting_first.pop(name, None) is None:
@@ -290,5 +288,3 @@ class SchedulerRecorder:
         if self.sink is not None and self._lines:
             self.sink.write(b"".join(self._lines))
             self._lines = []
-            if self.sink.wants_snapshot:
-                self.sink.join(self.snapshot())

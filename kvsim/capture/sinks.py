@@ -1,48 +1,39 @@
-"""Where the events of a recording go while it is made: a file, a socket, or both. None of them may ever hurt the
-engine.
-"""
+"""Where the events of a recording go while it is made: a file, viewers, or both. No sink may ever hurt the engine."""
 
 from __future__ import annotations
 
 import logging
-import time
+import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvsim.capture.pump import Pump
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
-_FLUSH_S = 0.5
+_PERIOD_S = 0.25
 """How long an event may wait in memory before it is written."""
-_BUFFER_BYTES = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes complete lines of a log; never raises."""
-
-    @property
-    def wants_snapshot(self) -> bool:
-        """Whether somebody has joined who has not seen the log from its beginning."""
+    """Takes complete lines of a log; never raises, never waits."""
 
     def write(self, lines: bytes) -> None:
         """Keep or send `lines`."""
-
-    def join(self, snapshot: bytes) -> None:
-        """Give those who have joined a log that begins now."""
 
     def close(self) -> None:
         """Nothing more will come."""
 
 
 class FileSink:
-    """Appends to the log in a folder. When that fails, as on a full disk, the recording ends there; the engine goes
-    on.
-    """
+    """Appends to the log in a folder, from a thread of its own. When that fails, as on a full disk, the recording ends
+    there; the engine goes on.
 
-    wants_snapshot = False
+    An event is with the operating system a quarter of a second after it happened, whether others follow or not: an
+    engine that is killed loses no more.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Begin a log in `folder`, which is made.
@@ -52,40 +43,24 @@ class FileSink:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / eventlog.FILE_NAME
-        self._file: Any = self._path.open("xb", buffering=_BUFFER_BYTES)
-        self._flushed_s = time.monotonic()
+        self._file = self._path.open("xb", buffering=0)
+        self._pump = Pump(self._append, self._give_up, name="kvsim-file", period_s=_PERIOD_S)
 
     def write(self, lines: bytes) -> None:
-        """Append `lines`; they reach the disk within half a second of a later write."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(lines)
-            now = time.monotonic()
-            if now - self._flushed_s > _FLUSH_S:
-                self._file.flush()
-                self._flushed_s = now
-        except OSError as error:
-            log.warning("kvsim: recording ends here, %s cannot be written: %s", self._path, error.strerror)
-            self._abandon()
-
-    def join(self, snapshot: bytes) -> None:
-        """Nobody joins a file."""
+        """Have `lines` appended."""
+        self._pump.push(lines)
 
     def close(self) -> None:
         """Write what is left."""
-        if self._file is None:
-            return
-        try:
-            self._file.close()
-        except OSError as error:
-            log.warning("kvsim: the end of the recording is lost, %s cannot be written: %s", self._path, error.strerror)
-        self._file = None
+        if not self._pump.close():
+            log.warning("kvsim: the end of the recording is lost, %s takes too long to write.", self._path)
+        self._file.close()
 
-    def _abandon(self) -> None:
-        file, self._file = self._file, None
-        with suppress(OSError):  # it cannot be written; that is why we are here
-            file.close()
+    def _append(self, lines: bytes) -> None:
+        write_all(self._file.fileno(), lines)
+
+    def _give_up(self, reason: str) -> None:
+        log.warning("kvsim: recording ends here, %s cannot be written: %s.", self._path, reason)
 
 
 class Fanout:
@@ -99,17 +74,18 @@ class Fanout:
         for sink in self._sinks:
             sink.write(lines)
 
-    @property
-    def wants_snapshot(self) -> bool:
-        """Whether any sink has somebody new."""
-        return any(sink.wants_snapshot for sink in self._sinks)
-
-    def join(self, snapshot: bytes) -> None:
-        """Hand the snapshot to every sink."""
-        for sink in self._sinks:
-            sink.join(snapshot)
-
     def close(self) -> None:
         """Close every sink."""
         for sink in self._sinks:
             sink.close()
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data` to an open file or pipe, waiting where it must.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

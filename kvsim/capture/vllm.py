@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.util
 import os
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ except ImportError as error:
 
 log = logging.getLogger("kvsim")
 
+_AT_EXIT = 10
+"""Rank among what multiprocessing ends at exit: before queues and managers, which have ranks below it."""
+
 
 class _Recording:
     """What both schedulers add to vLLM's: a report before and after each of its own steps."""
@@ -40,10 +45,13 @@ class _Recording:
         super().__init__(*args, **kwargs)
         self.kvsim_meta = describe(self)
         self.kvsim = SchedulerRecorder(self)
-        sink = sink_from_environment()
-        if sink is not None:
-            self.kvsim.start(sink, self.kvsim_meta)
-            atexit.register(self.kvsim.stop)
+        sink = sink_from_environment(self.kvsim.check)
+        if sink is None:
+            return
+        self.kvsim.start(sink, self.kvsim_meta)
+        atexit.register(self.kvsim.stop)
+        # An engine in a process that multiprocessing made may leave without what atexit knows.
+        multiprocessing.util.Finalize(None, self.kvsim.stop, exitpriority=_AT_EXIT)
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)  # type: ignore[misc]
@@ -80,15 +88,23 @@ class RecordingSyncScheduler(_Recording, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler, recording; use it together with `--no-async-scheduling`."""
 
 
-def sink_from_environment() -> Sink | None:
-    """Where the environment says that the recording should go; None if nowhere."""
+def sink_from_environment(check: Callable[[], None]) -> Sink | None:
+    """Where the environment says that the recording should go; None if nowhere, or if `check` raises a KvsimError."""
     sinks: list[Sink] = []
-    if folder := os.environ.get("KVSIM_RECORD"):
+    folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
+    if not folder and not address:
+        return None
+    try:
+        check()
+    except KvsimError as error:
+        log.warning("kvsim: nothing is recorded: %s", error)
+        return None
+    if folder:
         try:
             sinks.append(FileSink(Path(folder)))
         except OSError as error:
             log.warning("kvsim: nothing is recorded, %s cannot be made: %s", folder, error.strerror)
-    if address := os.environ.get("KVSIM_PUBLISH"):
+    if address:
         try:
             sinks.append(Publisher(address))
         except (OSError, KvsimError) as error:

@@ -21,16 +21,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvsim.errors import RecordingError
+from kvsim.eventline import line
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.tables import RequestStatus
 
+__all__ = ["FILE_NAME", "apply", "line", "replay"]
+
 FILE_NAME = "events.jsonl"
 """The log's name in a recording's folder; it is gone once the recording has been packed into Parquet."""
-
-
-def line(*event: Any) -> bytes:
-    """One event as it stands in the log."""
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
 def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each word

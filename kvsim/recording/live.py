@@ -114,6 +114,8 @@ class LiveFeed:
                 with self._lock:
                     self._meta = meta_from_document(event[1], Path(self.name))
                     self._builder = builder
+            elif event[0] == "refused":
+                raise RecordingError(f"{event[1]}.")
             elif event[0] == "joined":
                 rows, next_row, next_step = event[1:]
                 numbers = _Numbers(builder, rows, next_row, next_step)

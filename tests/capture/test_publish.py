@@ -1,16 +1,25 @@
-"""A server's events over a socket, in one process: what a viewer sees is what the server did, whenever it joins."""
+"""A server's events over a socket: what a viewer sees is what the server did, whenever it joins; and what a viewer
+does costs the engine's process nothing. That is counted here and timed in `benchmarks/bench_publish.py`.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from kvsim.capture import publish
+from kvsim.capture import publish, scheduler
 from kvsim.capture.publish import Publisher
+from kvsim.capture.viewers import MAX_VIEWERS
 from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError, UsageError
 from kvsim.recording import Recording, Replay
@@ -56,13 +65,6 @@ def wait_for(condition: Callable[[], object]) -> None:
     pytest.fail("it did not happen within five seconds")
 
 
-def joined(publisher: Publisher, snapshot: bytes) -> LiveFeed:
-    feed = LiveFeed(publisher.address)
-    wait_for(lambda: publisher.wants_snapshot)
-    publisher.join(snapshot)
-    return feed
-
-
 def seen(feed: LiveFeed, num_steps: int) -> Recording:
     wait_for(lambda: (recording := feed.recording()) is not None and len(recording.steps) >= num_steps)
     recording = feed.recording()
@@ -70,80 +72,178 @@ def seen(feed: LiveFeed, num_steps: int) -> Recording:
     return recording
 
 
-def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher: Publisher) -> None:
-    # Requests 5 and 7 of the server are here; 5 holds two blocks. Steps 0 to 40 are history.
-    snapshot = b"".join(
-        [
-            line("meta", META),
-            line("arrive", "a", 0.0, 8, 4, 0, []),
-            line("arrive", "b", 0.0, 4, 4, 0, []),
-            line("seq"),
-            line("append", 0, 0, [3, 9]),
-            line("tokens", 0.0, [[0, 0, 8]]),
-            step(0, 8),
-            line("joined", [5, 7], 8, 41),
-        ]
-    )
-    feed = joined(publisher, snapshot)
-    publisher.write(line("output", 40, 0.5))  # a step from before: nothing to show
-    publisher.write(line("arrive", "c", 0.6, 4, 4, 0, []))  # the server's request 8
+def begin(publisher: Publisher) -> None:
+    """Two requests arrive, and take a step."""
+    publisher.write(line("meta", META))
     publisher.write(
-        line("seq") + line("append", 8, 0, [4]) + line("tokens", 1.0, [[5, 8, 1], [8, 0, 4]]) + step(1, 7, 2)
+        line("arrive", "a", 0.0, 8, 4, 0, [])
+        + line("arrive", "b", 0.0, 4, 4, 0, [])
+        + line("seq")
+        + line("append", 0, 0, [3, 9])
+        + line("append", 1, 0, [4])
+        + line("tokens", 0.0, [[0, 0, 8], [1, 0, 4]])
+        + step(0, 7, 2)
     )
-    publisher.write(line("seq") + line("output", 41, 1.5))
-    publisher.write(line("seq") + line("release", 5, 2, 0) + line("end", 5, "finished", 2.0))
-    publisher.write(line("seq") + line("tokens", 2.5, [[8, 4, 1]]) + step(2, 9))
+    publisher.write(line("seq") + line("emit", 0, 0.5, 1) + line("emit", 1, 0.5, 1) + line("output", 0, 0.5))
+
+
+def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher: Publisher) -> None:
+    begin(publisher)
+    publisher.write(line("seq") + line("release", 0, 2, 0) + line("end", 0, "finished", 1.0))
+    publisher.write(line("seq") + line("tokens", 1.0, [[1, 4, 1]]) + step(1, 9))
+    time.sleep(0.5)  # by now the viewers' process has heard of it
+    feed = LiveFeed(publisher.address)
+    seen(feed, 1)
+    publisher.write(line("seq") + line("emit", 1, 1.5, 1) + line("output", 1, 1.5))  # of a step from before
+    publisher.write(line("arrive", "c", 1.6, 4, 4, 0, []))  # the server's row 2
+    publisher.write(
+        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 5, 1], [2, 0, 4]]) + step(2, 8, 2)
+    )
+    publisher.write(line("seq") + line("output", 2, 2.5))
+    publisher.write(line("seq") + line("release", 1, 1, 0) + line("end", 1, "finished", 3.0))
+    publisher.write(line("seq") + line("tokens", 3.5, [[2, 4, 1]]) + step(3, 9))
     recording = seen(feed, 3)
-    assert recording.requests.id.tolist() == ["a", "b", "c"]
+    assert recording.requests.id.tolist() == ["b", "c"]
     replay = Replay(recording)
     replay.seek(1)
-    assert replay.block_table(0)[1].tolist() == [3, 9]
-    assert replay.block_table(2)[1].tolist() == [4]
+    assert replay.block_table(0)[1].tolist() == [4]
+    assert replay.block_table(1)[1].tolist() == [5]
     replay.seek(2)
-    assert replay.live_requests().tolist() == [2]
-    assert recording.steps.end_s[1] == 1.5
-    with pytest.raises(RecordingError, match="begins at step 41 of its server"):
+    assert replay.live_requests().tolist() == [1]
+    assert recording.steps.end_s[1] == 2.5
+    with pytest.raises(RecordingError, match="begins at step 2 of its server"):
         verify_recording(recording)
     feed.close()
 
 
 def test_detaching_and_attaching_again(publisher: Publisher) -> None:
-    snapshot = line("meta", META) + line("joined", [], 0, 0)
-    first = joined(publisher, snapshot)
-    first.close()
-    wait_for(lambda: publisher.write(line("seq")) is None and not publisher._viewers)
-    again = joined(publisher, snapshot)
-    publisher.write(line("arrive", "r", 0.0, 4, 4, 0, []) + line("seq") + line("append", 0, 0, [1]))
-    publisher.write(line("tokens", 0.0, [[0, 0, 4]]) + step(0, 9))
-    assert seen(again, 1).requests.id.tolist() == ["r"]
-    again.close()
+    begin(publisher)
+    for _ in range(3):
+        feed = LiveFeed(publisher.address)
+        assert seen(feed, 1).requests.id.tolist() == ["a", "b"]
+        feed.close()
 
 
-def test_a_viewer_that_does_not_read_is_dropped_and_nobody_waits_for_it(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publish, "_QUEUE_BYTES", 1 << 16)
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def calls_of_a_write(publisher: Publisher, lines: bytes) -> int:
+    """Calls of functions, of Python and of C, that this thread makes to have `lines` published."""
+    number = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        publisher.write(lines)
+    finally:
+        sys.setprofile(None)
+    return number
+
+
+def test_whatever_clients_do_the_engine_does_no_more_than_without_them(publisher: Publisher) -> None:
+    begin(publisher)
     host, _, port = publisher.address.rpartition(":")
-    with socket.create_connection((host, int(port))):
-        wait_for(lambda: publisher.wants_snapshot)
-        publisher.join(line("meta", META))
-        event = line("append", 0, 0, list(range(1000)))
-        wait_for(lambda: publisher.write(event * 10) is None and not publisher._viewers)
+    address = (host, int(port))
+    before = (threading.active_count(), descriptors())
+    lines = step(1, 8)
+    calls = []
+    with ExitStack() as clients:
+        for _ in range(10):  # these never read
+            clients.enter_context(socket.create_connection(address))
+        for number in range(60):
+            with socket.create_connection(address) as client:  # in a loop, and garbage
+                if number % 3 == 0:
+                    client.sendall(b"\xff" * 4096)
+                calls.append(calls_of_a_write(publisher, lines))
+        assert (threading.active_count(), descriptors()) == (before[0], before[1] + 10)
+        wait_for(lambda: publisher.queued_bytes == 0)
+    assert min(calls) <= 8, "an append, and a look at two counts and a flag"
+    assert max(calls) <= 24, "... and waking the thread that sends, ten times a second at most"
+    feed = LiveFeed(publisher.address)
+    assert seen(feed, 1).requests.id.tolist() == ["a", "b"], "and the publisher serves as before"
+    feed.close()
 
 
-def test_the_end_of_the_server_is_told(publisher: Publisher) -> None:
-    feed = joined(publisher, line("meta", META) + line("joined", [], 0, 0))
+def test_the_engine_has_no_snapshot_to_make() -> None:
+    assert not hasattr(scheduler.SchedulerRecorder, "snapshot")
+    assert not hasattr(Publisher, "join")
+
+
+def test_closing_leaves_no_thread_no_descriptor_and_no_process() -> None:
+    before = (threading.active_count(), descriptors())
+    publisher = Publisher("127.0.0.1:0")
+    begin(publisher)
+    feed = LiveFeed(publisher.address)
+    seen(feed, 1)
     publisher.close()
     wait_for(lambda: feed.ended)
     assert "hung up" in str(feed.ended)
     feed.close()
+    assert (threading.active_count(), descriptors()) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(publisher._process.pid, 0)
+
+
+def test_a_process_for_viewers_that_dies_ends_publishing_and_nothing_else(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(publisher)
+    publisher._process.send_signal(signal.SIGKILL)
+    publisher._process.wait()
+    wait_for(lambda: publisher.write(line("seq")) is None and caplog.text)
+    assert f"publishing at {publisher.address} ends here: Broken pipe" in caplog.text
+    publisher.write(line("seq"))
+    assert publisher.queued_bytes == 0
+
+
+def test_a_process_for_viewers_that_stands_still_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publish, "_MAX_WAITING_BYTES", 1 << 20)
+    publisher = Publisher("127.0.0.1:0")
+    begin(publisher)
+    publisher._process.send_signal(signal.SIGSTOP)
+    for _ in range(40):
+        publisher.write(line("evict", list(range(10_000))))
+        assert publisher.queued_bytes <= (1 << 20) + 60_000
+    assert "it takes nothing" in caplog.text
+    publisher.close()
+
+
+def test_the_process_for_viewers_ends_with_an_engine_that_is_killed() -> None:
+    code = (
+        "import os, time; from kvsim.capture.publish import Publisher; p = Publisher('127.0.0.1:0'); "
+        "print(p._process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        viewers = int(engine.stdout.readline())
+        assert Path(f"/proc/{viewers}").exists()
+        engine.kill()
+    wait_for(lambda: not Path(f"/proc/{viewers}").exists() or "Z" in Path(f"/proc/{viewers}/stat").read_text())
 
 
 def test_something_else_than_a_recording_is_told(publisher: Publisher) -> None:
-    feed = joined(publisher, line("meta", META) + line("joined", [], 0, 0))
-    publisher.write(line("append", 3, 0, [1]))
+    publisher.write(line("meta", META) + line("arrive", "a", 0.0, 8, 4, 0, []))
+    feed = LiveFeed(publisher.address)
+    time.sleep(0.3)
+    publisher.write(line("output", 3, 1.0))
     wait_for(lambda: feed.ended)
     feed.close()
+
+
+def test_one_viewer_too_many_is_told(publisher: Publisher) -> None:
+    begin(publisher)
+    feeds = [LiveFeed(publisher.address) for _ in range(MAX_VIEWERS + 1)]
+    wait_for(lambda: any(feed.ended for feed in feeds))
+    (ended,) = [feed.ended for feed in feeds if feed.ended]
+    assert f"{MAX_VIEWERS} viewers are connected" in ended
+    for feed in feeds:
+        feed.close()
 
 
 def test_nobody_there() -> None:

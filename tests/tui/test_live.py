@@ -45,12 +45,7 @@ class Server:
     def __init__(self) -> None:
         self.publisher = Publisher("127.0.0.1:0")
         self.num_steps = 0
-
-    def greet(self) -> None:
-        """Send the snapshot to whoever has come."""
-        while not self.publisher.wants_snapshot:
-            time.sleep(0.005)
-        self.publisher.join(eventlog.line("meta", META) + eventlog.line("joined", [], 0, 0))
+        self._send(("meta", META))
 
     def begin(self) -> None:
         self._send(("arrive", "first", 0.0, 4, 20, 0, []), ("seq",), ("append", 0, 0, [1, 2, 3, 4]))
@@ -86,7 +81,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def feed(server: Server) -> Iterator[LiveFeed]:
     found = LiveFeed(server.publisher.address)
-    server.greet()
+    wait_for(lambda: found._meta is not None)  # it has joined
     yield found
     found.close()
 

@@ -1,0 +1,97 @@
+"""Bytes on their way from the engine's thread to something slow, such as a disk or another process.
+
+The engine's thread appends to a queue and does nothing else: no lock, no system call. A thread of our own delivers
+what has gathered, a few times a second. When the destination fails or falls too far behind, nothing more is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+MAX_WAITING_BYTES = 64 << 20
+"""Bytes that may wait for a destination that does not take them."""
+_CLOSE_S = 2.0
+"""Seconds that `close` waits for the destination to take the rest."""
+
+
+class Pump:
+    """Delivers in a thread of its own what one other thread pushes."""
+
+    def __init__(
+        self,
+        deliver: Callable[[bytes], None],
+        give_up: Callable[[str], None],
+        *,
+        name: str,
+        period_s: float,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            deliver: takes bytes, in their order, whole pushes at a time; may block, may raise OSError.
+            give_up: called once, with a reason, when no more can be delivered. It may run in either thread.
+            name: of the thread.
+            period_s: the longest time that bytes wait before they are delivered, in seconds.
+            max_waiting_bytes: how far the destination may fall behind.
+        """
+        self._deliver, self._give_up = deliver, give_up
+        self._period_s, self._max_waiting_bytes = period_s, max_waiting_bytes
+        self._waiting: deque[bytes] = deque()
+        # Each count has one writer, so that neither thread ever waits for a lock.
+        self._pushed_bytes = self._taken_bytes = 0
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self.open = True
+        """Whether what is pushed will be delivered."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that have not been handed to the destination."""
+        return self._pushed_bytes - self._taken_bytes if self.open else 0
+
+    def push(self, lines: bytes) -> None:
+        """Have `lines` delivered; takes about a microsecond, whatever the destination does."""
+        if not self.open:
+            return
+        self._waiting.append(lines)
+        self._pushed_bytes += len(lines)
+        if self.waiting_bytes > self._max_waiting_bytes:
+            self._fail(f"it takes nothing, and {self.waiting_bytes:,} bytes wait")
+        elif not self._ready.is_set():
+            self._ready.set()
+
+    def close(self) -> bool:
+        """Deliver what is left; False if the destination did not take it within two seconds."""
+        self._closing.set()
+        self._ready.set()
+        self._thread.join(_CLOSE_S)
+        self.open = False
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self.open:
+            self._ready.wait()
+            last = self._closing.wait(self._period_s)
+            self._ready.clear()
+            waiting = self._waiting
+            lines = b"".join([waiting.popleft() for _ in range(len(waiting))])
+            try:
+                if lines:
+                    self._deliver(lines)
+            except OSError as error:
+                if self.open:
+                    self._fail(error.strerror or str(error))
+                return
+            self._taken_bytes += len(lines)
+            if last:
+                return
+
+    def _fail(self, reason: str) -> None:
+        self.open = False
+        self._waiting = deque()  # the other thread may be emptying the old one
+        self._ready.set()
+        self._give_up(reason)

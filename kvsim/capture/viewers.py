@@ -1,0 +1,245 @@
+"""The process that serves viewers of a live recording: `python -m kvsim.capture.viewers DESCRIPTOR`.
+
+The engine's process writes its log to our standard input and knows of no viewer. Whatever a viewer does happens here:
+in another process, with descriptors, memory and a processor's time of its own, at a lower priority. A viewer has
+nothing to say; one that speaks, reads too slowly or leaves is disconnected.
+
+Standard input is the log with an empty line wherever the engine's state is complete: there, viewers may join.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvsim.capture.mirror import Mirror
+from kvsim.eventline import line
+
+MAX_VIEWERS = 16
+"""Connections that are served at a time; others are told so and closed."""
+MAX_QUEUED_BYTES = 16 << 20
+"""How far a viewer may fall behind."""
+SNAPSHOT_PERIOD_S = 1.0
+"""Seconds between two snapshots: viewers that come in between wait for the next one."""
+ACCEPT_PERIOD_S = 0.01
+"""Seconds between two connections."""
+_EXHAUSTED_S = 1.0
+"""Seconds to wait where the process has no descriptor left."""
+_FAREWELL_S = 1.0
+"""Seconds in which the viewers may take what is queued when the engine ends."""
+_READ_BYTES = 1 << 16
+_NICENESS = 5
+
+
+class ViewerServer:
+    """Serves what it reads from a log to whoever connects. It has one thread, and never waits for a viewer."""
+
+    def __init__(self, listener: socket.socket, log: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: a listening socket, the descriptor of the log, and the clock, in seconds."""
+        self._listener, self._log, self._clock = listener, log, clock
+        self._mirror = Mirror()
+        self._partial = b""
+        self._complete = False
+        self._joining: list[_Viewer] = []
+        self._viewers: list[_Viewer] = []
+        self._accept_s: float | None = None
+        """When the listener is asked again, while it rests."""
+        self._snapshot_s = -SNAPSHOT_PERIOD_S
+        self.num_snapshots = 0
+        """Snapshots made so far."""
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        os.set_blocking(log, False)
+        self._selector.register(log, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    @property
+    def num_viewers(self) -> int:
+        """Open connections."""
+        return len(self._joining) + len(self._viewers)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for viewers."""
+        return sum(viewer.queued_bytes for viewer in self._viewers)
+
+    def run(self) -> None:
+        """Serve until the log ends."""
+        while self.turn():
+            pass
+
+    def turn(self, timeout_s: float | None = None) -> bool:
+        """Wait until something happens, for `timeout_s` seconds at most, and deal with it; False at the log's end."""
+        now_s = self._clock()
+        due_s = [] if timeout_s is None else [timeout_s]
+        if self._accept_s is not None:
+            due_s.append(self._accept_s - now_s)
+        if self._joining and self._can_join():
+            due_s.append(self._snapshot_s + SNAPSHOT_PERIOD_S - now_s)
+        goes_on = True
+        for key, events in self._selector.select(max(min(due_s), 0) if due_s else None):
+            if key.fd == self._log:
+                goes_on = self._read()
+            elif key.fileobj is self._listener:
+                self._accept()
+            elif key.data.connection.fileno() < 0:
+                pass  # dropped a moment ago
+            elif events & selectors.EVENT_READ or not key.data.send():
+                self._drop(key.data)
+            else:
+                self._await(key.data)
+        self._rest()
+        self._admit()
+        return goes_on
+
+    def close(self) -> None:
+        """Let the viewers take what is queued, for a second in all, and hang up."""
+        end_s = self._clock() + _FAREWELL_S
+        for viewer in list(self._viewers):
+            viewer.send_all(max(end_s - self._clock(), 0.01))
+        for viewer in (*self._viewers, *self._joining):
+            self._drop(viewer)
+        self._selector.close()
+        self._listener.close()
+
+    def _read(self) -> bool:
+        data = os.read(self._log, _READ_BYTES)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        news = []
+        for text in lines:
+            self._complete = not text
+            if text:
+                news.append(self._mirror.apply(text + b"\n"))
+        self._tell(b"".join(news), self._viewers)
+        return bool(data)
+
+    def _tell(self, lines: bytes, viewers: list[_Viewer]) -> None:
+        if not lines:
+            return
+        for viewer in list(viewers):
+            if viewer.offer(lines) and viewer.send():
+                self._await(viewer)
+            else:
+                self._drop(viewer)
+
+    def _can_join(self) -> bool:
+        return self._complete and self._mirror.begun
+
+    def _admit(self) -> None:
+        """Give all who have joined one snapshot, unless the last one was just made."""
+        now_s = self._clock()
+        if not self._joining or not self._can_join() or now_s < self._snapshot_s + SNAPSHOT_PERIOD_S:
+            return
+        self._snapshot_s = now_s
+        self.num_snapshots += 1
+        joined, self._joining = self._joining, []
+        self._viewers += joined
+        self._tell(self._mirror.snapshot(), joined)
+
+    def _accept(self) -> None:
+        """Take one connection, and rest before the next."""
+        rest_s = ACCEPT_PERIOD_S
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # the client has left already
+        except OSError:  # above all, no descriptor is left
+            rest_s = _EXHAUSTED_S
+        else:
+            self._greet(connection)
+        self._accept_s = self._clock() + rest_s
+        self._selector.unregister(self._listener)
+
+    def _greet(self, connection: socket.socket) -> None:
+        viewer = _Viewer(connection)
+        if self.num_viewers == MAX_VIEWERS:
+            viewer.offer(line("refused", f"{MAX_VIEWERS} viewers are connected, and no more are served"))
+            viewer.send()
+            viewer.close()
+            return
+        self._joining.append(viewer)
+        self._selector.register(connection, selectors.EVENT_READ, viewer)
+
+    def _rest(self) -> None:
+        """Ask the listener again when it has rested."""
+        if self._accept_s is not None and self._clock() >= self._accept_s:
+            self._accept_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _await(self, viewer: _Viewer) -> None:
+        """Hear of the viewer's hanging up, and of its taking more where something is queued."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.queued_bytes else 0)
+        if self._selector.get_key(viewer.connection).events != events:
+            self._selector.modify(viewer.connection, events, viewer)
+
+    def _drop(self, viewer: _Viewer) -> None:
+        for viewers in (self._joining, self._viewers):
+            if viewer in viewers:
+                viewers.remove(viewer)
+                self._selector.unregister(viewer.connection)
+                viewer.close()
+
+
+class _Viewer:
+    """One connection and the bytes that wait for it. Bytes for several viewers are held once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.queued_bytes = 0
+        self._queue: deque[memoryview] = deque()
+
+    def offer(self, lines: bytes) -> bool:
+        """Queue `lines`; False if the viewer has fallen too far behind."""
+        self._queue.append(memoryview(lines))
+        self.queued_bytes += len(lines)
+        return self.queued_bytes <= MAX_QUEUED_BYTES or len(self._queue) == 1
+
+    def send(self) -> bool:
+        """Send what the connection takes now; False if the viewer is gone."""
+        try:
+            while self._queue:
+                num_bytes = self.connection.send(self._queue[0])
+                self.queued_bytes -= num_bytes
+                if num_bytes == len(self._queue[0]):
+                    self._queue.popleft()
+                else:
+                    self._queue[0] = self._queue[0][num_bytes:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+    def send_all(self, timeout_s: float) -> None:
+        """Send everything that the viewer takes within `timeout_s` seconds."""
+        self.connection.settimeout(timeout_s)
+        with suppress(OSError):
+            self.connection.sendall(b"".join(self._queue))
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):  # it may have hung up already
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+def main() -> None:
+    """Serve the log on standard input at the listening socket whose descriptor is the one argument."""
+    # The engine ends us by closing the log; Ctrl+C is for the engine, which has something left to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    server = ViewerServer(socket.socket(fileno=int(sys.argv[1])), sys.stdin.fileno())
+    server.run()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()
