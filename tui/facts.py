@@ -33,7 +33,7 @@ class RequestFacts:
     """Whether it has memory now."""
     prompt_tokens: int
     generated_tokens: int
-    """Outputs whose KV is computed, or being computed, now."""
+    """Outputs so far, with those whose KV a preemption took."""
     output_tokens: int
     """Outputs over the whole recording."""
     computed: int
@@ -42,6 +42,8 @@ class RequestFacts:
     """Slots that it will have written at most."""
     pad: int
     num_units: int
+    preemptions: int
+    """Times that it has been preempted so far."""
     slots: tuple[int, ...]
     """Slots of its units by state, in the order of `SlotState`."""
 
@@ -53,6 +55,7 @@ def request_facts(session: Session, request: int) -> RequestFacts:
     holds = len(addresses) > 0
     computed = int(replay.computed(np.array([request]))[0]) if holds else 0
     pad = int(replay.pad[request])
+    reached = replay.progress.most(request, _last_step(session))
     prompt, output = int(requests.prompt_tokens[request]), int(requests.output_tokens[request])
     slots = replay.slots(addresses - replay.first_unit).sum(axis=0) if holds else np.zeros(len(SlotState), np.int64)
     return RequestFacts(
@@ -60,14 +63,33 @@ def request_facts(session: Session, request: int) -> RequestFacts:
         holds=holds,
         prompt_tokens=prompt,
         # The step that computes the last prompt token puts out the first new one.
-        generated_tokens=min(max(computed - pad - prompt + 1, 0), output),
+        generated_tokens=min(max(reached - pad - prompt + 1, 0), output),
         output_tokens=output,
         computed=computed,
         full=int(replay.full[request]),
         pad=pad,
         num_units=len(addresses),
+        preemptions=_preemptions(session, request),
         slots=tuple(slots.tolist()),
     )
+
+
+def _last_step(session: Session) -> int:
+    """The last step that has been scheduled at the current frame."""
+    return min(session.replay.frame, session.replay.num_frames - 2)
+
+
+def _computes_again(session: Session, request: int) -> bool:
+    """Whether the step under way computes tokens that `request` has had computed before."""
+    progress, step = session.replay.progress, _last_step(session)
+    begin = progress.begins_at(request, step)
+    return begin is not None and begin < progress.most(request, step - 1)
+
+
+def _preemptions(session: Session, request: int) -> int:
+    """Times that `request` has been preempted so far: it lost its memory, and that was not its end."""
+    lost = sum(end <= session.replay.frame for _, end in session.residencies(request))
+    return min(lost, int(session.recording.requests.preemptions[request]))
 
 
 def _state(session: Session, request: int, holds: bool, computed: int) -> str:
@@ -77,7 +99,9 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
         if computed > replay.full[request]:
             return "complete, but its row is held"
         begun = computed - replay.pad[request] >= requests.prompt_tokens[request]
-        return "running: generating" if begun else "running: reading its prompt"
+        again = _computes_again(session, request)
+        doing = "computing again what it lost" if again else "generating" if begun else "reading its prompt"
+        return f"running: {doing}"
     if requests.status[request] == RequestStatus.REFUSED:
         return "refused: it can never fit"
     if requests.arrival_seq[request] > seq:
@@ -163,7 +187,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         ("written", f"{facts.computed:,} of {facts.full:,} slots"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
         *([("wasted", _wasted(facts))] if facts.holds else []),
-        ("preempted", plural(int(requests.preemptions[request]), "time") + " in all"),
+        ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
     ]
     waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
     begun = requests.first_scheduled_s[request] <= session.player.clock_s
@@ -176,6 +200,10 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     if begun:
         lines.append(("waited", seconds(waited_s, resolution_s)))
     return lines
+
+
+def _times(so_far: int, in_all: int) -> str:
+    return plural(so_far, "time") + (f" so far, {in_all:,} in all" if so_far < in_all else "")
 
 
 def _wasted(facts: RequestFacts) -> str:

@@ -50,3 +50,20 @@ class Progress:
             return np.zeros(len(requests), np.int64)
         times = np.minimum(steps - self._step[row] + 1, self._repeats[row])
         return np.where(found, self._before[row] + self._tokens[row] * times, 0)
+
+    def most(self, request: int, step: int) -> int:
+        """The most tokens that `request` has had computed at any time until step `step` was scheduled.
+
+        What a preemption took counts: its outputs are known, though their KV must be computed again.
+        """
+        rows = slice(*self._first_row[request : request + 2])
+        times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
+        reached = self._before[rows] + self._tokens[rows] * times
+        return int(reached.max(where=times > 0, initial=0))
+
+    def begins_at(self, request: int, step: int) -> int | None:
+        """Tokens that `request` had computed before what it computes in `step`; None if it computes nothing there."""
+        row = int(np.searchsorted(self._key, request * self._num_steps + step, side="right")) - 1
+        if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
+            return None
+        return int(self._before[row] + self._tokens[row] * (step - self._step[row]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tui.facts import headline, request_facts, request_lines, selection, unit_lines
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
         (0, 4, "finished"),
         (1, 0, "waiting"),
         (1, 2, "preempted, waiting again"),
-        (1, 4, "running: generating"),
+        (1, 4, "running: computing again what it lost"),
+        (1, 5, "running: generating"),
         (2, 0, "refused: it can never fit"),
     ],
 )
@@ -42,6 +44,38 @@ def test_the_figures_of_a_request(tiny: Recording) -> None:
     assert lines["output"] == "2 of 3"
     assert lines["holds"] == "2 blocks"
     assert lines["will finish"].startswith("3.0")
+
+
+def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recording]) -> None:
+    recording = shipped("paged")
+    session = Session(recording)
+    requests = recording.requests
+    request = int(np.flatnonzero((requests.preemptions == 2) & (requests.output_tokens > 60))[0])
+    spans = session.residencies(request)
+    assert len(spans) == 3
+    outputs, preemptions = [], []
+    for frame in range(spans[0][0], spans[-1][1] + 2):
+        session.player.go_to_frame(frame)
+        session.show()
+        facts = request_facts(session, request)
+        outputs.append(facts.generated_tokens)
+        preemptions.append(facts.preemptions)
+        lost = frame >= spans[0][1] and not any(begin <= frame < end for begin, end in spans)
+        if lost and frame < spans[-1][1]:
+            assert facts.state == "preempted, waiting again"
+            assert facts.generated_tokens > 0
+            assert not facts.holds
+        if frame in (spans[1][0], spans[2][0]):
+            assert facts.state == "running: computing again what it lost"
+    assert outputs == sorted(outputs), "what has been put out stays so"
+    assert outputs[-1] == requests.output_tokens[request]
+    assert [preemptions.index(number) + spans[0][0] for number in (1, 2)] == [spans[0][1], spans[1][1]]
+    assert (preemptions[0], preemptions[-1]) == (0, 2)
+    session.player.go_to_frame(spans[1][0])
+    session.show()
+    assert dict(request_lines(session, request, request_facts(session, request)))["preempted"] == (
+        "1 time so far, 2 in all"
+    )
 
 
 def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
