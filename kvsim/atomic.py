@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
+from kvsim.scratch import replace_folder, scratch_beside
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
 
@@ -26,48 +25,38 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.is_dir():
         raise UsageError(f"cannot write {target}: it is a folder; name a file.")
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            file = Path(scratch, target.name)
+        with scratch_beside(target) as scratch:
+            file = scratch / target.name
             yield file
             file.replace(target)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {target}: {error.strerror}; choose a folder that exists and may be written."
-        ) from error
+        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
+        raise UsageError(f"cannot write {target}: {reason}; choose a folder that exists and may be written.") from error
 
 
 @contextmanager
-def whole_folder(path: str | os.PathLike[str], *, replacing: str | None = None) -> Iterator[Path]:
-    """A scratch folder to fill, beside `path`, which takes that name when the block ends without an exception.
+def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[Path]:
+    """A name for a folder that the block makes, beside `path`; it becomes `path` when the block ends without an
+    exception.
 
     Args:
         path: the folder; its parents are made.
-        replacing: the name of a file; a folder that has it is one of ours and is replaced.
+        replacing: whether a folder that is there may be replaced; `kvsim.overwriting` decides.
 
     Raises:
-        UsageError: `path` exists and is not one of ours, or cannot be written.
+        UsageError: `path` exists and may not be replaced, is a file, or cannot be written.
     """
     target = Path(path)
-    if target.exists() and not (replacing and (target / replacing).is_file()):
+    if os.path.lexists(target) and not (replacing and target.is_dir()):
         raise UsageError(f"{target} exists; name a new folder, nothing was overwritten.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        with scratch_beside(target) as scratch:
+            new = scratch / "new"
+            yield new
+            replace_folder(new, target, scratch)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"cannot write {target}: a part of its path is a file, not a folder.") from error
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}; choose a folder that may be written.") from error
-    new, old = scratch / "new", scratch / "old"
-    try:
-        new.mkdir()
-        yield new
-        if target.exists():
-            target.rename(old)
-        try:
-            new.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
+        raise UsageError(f"cannot write {target}: {reason}; choose a folder that may be written.") from error

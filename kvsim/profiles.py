@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from kvsim.atomic import whole_file
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model, all_models
@@ -214,13 +215,8 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
         lines += [f"mean_percent = {residual.mean_percent:.2f}", f"median_abs_us = {residual.median_abs_us:.1f}"]
         if residual.held_out_percent is not None:
             lines.append(f"held_out_percent = {residual.held_out_percent:.2f}")
-    scratch = file.with_name(f".{file.name}.tmp")
-    try:
+    with whole_file(file) as scratch:
         scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        scratch.replace(file)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise UsageError(f"the profile {file} cannot be written: {error.strerror}.") from error
     return file
 
 

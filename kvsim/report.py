@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim import extrapolation
-from kvsim.atomic import whole_folder
 from kvsim.errors import KvsimError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, summarize
+from kvsim.overwriting import mark, replacing_folder
 from kvsim.plots import STATE_LABELS, plans, save
 from kvsim.plots.shared import waste_of
 from kvsim.plots.words import distinct_names, memory, policy_label, provenance, seconds
@@ -66,14 +66,16 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     given_as: Sequence[str] = (),
+    overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write the folder `path` with `report.html`, `report.md` and `figures/`, replacing a report that is there.
+    """Write the folder `path` with `report.html`, `report.md` and `figures/`, replacing an earlier report.
 
     Args:
         recordings: at least one.
         path: the folder.
         given_as: how each recording is named on a command line; its own name if left out.
+        overwrite: whether a recording, or whatever else kvsim wrote there, is replaced too.
         progress: called with the figures drawn so far, and all.
 
     Returns:
@@ -86,8 +88,8 @@ def write_report(
         raise UsageError("a report is of at least one recording, and none was given.")
     arguments = list(given_as) or [recording.name for recording in recordings]
     again = shlex.join(["kvsim", "report", *arguments, "-o", str(path)])
-    with whole_folder(path, replacing=PAGE) as folder:
-        (folder / FIGURES).mkdir()
+    with replacing_folder(path, "report", overwrite=overwrite) as folder:
+        (folder / FIGURES).mkdir(parents=True)
         figures = _draw(recordings, arguments, folder, progress)
         facts = facts_of(recordings, again)
         (folder / TEXT).write_text(_markdown(facts, figures), encoding="utf-8")
@@ -255,6 +257,7 @@ def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
         )
 
     parts = {
+        "@MARK@": mark("report"),
         "@TITLE@": html.escape(facts.title),
         "@LEAD@": "".join(f"<li>{html.escape(sentence)}</li>" for sentence in facts.lead),
         "@RESULTS@": table(facts.results, "figures"),
@@ -264,6 +267,6 @@ def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
         "@SOURCE@": html.escape(facts.source),
     }
     page = _TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in parts.items():
-        page = page.replace(mark, value)
+    for place, value in parts.items():
+        page = page.replace(place, value)
     return page

@@ -21,6 +21,7 @@ import numpy as np
 from kvsim.atomic import whole_file
 from kvsim.errors import KvsimError, MissingExtraError, UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.overwriting import MARK_KEY, mark
 from kvsim.policies import Policy, describe
 from kvsim.simulation import Machine, Measured, measure
 from kvsim.workload import Workload
@@ -245,4 +246,5 @@ def _write(rows: Mapping[str, Row], file: Path) -> None:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     columns = {name: [row.get(name) for row in rows.values()] for name in names}
     with whole_file(file) as scratch:
-        pq.write_table(pa.table({"point": list(rows), **columns}), scratch, compression="zstd")
+        contents = pa.table({"point": list(rows), **columns}).replace_schema_metadata({MARK_KEY: mark("sweep")})
+        pq.write_table(contents, scratch, compression="zstd")

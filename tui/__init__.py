@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
+from kvsim.overwriting import mark, marked_png
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,9 +88,10 @@ def screenshot(
 
     svg = render(KvsimApp(_opened(shown, at_s), ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
-        save(svg, file)
+        before, end, after = svg.rpartition("</svg>")
+        save(f"{before}<!-- {mark('tui')} -->{end}{after}", file)
     elif (png := png_of(svg)) is not None:
-        save(png, file)
+        save(marked_png(png, "tui"), file)
     else:
         raise UsageError(NO_CONVERTER)
 

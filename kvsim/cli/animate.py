@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
 
 
@@ -31,6 +32,7 @@ from kvsim.errors import UsageError
 @click.option(
     "--max-mib", type=float, default=4.75, show_default=True, help="Largest file; a GIF drops frames to keep it."
 )
+@overwrite_option
 def command(
     *,
     recordings: tuple[str, ...],
@@ -39,11 +41,13 @@ def command(
     length_s: float,
     frames_per_second: float,
     max_mib: float,
+    overwrite: bool,
 ) -> None:
     """Film the memory pool of one to three RECORDINGS, side by side on one clock.
 
     A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg.
     """
+    from kvsim.overwriting import may_replace
     from kvsim.plots import FILMS, film_of
     from kvsim.recording import find, read
 
@@ -52,6 +56,7 @@ def command(
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
         if not 0 < value < 1e4:
             raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")
+    may_replace(output, "animate", overwrite=overwrite)
     runs = [read(find(name)) for name in recordings]
     film = film_of(
         runs,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table, progress
+from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
 
 
 @click.command("calibrate")
@@ -20,21 +20,30 @@ from kvsim.cli.show import json_option, print_json, print_table, progress
     help="Keep what the GPU does as in this profile, and fit only how fast the host is: one short recording is enough.",
 )
 @click.option("--no-held-out", is_flag=True, help="Do not fit again without each recording in turn (faster).")
+@overwrite_option
 @json_option
 def command(
-    *, recordings: tuple[str, ...], output: Path, gpu_from: str | None, no_held_out: bool, as_json: bool
+    *,
+    recordings: tuple[str, ...],
+    output: Path,
+    gpu_from: str | None,
+    no_held_out: bool,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
     Prints how far the model is from each recording, step by step, fitted with it and without it.
     """
     from kvsim.calibration import calibrate, calibrate_host
+    from kvsim.overwriting import mark, may_replace
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
     from kvsim.recording import find, read
 
+    may_replace(output, "calibrate", overwrite=overwrite)
     read_recordings = [read(find(name)) for name in recordings]
-    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\nMade by: kvsim calibrate"
+    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\n" + mark("calibrate")
     if gpu_from is not None:
         profile = calibrate_host(find_profile(gpu_from), read_recordings)
         header += f" --gpu-from {gpu_from}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import progress
+from kvsim.cli.show import overwrite_option, progress
 from kvsim.cli.workload import workload_of_flags, workload_options
 
 
@@ -38,14 +38,16 @@ def command() -> None:
 @click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
 @click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
 @click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
-def vllm(*, model: str, output: Path, concurrency: int | None, **flags: Any) -> None:
+@overwrite_option
+def vllm(*, model: str, output: Path, concurrency: int | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, put a workload through it, and record what it does."""
     from kvsim.capture.drive import DrivenEngine
     from kvsim.errors import UsageError
+    from kvsim.overwriting import may_replace, replacing_folder
 
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency should be at least 1, not {concurrency}.")
-    _require_new(output)
+    may_replace(output, "capture", overwrite=overwrite, is_folder=True)
     workload = workload_of_flags(flags)
     given = {
         "num_gpu_blocks_override": flags["num_blocks"],
@@ -61,8 +63,9 @@ def vllm(*, model: str, output: Path, concurrency: int | None, **flags: Any) -> 
     with (
         DrivenEngine(model, async_scheduling=not flags["no_async_scheduling"], **engine_args) as engine,
         progress("recording") as report,
+        replacing_folder(output, "capture", overwrite=overwrite) as folder,
     ):
-        engine.record(workload, output, concurrency=concurrency, command=_command_line(), progress=report)
+        engine.record(workload, folder, concurrency=concurrency, command=_command_line(), progress=report)
     click.echo(output)
 
 
@@ -76,37 +79,40 @@ def vllm(*, model: str, output: Path, concurrency: int | None, **flags: Any) -> 
 @click.option(
     "--allocation-history", type=int, default=0, metavar="EVENTS", help="Keep so many of PyTorch's allocation events."
 )
+@overwrite_option
 def hf(
-    *, model: str, output: Path, batch_size: int, cache: str, device: str | None, allocation_history: int, **flags: Any
+    *,
+    model: str,
+    output: Path,
+    batch_size: int,
+    cache: str,
+    device: str | None,
+    allocation_history: int,
+    overwrite: bool,
+    **flags: Any,
 ) -> None:
     """Put a workload through Hugging Face's generate() in padded batches, and record what it does."""
     from kvsim.capture.hf import GenerateRecorder, default_device, generate_workload, load_model
     from kvsim.capture.shapes import model_folder
     from kvsim.errors import UsageError
+    from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.recording import write, write_allocator
 
     if batch_size < 1:
         raise UsageError(f"--batch-size should be at least 1, not {batch_size}.")
-    _require_new(output)
+    may_replace(output, "capture", overwrite=overwrite, is_folder=True)
     workload = workload_of_flags(flags)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
         loaded = load_model(model_folder(model, Path(scratch)), device=device or default_device())
         recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line())
         with recorder, progress("recording") as report:
             generate_workload(loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report)
-    write(recorder.recording(output.name), output)
-    if recorder.allocator is not None:
-        write_allocator(recorder.allocator, output)
+    with replacing_folder(output, "capture", overwrite=overwrite) as folder:
+        write(recorder.recording(output.name), folder)
+        if recorder.allocator is not None:
+            write_allocator(recorder.allocator, folder)
     click.echo(output)
 
 
 def _command_line() -> str:
     return shlex.join(["kvsim", *sys.argv[1:]])
-
-
-def _require_new(output: Path) -> None:
-    """Find out before a minute of engine start that the recording has nowhere to go."""
-    from kvsim.errors import UsageError
-
-    if output.exists():
-        raise UsageError(f"{output} exists; choose another name for the recording.")

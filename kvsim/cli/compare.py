@@ -10,7 +10,7 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import json_option, print_json, progress
+from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
 
@@ -22,15 +22,19 @@ from kvsim.policies import POLICY_NAMES
     type=click.Path(path_type=Path),
     help="Write the recordings into this folder, one for each policy.",
 )
+@overwrite_option
 @json_option
-def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
+def command(*, output: Path | None, overwrite: bool, as_json: bool, **flags: Any) -> None:
     """Put the same requests through all three policies.
 
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     """
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.metrics import summarize
+    from kvsim.overwriting import may_replace, replacing_folder
 
+    if output is not None:
+        may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
     recordings = []
     for policy in POLICY_NAMES:
@@ -39,8 +43,9 @@ def command(*, output: Path | None, as_json: bool, **flags: Any) -> None:
     if output is not None:
         from kvsim.recording import write
 
-        for policy, recording in zip(POLICY_NAMES, recordings, strict=True):
-            write(recording, output / policy)
+        with replacing_folder(output, "compare", overwrite=overwrite) as folder:
+            for policy, recording in zip(POLICY_NAMES, recordings, strict=True):
+                write(recording, folder / policy)
     summaries = [summarize(recording) for recording in recordings]
     if as_json:
         pairs = zip(recordings, summaries, strict=True)

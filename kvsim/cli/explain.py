@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
+from kvsim.overwriting import may_replace
 
 
 @click.command("explain")
@@ -18,8 +20,9 @@ from kvsim.errors import UsageError
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="The folder for Markdown and figures."
 )
+@overwrite_option
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
-def command(*, lesson: str | None, markdown: bool, output: Path | None, ascii_only: bool) -> None:
+def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrite: bool, ascii_only: bool) -> None:
     """Print lesson N with still pictures of the memory pool; without N, list the lessons.
 
     N may also be the file of a lesson of your own. The figures in the text are computed from the lesson's run.
@@ -38,11 +41,14 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, ascii_on
         click.echo(reading.as_text(guided, symbols.ASCII if plain else symbols.GLYPHS))
         return
     text, figures = reading.as_markdown(guided)
+    page = output / f"{guided.lesson.file.stem}.md"
+    for file in (page, *(output / name for name in figures)):
+        may_replace(file, "explain", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
     save = import_module("tui.picture_file").save
     for name, figure in figures.items():
         save(figure, output / name)
-    click.echo(save(text, output / f"{guided.lesson.file.stem}.md"))
+    click.echo(save(text, page))
 
 
 def _can_print(text: str) -> bool:

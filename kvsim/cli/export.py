@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvsim.cli.show import overwrite_option
+
 _ENDINGS = {
     "perfetto": ".pftrace",
     "csv": "-csv",
@@ -22,13 +24,23 @@ _ENDINGS = {
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="File, or folder of csv and parquet.  [by its name]"
 )
-def command(*, recording_name: str, target: str, output: Path | None) -> None:
+@overwrite_option
+def command(*, recording_name: str, target: str, output: Path | None, overwrite: bool) -> None:
     """Write RECORDING as a Perfetto trace, as tables, or only its requests in the format of a published trace.
 
     Open a Perfetto trace at https://ui.perfetto.dev.
     """
     from kvsim.exporters import EXPORTERS
+    from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.recording import find, read
 
     recording = read(find(recording_name))
-    click.echo(EXPORTERS[target](recording, output or Path(f"{recording.name}{_ENDINGS[target]}")))
+    path = output or Path(f"{recording.name}{_ENDINGS[target]}")
+    is_folder = target in ("csv", "parquet")
+    may_replace(path, "export", overwrite=overwrite, is_folder=is_folder)
+    if is_folder:
+        with replacing_folder(path, "export", overwrite=overwrite) as folder:
+            EXPORTERS[target](recording, folder)
+    else:
+        EXPORTERS[target](recording, path)
+    click.echo(path)

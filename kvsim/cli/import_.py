@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table
+from kvsim.cli.show import json_option, overwrite_option, print_json, print_table
 from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, first_requests
 from kvsim.errors import UsageError
 
@@ -40,6 +40,7 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_arrival_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Of new arrivals.")
+@overwrite_option
 @json_option
 def command(
     *,
@@ -51,6 +52,7 @@ def command(
     max_prompt_tokens: int | None,
     max_total_tokens: int | None,
     chars_per_token: float | None,
+    overwrite: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -60,7 +62,10 @@ def command(
     requests and arrivals. The description says what was left out.
     """
     from kvsim.importers import Limits, arriving, read_workload, within, write_workload
+    from kvsim.overwriting import may_replace
 
+    if output is not None:
+        may_replace(output, "import", overwrite=overwrite)
     workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)
     limits = Limits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
     workload = within(workload, limits)

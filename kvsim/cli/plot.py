@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.show import overwrite_option
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ _KINDS = (
 )
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
 @click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")
+@overwrite_option
 def command(
-    *, what: tuple[str, ...], everything: bool, output: Path | None, file_type: str, purpose: str, no_title: bool
+    *,
+    what: tuple[str, ...],
+    everything: bool,
+    output: Path | None,
+    file_type: str,
+    purpose: str,
+    no_title: bool,
+    overwrite: bool,
 ) -> None:
     """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
 
@@ -49,9 +58,9 @@ def command(
         folder = output or Path("figures")
         recordings = _read(what)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all(recordings, folder, file_type, purpose, titled=not no_title)
+        _write_all(recordings, folder, file_type, purpose, titled=not no_title, overwrite=overwrite)
         return
-    from kvsim.plots import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, save
+    from kvsim.plots import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, may_save, save
 
     kind, *names = what
     if kind not in FIGURES:
@@ -64,9 +73,11 @@ def command(
         raise UsageError(f"a figure of {kind} shows one recording, and {len(names)} were given.")
     if kind in OF_A_PAIR and len(names) != 2:
         raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {len(names)} were given.")
+    file = output or Path(f"{kind}.png")
+    may_save(file, "plot", overwrite=overwrite)
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
     picture = FIGURES[kind](*runs, purpose=purpose)
-    click.echo(save(picture, output or Path(f"{kind}.png"), titled=not no_title))
+    click.echo(save(picture, file, titled=not no_title))
 
 
 def _read(names: Sequence[str]) -> list[Recording]:
@@ -86,21 +97,26 @@ def _points(names: Sequence[str]) -> list[Any]:
     return points
 
 
-def _write_all(recordings: list[Recording], folder: Path, file_type: str, purpose: str, *, titled: bool) -> None:
+def _write_all(
+    recordings: list[Recording], folder: Path, file_type: str, purpose: str, *, titled: bool, overwrite: bool
+) -> None:
     """Write every figure that suits the recordings; one that they have no data for is named and left out."""
     from kvsim.cli.show import progress
-    from kvsim.plots import plans, save
+    from kvsim.plots import may_save, plans, save
 
     written = 0
     with progress("figures") as report:
         todo = plans(recordings)
+        for plan in todo:
+            may_save(folder / f"{plan.file_stem}.{file_type}", "plot", overwrite=overwrite)
         for number, plan in enumerate(todo):
             report(number, len(todo))
             try:
                 picture = plan.draw(purpose=purpose)
-                click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", titled=titled))
-                written += 1
             except (RecordingError, UsageError) as error:
                 click.echo(f"left out {plan.file_stem}: {error}", err=True)
+                continue
+            click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", titled=titled))
+            written += 1
     if not written:
         raise RecordingError("no figure could be drawn; the lines above say why.")

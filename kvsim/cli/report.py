@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import progress
+from kvsim.cli.show import overwrite_option, progress
 
 
 @click.command("report")
@@ -14,14 +14,17 @@ from kvsim.cli.show import progress
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True, help="Folder to write."
 )
-def command(*, recordings: tuple[str, ...], output: Path) -> None:
+@overwrite_option
+def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.
 
     The folder holds report.html, which needs nothing else, report.md, and the figures.
     """
+    from kvsim.overwriting import may_replace
     from kvsim.recording import find, read
     from kvsim.report import write_report
 
+    may_replace(output, "report", overwrite=overwrite, is_folder=True)
     runs = [read(find(name)) for name in recordings]
     with progress("figures") as show:
-        click.echo(write_report(runs, output, given_as=recordings, progress=show))
+        click.echo(write_report(runs, output, given_as=recordings, overwrite=overwrite, progress=show))

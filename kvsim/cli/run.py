@@ -12,7 +12,7 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import json_option, print_json, progress
+from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -32,9 +32,17 @@ if TYPE_CHECKING:
 )
 @click.option("--no-leap", is_flag=True, help="Take every step by itself, in Python: slower, and the same result.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
+@overwrite_option
 @json_option
 def command(
-    *, policy: str, engine: EngineName, no_leap: bool, output: Path | None, as_json: bool, **flags: Any
+    *,
+    policy: str,
+    engine: EngineName,
+    no_leap: bool,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Simulate one policy and summarise what happened.
 
@@ -43,9 +51,12 @@ def command(
     """
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.metrics import summarize
+    from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.recording import read
     from kvsim.simulation import Options, measure, record
 
+    if output is not None:
+        may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
     settings = scenario.policy(policy)
     machine = scenario.machine(settings)
@@ -63,7 +74,9 @@ def command(
             run = measure(scenario.workload, settings, machine, **options)
             summary = run.summary
         else:
-            run = read(record(scenario.workload, settings, machine, output, **options))
+            with replacing_folder(output, "run", overwrite=overwrite) as folder:
+                record(scenario.workload, settings, machine, folder, **options)
+            run = read(output)
             summary = summarize(run)
     if as_json:
         print_json(summary_document(run, summary))

@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace what is there already, whichever command or program wrote it."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
 
 

@@ -11,7 +11,7 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import json_option, print_json, progress
+from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     help="Processes of this machine, or a cluster.",
 )
 @click.option("--scheduler", default="", metavar="ADDRESS", help="Where the cluster listens.  [one is started here]")
+@overwrite_option
 @json_option
 @click.pass_context  # fmt: skip
 def command(
@@ -63,6 +64,7 @@ def command(
     jobs: int,
     backend: Any,
     scheduler: str,
+    overwrite: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -70,7 +72,14 @@ def command(
 
     kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
     """
+    from kvsim.overwriting import may_replace
     from kvsim.sweep import sweep
+
+    may_replace(output, "sweep", overwrite=overwrite)
+    if figure is not None:
+        from kvsim.plots import may_save
+
+        may_save(figure, "sweep", overwrite=overwrite)
 
     axes = dict(_axis(context, each) for each in vary)
     points = [_point(policy, flags, axes, values) for values in product(*axes.values())]
@@ -80,7 +89,7 @@ def command(
         from kvsim.plots import save
         from kvsim.plots.sweep import draw_sweep
 
-        save(draw_sweep(output, list(axes)), figure)
+        save(draw_sweep(output, list(axes)), figure, made_by="sweep")
     facts = {
         "done": outcome.num_done,
         "kept": outcome.num_kept,
@@ -100,7 +109,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     flag, equals, values = text.partition("=")
     name = flag.strip().lstrip("-").replace("-", "_")
     options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
-    ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "as_json")
+    ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
     if not equals or not values or name not in options or name in ours:
         raise UsageError(f"--vary should be a flag and its values, such as num-blocks=1000,2000, not {text!r}.")
     option = options[name]

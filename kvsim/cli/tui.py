@@ -17,8 +17,9 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import progress
+from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import MissingExtraError, UsageError
+from kvsim.overwriting import may_replace, replacing_folder
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ _HOST, _PORT = "127.0.0.1", 8000
     metavar="FILE.svg|.png",
     help="Write a picture and leave; needs no terminal.",
 )
+@overwrite_option
 @click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Of the screenshot.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
 def command(
@@ -69,6 +71,7 @@ def command(
     at_s: float | None,
     screenshot: Path | None,
     size: str,
+    overwrite: bool,
     ascii_only: bool,
     **flags: Any,
 ) -> None:
@@ -81,6 +84,7 @@ def command(
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
+    _check_outputs(output, screenshot, overwrite=overwrite)
     if lesson == _LIST:
         _list_lessons()
         return
@@ -92,7 +96,7 @@ def command(
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("tui")
     if attach is not None:
-        _attach(tui, attach, output, ascii_only=ascii_only)
+        _attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
         return
     shown: Recording | Sequence[Recording] | Any
     runs = None
@@ -123,6 +127,13 @@ def _check_one_source(
         raise UsageError(f"{' and '.join(names)} each say what to show; give one of them.")
     if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
+
+
+def _check_outputs(output: Path | None, screenshot: Path | None, *, overwrite: bool) -> None:
+    if output is not None:
+        may_replace(output, "tui", overwrite=overwrite, is_folder=True)
+    if screenshot is not None:
+        may_replace(screenshot, "tui", overwrite=overwrite)
 
 
 def _check_companions(output: Path | None, attach: str | None, port: int | None, *, serve: bool) -> None:
@@ -170,7 +181,7 @@ def _list_lessons() -> None:
     click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
 
 
-def _attach(tui: Any, address: str, output: Path | None, *, ascii_only: bool) -> None:
+def _attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
     """Watch a live server, and write down what was seen."""
     feed: Any
     if address.startswith(("http://", "https://")):
@@ -192,7 +203,8 @@ def _attach(tui: Any, address: str, output: Path | None, *, ascii_only: bool) ->
     if output is not None:
         from kvsim.recording import write
 
-        write(seen, output)
+        with replacing_folder(output, "tui", overwrite=overwrite) as folder:
+            write(seen, folder)
         click.echo(output)
 
 

@@ -38,6 +38,7 @@ def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Li
         "pool": _pool(recording),
     }
     with whole_folder(target) as folder:
+        folder.mkdir()
         for name, columns in tables.items():
             _write(columns, folder / f"{name}.{form}")
     return target

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvsim.atomic import whole_file
 from kvsim.errors import WorkloadError
+from kvsim.overwriting import MARK_KEY, mark
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def write(workload: Workload, path: str | os.PathLike[str]) -> Path:
         "hash_unit_tokens": workload.hash_unit_tokens,
         "prefix_names": list(workload.prefix_names),
     }
-    table = pa.table(columns).replace_schema_metadata({FORMAT: json.dumps(about)})
+    table = pa.table(columns).replace_schema_metadata({FORMAT: json.dumps(about), MARK_KEY: mark("import")})
     with whole_file(path) as file:
         pq.write_table(table, file, compression="zstd")
     return Path(path)

@@ -5,7 +5,7 @@ simulates.
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
 from kvsim.plots.everything import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, OF_SEVERAL, Plan, plans
-from kvsim.plots.files import save
+from kvsim.plots.files import may_save, save
 from kvsim.plots.film import Film, film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import write_gif, write_mp4
@@ -43,6 +43,7 @@ __all__ = [
     "hits_capacity",
     "latency",
     "lifetimes",
+    "may_save",
     "memory_map",
     "occupancy",
     "plans",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
+from kvsim.overwriting import mark, may_replace
 from kvsim.plots.style import style
 
 if TYPE_CHECKING:
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
     from kvsim.plots.style import Picture
 
-_METADATA: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Creator": "kvsim", "Date": None},
-    ".pdf": {"Creator": "kvsim", "Producer": None, "CreationDate": None},
+_METADATA: dict[str, tuple[str, dict[str, Any]]] = {
+    ".png": ("Software", {}),
+    ".svg": ("Creator", {"Date": None}),
+    ".pdf": ("Creator", {"Producer": None, "CreationDate": None}),
 }
-"""No dates and no versions: a picture changes only when what it shows does."""
+"""Where a file says which command drew it. No dates and no versions: a picture changes only when what it shows does."""
 
 
 def file_type(path: str | os.PathLike[str]) -> str:
@@ -34,10 +35,22 @@ def file_type(path: str | os.PathLike[str]) -> str:
     return kind
 
 
-def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True) -> Path:
+def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
+    """Make sure that `kvsim COMMAND` may write a figure to `path`, and its text beside it.
+
+    Raises:
+        UsageError: something is there that another command or program wrote, and `overwrite` is not allowed.
+    """
+    file_type(path)
+    may_replace(path, command, overwrite=overwrite)
+    if not Path(path).exists():  # a text beside a figure is the figure's
+        may_replace(_words_of(Path(path)), command, overwrite=overwrite)
+
+
+def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True, made_by: str = "plot") -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
 
-    Without `titled`, the title and its room go to the panels: a caption says it.
+    Without `titled`, the title and its room go to the panels: a caption says it. `made_by` is the drawing command.
 
     Raises:
         UsageError: the extension is none of the three, or the file cannot be written.
@@ -45,17 +58,15 @@ def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True)
     target, kind = Path(path), file_type(path)
     if not titled:
         picture.drop_title()
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            drawn, words = Path(scratch, target.name), Path(scratch, "alt.txt")
-            with style(picture.purpose):  # ticks and hashes are made while drawing
-                picture.settle()
-                picture.savefig(drawn, format=kind[1:], metadata=_METADATA[kind])
-            words.write_text(picture.alt_text + "\n", encoding="utf-8")
-            words.replace(target.with_suffix(".alt.txt"))
-            drawn.replace(target)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {target}: {error.strerror}; choose a folder that exists and may be written."
-        ) from error
+    where, others = _METADATA[kind]
+    # The text takes its name last: a figure without its text is drawn again, a text without a figure is a riddle.
+    with whole_file(_words_of(target)) as words:
+        words.write_text(picture.alt_text + "\n", encoding="utf-8")
+        with whole_file(target) as drawn, style(picture.purpose):  # ticks and hashes are made while drawing
+            picture.settle()
+            picture.savefig(drawn, format=kind[1:], metadata={where: mark(made_by)} | others)
     return target
+
+
+def _words_of(target: Path) -> Path:
+    return target.with_suffix(".alt.txt")

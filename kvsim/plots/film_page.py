@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.overwriting import mark
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
     # "</" would end the script, wherever it stands.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     page = _TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in (
+    for place, value in (
+        ("@MARK@", mark("animate")),
         ("@TITLE@", f"KV pool over time: {names}"),
         ("@ALT@", html.escape(film.alt_text, quote=True)),
         ("@SOURCE@", html.escape(film.source)),
         ("@DATA@", text),
     ):
-        page = page.replace(mark, value)
+        page = page.replace(place, value)
     return page

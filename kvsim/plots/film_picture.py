@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.overwriting import mark
 from kvsim.plots.style import INK, MUTED, STATE_COLORS, STATE_LABELS
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
             kept[0].save(
                 file, format="GIF", save_all=True, append_images=kept[1:], duration=round(1000 * stride / frames_per_s),
                 loop=0, optimize=False, disposal=1,
+                comment=mark("animate").encode(),
             )  # fmt: skip
             size = file.stat().st_size
             if size <= max_bytes:
@@ -77,7 +79,7 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
             ffmpeg, "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
             "-r", f"{frames_per_s:g}", "-i", "-", "-an", "-c:v", "libx264", "-preset", "slow", "-crf", "20",
             "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-fflags", "+bitexact", "-flags:v", "+bitexact",
-            "-threads", "1", str(file),
+            "-metadata", f"comment={mark('animate')}", "-threads", "1", str(file),
         ]  # fmt: skip
         frames = b"".join(image.convert("RGB").tobytes() for image in _images(film))
         done = subprocess.run(command, input=frames, capture_output=True, check=False)

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.atomic import whole_file
 from kvsim.errors import RecordingError
+from kvsim.recording import provenance
+from kvsim.recording.provenance import IDENTITY_KEY
 from kvsim.recording.tables import IntArray
 
 FILE_NAME = "allocator.parquet"
@@ -40,7 +43,7 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
     """The allocation history in a recording's folder; None if it has none.
 
     Raises:
-        RecordingError: the file is damaged, or lacks a column.
+        RecordingError: the file is damaged, lacks a column, or is a part of another recording.
     """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -50,7 +53,12 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
         return None
     names = [item.name for item in fields(AllocatorHistory)]
     try:
-        data = pq.read_table(file, columns=names)
+        with pq.ParquetFile(file) as parquet:
+            said = (parquet.metadata.metadata or {}).get(IDENTITY_KEY, b"").decode("ascii", errors="replace")
+            data = parquet.read(columns=names)
+        document = provenance.read_document(file.with_name(provenance.FILE_NAME))
+        if not provenance.are_of_one(said, provenance.identity_of(document)):
+            raise RecordingError(f"{file} is not of the recording beside it.")
         if any(data[name].null_count for name in names):
             raise RecordingError(f"{file} is damaged: a value is missing.")
         columns: dict[str, Any] = {name: data[name].cast(pa.int64()).to_numpy() for name in names if name != "action"}
@@ -68,6 +76,7 @@ def write_allocator(history: AllocatorHistory, folder: str | os.PathLike[str]) -
 
     file = Path(folder) / FILE_NAME
     arrays = {item.name: pa.array(getattr(history, item.name).tolist()) for item in fields(history)}
-    scratch = file.with_suffix(".tmp")
-    pq.write_table(pa.table(arrays), scratch, compression="zstd")
-    scratch.replace(file)
+    identity = provenance.identity_of(provenance.read_document(file.with_name(provenance.FILE_NAME)))
+    table = pa.table(arrays).replace_schema_metadata({IDENTITY_KEY: identity})
+    with whole_file(file) as scratch:
+        pq.write_table(table, scratch, compression="zstd")

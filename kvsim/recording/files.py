@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from kvsim.errors import RecordingError
@@ -12,37 +13,74 @@ from kvsim.recording.model import Recording
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 from kvsim.recording.writer import RecordingWriter
 
+_ATTEMPTS, _PAUSE_S = 20, 0.005
+"""How often a folder is read that is replaced meanwhile, with longer and longer pauses: a second in all."""
+
 
 def read(path: str | os.PathLike[str]) -> Recording:
-    """Read and check the recording in folder `path`.
+    """Read and check the recording in folder `path`; one that is replaced meanwhile is read again.
 
     Raises:
         RecordingVersionError: its version is one this kvsim does not know. RecordingError: it is missing, truncated
         or inconsistent; the message names the file, and the row where there is one.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise RecordingError(f"{folder} {what}; a recording is a folder with meta.json and steps.parquet in it.")
-    recording = _read_log(folder) if (folder / eventlog.FILE_NAME).exists() else _read_tables(folder)
+    recording = _read_undisturbed(folder)
     check(recording, folder)
     return recording
 
 
-def write(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write `recording` as folder `path`, replacing a recording that is there already.
+def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write `recording` as folder `path`, replacing a recording of the same source; with `overwrite`, of any source.
 
     Raises:
-        RecordingError: `path` exists and is not a recording, or cannot be written.
+        RecordingError: `path` exists and is not a recording, or is one of another source, or cannot be written.
     """
-    with RecordingWriter(path) as writer:
+    with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
             writer.append(table)
         return writer.commit(recording.meta)
 
 
+def _read_undisturbed(folder: Path) -> Recording:
+    """The recording in `folder`, every part of which was read while the folder was the same one."""
+    for attempt in range(_ATTEMPTS):
+        before = _stamp(folder)
+        try:
+            recording = _read_once(folder)
+        except RecordingError:
+            if _stamp(folder) == before:
+                raise
+        else:
+            if _stamp(folder) == before:
+                return recording
+        time.sleep(attempt * _PAUSE_S)
+    raise RecordingError(f"{folder} was replaced again and again while it was read; read it when nothing writes to it.")
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """Differs when a folder has become another one, or files in it have come, gone or been renamed."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _read_once(folder: Path) -> Recording:
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise RecordingError(f"{folder} {what}; a recording is a folder with meta.json and steps.parquet in it.")
+    return _read_log(folder) if (folder / eventlog.FILE_NAME).exists() else _read_tables(folder)
+
+
 def _read_tables(folder: Path) -> Recording:
-    meta = provenance.read_meta(folder / provenance.FILE_NAME)
+    file = folder / provenance.FILE_NAME
+    document = provenance.read_document(file)
+    meta, identity = provenance.meta_from_document(document, file), provenance.identity_of(document)
+    has_memory = (folder / "memory.parquet").exists()
+    if not has_memory and meta.pool.num_units is not None:
+        raise RecordingError(f"{folder / 'memory.parquet'} is missing; the recording is incomplete.")
     # Both cost more than the rest of kvsim together.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
@@ -50,10 +88,10 @@ def _read_tables(folder: Path) -> Recording:
 
     with ThreadPoolExecutor() as pool:
         memory, steps, schedule, requests = (
-            pool.submit(read_table, folder, Memory) if (folder / "memory.parquet").exists() else None,
-            pool.submit(read_table, folder, Steps),
-            pool.submit(read_table, folder, Schedule),
-            pool.submit(read_table, folder, Requests),
+            pool.submit(read_table, folder, Memory, identity) if has_memory else None,
+            pool.submit(read_table, folder, Steps, identity),
+            pool.submit(read_table, folder, Schedule, identity),
+            pool.submit(read_table, folder, Requests, identity),
         )
         return Recording(
             meta=meta,

@@ -5,16 +5,18 @@ Import this where a file is touched and not before: pyarrow costs more than the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvsim.errors import RecordingError
+from kvsim.recording import provenance
 from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table
 from kvsim.workload import Ragged
 
@@ -22,6 +24,31 @@ _ROWS_READ = 1 << 17
 """Rows of a column that are converted at a time."""
 
 AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory)
+
+
+class _Hashing:
+    """A file to write to that keeps a digest of what was written."""
+
+    def __init__(self, file: Path) -> None:
+        self._file: BinaryIO = file.open("wb")
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
 
 
 class TableFile:
@@ -34,6 +61,7 @@ class TableFile:
         """Begin `file`, which appears with the first row group."""
         self._file = file
         self._writer: pq.ParquetWriter | None = None
+        self._bytes: _Hashing | None = None
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
 
@@ -52,43 +80,69 @@ class TableFile:
         if self._num_waiting >= self.rows_per_group:
             self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
 
-    def close(self) -> None:
-        """Write what is left; if nothing was ever added, not even an empty table, there is no file.
+    def finish(self) -> bytes:
+        """Write what is left, and return a digest of all rows; if nothing was ever added, not even an empty table,
+        there is no file.
 
         Raises:
             OSError: it cannot be written.
         """
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
-        if self._writer is not None:
+        return b"" if self._bytes is None else self._bytes.digest.digest()
+
+    def close(self, identity: str) -> None:
+        """Let the file say which recording it is a part of, and close it; nothing may be added after `finish`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._writer is not None and self._bytes is not None:
+            self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
+            self._bytes.close()
 
     def abandon(self) -> None:
         """Let go of the file; what is in it is of no use."""
-        if self._writer is not None:
-            with suppress(OSError, pa.ArrowException):  # as likely as not the reason why it is abandoned
+        if self._writer is not None and self._bytes is not None:
+            with suppress(OSError, ValueError, pa.ArrowException):  # as likely as not the reason why it is abandoned
                 self._writer.close()
+            with suppress(OSError):
+                self._bytes.close()
 
     def _write(self, num_rows: int) -> None:
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file, rows.schema, compression="zstd", write_page_checksum=True)
+            self._bytes = _Hashing(self._file)
+            self._writer = pq.ParquetWriter(self._bytes, rows.schema, compression="zstd", write_page_checksum=True)
         # In one piece each: where rows were put together would show in the pages of a group.
         for begin in range(0, max(num_rows, 1), self.rows_per_group):
             self._writer.write_table(rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks())
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
 
-def read_table(folder: Path, table: type[AnyTable]) -> AnyTable:
+def _identity(metadata: pq.FileMetaData) -> str:
+    said: bytes = (metadata.metadata or {}).get(provenance.IDENTITY_KEY, b"")
+    return said.decode("ascii", errors="replace")
+
+
+def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     """Read the file of `table` in `folder`, without looking at what its values mean.
 
+    `identity` is that of the recording, empty where it has none; a file that has another one is not read.
+
     Raises:
-        RecordingError: it is missing, damaged or truncated, or a column is missing or of another type.
+        RecordingError: it is missing, damaged or truncated, a part of another recording, or a column is missing or of
+        another type.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
     with _in_a_sentence(file):
         metadata = pq.read_metadata(file)
+        if not provenance.are_of_one(_identity(metadata), identity):
+            raise RecordingError(
+                f"{file} and {folder / 'meta.json'} are of two recordings; the folder should hold the files of one."
+            )
         present = metadata.schema.to_arrow_schema().names
         missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
         if missing:

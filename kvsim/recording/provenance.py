@@ -13,6 +13,8 @@ from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Poo
 from kvsim.recording.tables import IntArray
 
 FILE_NAME = "meta.json"
+IDENTITY_KEY = b"kvsim_identity"
+"""Where a Parquet file says which recording it is a part of: in the metadata of its schema."""
 
 _META_KEYS = frozenset(
     (
@@ -28,26 +30,45 @@ _META_KEYS = frozenset(
         "command",
         "created",
         "notes",
+        "identity",
     )
 )
 
 
-def read_meta(file: Path) -> Meta:
-    """Read `meta.json`.
+def are_of_one(identity: str, other: str) -> bool:
+    """Whether two files may be parts of one recording: a file without an identity was written before files had one, or
+    by another program.
+    """
+    return not identity or not other or identity == other
+
+
+def source_of(file: Path) -> str:
+    """The source that a `meta.json` names; "an unknown source" where it cannot be read."""
+    try:
+        return meta_from_document(read_document(file), file).source
+    except RecordingError:
+        return "an unknown source"
+
+
+def identity_of(document: Any) -> str:
+    """What all files of the recording have in common; empty for one that was written before files said so."""
+    return str(document.get("identity") or "") if isinstance(document, dict) else ""
+
+
+def read_document(file: Path) -> Any:
+    """Read `meta.json` without looking at what it means.
 
     Raises:
-        RecordingVersionError: its version is one this kvsim does not know.
-        RecordingError: it is missing, no JSON, incomplete or wrong; the message names `file`.
+        RecordingError: it is missing or no JSON; the message names `file`.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise RecordingError(
             f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise RecordingError(f"{file} cannot be read as JSON: {error}.") from error
-    return meta_from_document(document, file)
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
@@ -81,8 +102,8 @@ def meta_from_document(document: Any, file: Path) -> Meta:
     )
 
 
-def meta_as_text(meta: Meta) -> str:
-    """The contents of `meta.json`."""
+def meta_as_text(meta: Meta, identity: str = "") -> str:
+    """The contents of `meta.json`; `identity` is what all files of the recording have in common."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -101,6 +122,7 @@ def meta_as_text(meta: Meta) -> str:
         "command": meta.command,
         "created": meta.created,
         "notes": meta.notes,
+        **({"identity": identity} if identity else {}),
     }
     text = json.dumps(document, indent=1)
     if meta.initial_free is None:

@@ -6,6 +6,7 @@ when it is complete. Rows go to disk in groups as they come, so that memory does
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Self
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
-from kvsim.recording.scratch import REPLACED, scratch_beside
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
+from kvsim.scratch import replace_folder, scratch_beside
 
 if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 class RecordingWriter:
     """A recording on its way to disk: enter it, `append` rows, `commit`. Left without that, it leaves nothing behind.
 
-    The bytes on disk depend on what was recorded, and not on how it was handed over.
+    The bytes on disk depend on what was recorded, and not on how it was handed over. All files of a recording carry one
+    identity, a digest of everything in it, so that files of two are never taken for one.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Write to folder `path`, replacing a recording that is there already."""
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write to folder `path`, replacing a recording of the same source; with `overwrite`, of any."""
         self._target = Path(path)
+        self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}
         self._stack = ExitStack()
 
@@ -74,30 +77,36 @@ class RecordingWriter:
         """Everything has been appended: make it a recording, and return its folder.
 
         Raises:
-            RecordingError: it cannot be written, or the target has become something else in the meantime.
+            RecordingError: it cannot be written, the target is a recording of another source, or it has become
+            something else in the meantime.
         """
-        target, old = self._target, self._scratch / REPLACED
         with self._in_a_sentence():
+            digests = [file.finish() for file in self._files.values()]
+            identity = _identity_of(meta, digests)
             for file in self._files.values():
-                file.close()
-            (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta), encoding="utf-8")
-            self._refuse_anything_else()
-            try:
-                if target.exists():
-                    target.rename(old)
-                self._new.rename(target)
-            except BaseException:
-                if old.exists() and not target.exists():
-                    old.rename(target)
-                raise
-        return target
+                file.close(identity)
+            (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta, identity), encoding="utf-8")
+            self._refuse_anything_else(meta.source)
+            replace_folder(self._new, self._target, self._scratch)
+        return self._target
 
-    def _refuse_anything_else(self) -> None:
-        """Raise if there is something at the target that is not a recording."""
+    def _refuse_anything_else(self, source: str = "") -> None:
+        """Raise if there is something at the target that is not a recording, or one of another `source` than this."""
         target = self._target
-        if target.exists() and not (target / provenance.FILE_NAME).is_file():
+        if not target.exists():
+            return
+        file = target / provenance.FILE_NAME
+        if not file.is_file():
             raise RecordingError(
                 f"{target} exists and is not a recording; choose another name, nothing was overwritten."
+            )
+        if not source or self._overwrite:
+            return
+        there = provenance.source_of(file)
+        if there != source:
+            raise RecordingError(
+                f"{target} is a recording of {there}, and this one is of {source}; choose another name, or allow it to "
+                "be overwritten."
             )
 
     @contextmanager
@@ -109,3 +118,11 @@ class RecordingWriter:
         except OSError as error:
             reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
             raise RecordingError(f"cannot write {self._target}: {reason}.") from error
+
+
+def _identity_of(meta: Meta, digests: list[bytes]) -> str:
+    """A digest of a whole recording: of its provenance, and of the rows of its tables."""
+    digest = hashlib.blake2b(provenance.meta_as_text(meta).encode(), digest_size=16)
+    for each in digests:
+        digest.update(each)
+    return digest.hexdigest()

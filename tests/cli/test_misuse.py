@@ -258,21 +258,21 @@ def test_a_sentence_says_what_would_be_right(
 @pytest.mark.parametrize(
     ("output", "sentence"),
     [
-        ("file", "file exists and is not a recording; choose another name, nothing was overwritten."),
-        (".", ". exists and is not a recording; choose another name, nothing was overwritten."),
+        ("file", "cannot write file: it is a file; name a folder."),
+        (".", ". is a folder that holds something else; choose another name, nothing was overwritten."),
         ("file/rec", "cannot write file/rec: a part of its path is a file, not a folder."),
-        ("x" * 300, f"cannot write {'x' * 300}: File name too long."),
+        ("x" * 300, f"cannot write {'x' * 300}: File name too long; choose a folder that may be written."),
         ("/proc/kvsim/rec", "cannot write /proc/kvsim/rec: "),
     ],
     ids=["a file", "a folder", "under a file", "too long", "unwritable"],
 )
 def test_an_output_that_cannot_be_written(complain: Complain, output: str, sentence: str) -> None:
-    assert complain("run", "--workload", "rec", "-o", output, code=1).startswith(sentence)
+    assert complain("run", "--workload", "rec", "-o", output, code=2).startswith(sentence)
 
 
 def test_compare_into_a_file(complain: Complain, folder: Path) -> None:
-    assert "a part of its path is a file" in complain(
-        "compare", "--workload", "rec", "--max-model-len", "64", "-o", "file", code=1
+    assert "cannot write file: it is a file; name a folder." in complain(
+        "compare", "--workload", "rec", "--max-model-len", "64", "-o", "file", code=2
     )
     assert (folder / "file").read_text() == "thesis"
 

@@ -69,7 +69,9 @@ def test_the_commands_do_it_again(kvsim: Run, folder: Path, tmp_path: Path) -> N
 def test_a_folder_that_is_no_report_is_left_alone(kvsim: Run, folder: Path) -> None:
     done = kvsim("report", "a <b> & c/paged", "-o", "a <b> & c", folder=folder)
     assert done.returncode == 2
-    assert done.stderr == "kvsim: a <b> & c exists; name a new folder, nothing was overwritten.\n"
+    assert done.stderr == (
+        "kvsim: a <b> & c is a folder of recordings; --overwrite replaces it, or choose another name.\n"
+    )
 
 
 def test_progress_reaches_every_figure(folder: Path, tmp_path: Path) -> None:

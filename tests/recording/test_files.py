@@ -204,9 +204,10 @@ def test_empty_tables_survive(make_meta: Callable[..., Meta], tmp_path: Path) ->
     assert again.num_preemptions == 0
 
 
-def test_a_recording_without_addresses_has_no_memory_file(folder: Path) -> None:
+def test_a_pool_whose_units_are_unknown_is_refused(folder: Path) -> None:
+    """An engine without a pool, such as generate(), leaves the file out; one with a pool has lost it."""
     (folder / "memory.parquet").unlink()
-    assert len(read(folder).memory) == 0
+    assert message(folder) == "memory.parquet is missing; the recording is incomplete."
 
 
 def test_unknown_columns_and_files_are_ignored(recording: Recording, folder: Path) -> None:

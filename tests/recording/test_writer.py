@@ -271,7 +271,7 @@ import os, signal, sys
 from kvsim.recording import RecordingWriter
 with RecordingWriter(sys.argv[1]) as writer:
     if len(sys.argv) > 2:
-        os.rename(sys.argv[1], writer._scratch / "old")
+        os.rename(sys.argv[1], writer._scratch / "replaced")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -1,0 +1,138 @@
+"""A hidden folder beside a target for what is only half made, and the step in which the whole thing takes its name.
+
+A process that is killed leaves its folder behind; the next one that writes to the target takes it away. Whether the
+owner of a folder lives is known from a lock on the folder, which the system releases when a process ends in whatever
+way. Where folders cannot be locked, nothing is ever taken away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+
+_SUFFIX = ".kvsim-scratch"
+_REPLACED = "replaced"
+"""Where in a scratch folder the target waits that another one is about to replace."""
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux's renameat2: paths are relative to the working directory; the two names change places."""
+
+
+@contextmanager
+def scratch_beside(target: Path) -> Iterator[Path]:
+    """An empty folder on the same disk as `target`, gone afterwards; so are those that killed processes have left.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
+        _take_away_if_dead(folder, target)
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_SUFFIX, dir=target.parent))
+        lock = _lock(scratch)
+        # Another process may have found the folder before it was locked, and taken it for a dead one's.
+        if lock is not None or _exists_unlockable(scratch):
+            break
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def replace_folder(new: Path, target: Path, scratch: Path) -> None:
+    """Let the folder `new`, which stands in `scratch`, take the name `target`; what had it goes with `scratch`.
+
+    Where the system can exchange two names in one step, `target` is there at every moment. Elsewhere it takes two, and
+    the next process that writes to `target` puts back what a kill between them has taken away.
+
+    Raises:
+        OSError: it cannot be done; `target` is what it was.
+    """
+    try:
+        new.rename(target)
+    except OSError as error:
+        if error.errno not in _OCCUPIED:
+            raise
+    else:
+        return
+    if _exchange(new, target):
+        return
+    old = scratch / _REPLACED
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+
+
+def _take_away_if_dead(folder: Path, target: Path) -> None:
+    with suppress(OSError):
+        lock = _lock(folder)
+        if lock is None:
+            return
+        try:
+            if (folder / _REPLACED).exists() and not target.exists():  # it died between one rename and the next
+                (folder / _REPLACED).rename(target)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock `folder` until the returned descriptor is closed; None if another process has it, or it cannot be locked."""
+    try:
+        import fcntl  # noqa: PLC0415  not on every system
+
+        descriptor = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _exists_unlockable(folder: Path) -> bool:
+    """Whether `folder` is there although it could not be locked: on this system or disk, no folder can be."""
+    if not folder.is_dir():
+        return False
+    try:
+        import fcntl  # noqa: PLC0415
+    except ImportError:
+        return True
+    # A process that takes it for a dead one's holds the lock for as long as it takes to remove an empty folder.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; return whether this system and this disk can."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
