@@ -113,16 +113,19 @@ def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, boo
         made = mark("report").encode() in _ends_of(target / _REPORT)
         foreign = _foreign(names, _REPORT_FILES)
         return f"a report{foreign}", frozenset(("report",) if made else ()), not foreign
-    if all((target / name / _RECORDING).is_file() for name in names):
-        folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
-        makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
-        if "compare" not in makers:  # as likely as not the place where somebody keeps everything
-            return "a folder of recordings that kvsim compare did not all write", None, False
-        return "a folder of recordings", makers, all(folder[2] for folder in folders)
-    for form in ("csv", "parquet"):
-        if names == {f"{stem}.{form}" for stem in _EXPORT_STEMS}:
-            return "a folder of tables", frozenset(), False
-    return "a folder that holds something else", None, False
+    if any(names == {f"{stem}.{form}" for stem in _EXPORT_STEMS} for form in ("csv", "parquet")):
+        return "a folder of tables", frozenset(), False
+    return _folder_of_recordings(target, names)
+
+
+def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
+    if not all((target / name / _RECORDING).is_file() for name in names):
+        return "a folder that holds something else", None, False
+    folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
+    makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
+    if "compare" not in makers:  # as likely as not the place where somebody keeps everything
+        return "a folder of recordings that kvsim compare did not all write", None, False
+    return "a folder of recordings", makers, all(folder[2] for folder in folders)
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:

@@ -150,8 +150,13 @@ def test_a_marked_png_is_still_one() -> None:
 
 def test_what_came_to_be_in_the_way_meanwhile_stays(tmp_path: Path) -> None:
     target = tmp_path / "rec"
-    with pytest.raises(UsageError, match=FLAG), replacing_folder(target, "run", overwrite=False) as folder:
-        recording(folder)
-        recording(target, "vllm", "")
+
+    def write() -> None:
+        with replacing_folder(target, "run", overwrite=False) as folder:
+            recording(folder)
+            recording(target, "vllm", "")
+
+    with pytest.raises(UsageError, match=FLAG):
+        write()
     assert json.loads((target / "meta.json").read_text())["source"] == "vllm"
     assert [entry.name for entry in tmp_path.iterdir()] == ["rec"]
