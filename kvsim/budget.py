@@ -201,7 +201,7 @@ def _bytes_per_block(model: Model, block_size: int, tensor_parallel_size: int) -
             f"tensor_parallel_size is {tensor_parallel_size}; it must divide the {model.num_attention_heads} attention "
             f"heads of {model.name}."
         )
-    return block_size * model.num_kv_layers * model.kv_bytes_per_token_and_layer(tensor_parallel_size)
+    return block_size * model.served(tensor_parallel_size=tensor_parallel_size).kv_bytes_per_token
 
 
 def _check_weights_fit(gpu: Gpu, model: Model, weights: BudgetTerm, room_bytes: int, setting: str) -> None:

@@ -121,7 +121,7 @@ def test_max_sequences_rounds_each_up_to_whole_blocks() -> None:
 def test_a_recurrent_state_takes_its_share_of_every_sequence() -> None:
     hybrid = find_model("granite-4.0-h-micro")
     budget = plan_budget(H200, hybrid, kv_memory_bytes=GIB)
-    stateless = replace(budget, model=replace(hybrid, state_bytes_per_sequence=0))
+    stateless = replace(budget, model=replace(hybrid, layer_kinds=(), layer_caches=()))
     state_blocks = -(-hybrid.state_bytes_per_sequence // budget.bytes_per_block)
     assert stateless.max_sequences(16) == budget.num_usable_blocks
     assert budget.max_sequences(16) == budget.num_usable_blocks // (1 + state_blocks)

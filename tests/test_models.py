@@ -53,9 +53,9 @@ def test_the_larger_opt_models_hold_what_table_1_of_the_paper_says(name: str, sl
     assert slots_k * 2**30 / find_model(name).kv_bytes_per_token == pytest.approx(published, rel=0.02)
 
 
-def test_thirty_three_models_with_distinct_names_and_a_source_each() -> None:
+def test_sixty_one_models_with_distinct_names_and_a_source_each() -> None:
     models = all_models()
-    assert len({model.name for model in models}) == len(models) == 33
+    assert len({model.name for model in models}) == len(models) == 61
     assert all(model.sources for model in models)
 
 
@@ -76,10 +76,11 @@ def test_active_parameters(name: str, billions: float) -> None:
 def test_figures_of_every_model_are_consistent(model: Model) -> None:
     assert model.num_kv_layers <= model.num_layers
     assert model.num_attention_heads % model.num_kv_heads == 0
-    assert model.num_sliding_layers <= model.num_kv_layers
-    assert (model.sliding_window is None) == (model.num_sliding_layers == 0)
     assert 0 < model.flops_per_token < 2 * model.num_active_parameters <= 2 * model.num_parameters
-    assert (model.state_bytes_per_sequence > 0) == (model.num_kv_layers < model.num_layers)
+    assert model.num_parameters - model.num_expert_parameters <= model.num_active_parameters
+    assert len(model.layers) == model.num_layers
+    assert (model.state_bytes_per_sequence > 0) == bool(model.recurrent_layers)
+    assert (model.num_experts > 0) == (model.num_expert_parameters > 0)
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.name)
@@ -98,6 +99,12 @@ def test_every_model_is_found_by_its_full_name_and_by_its_last_part(model: Model
         ("llama-13b", "huggyllama/llama-13b"),
         ("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct"),
         (" phi-4 ", "microsoft/phi-4"),
+        ("Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("gemma-3-27b", "google/gemma-3-27b-it"),
+        ("Qwen3-Next-80B-A3B", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+        ("mixtral-8x7b", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        ("Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
     ],
 )
 def test_names_as_people_write_them(name: str, found: str) -> None:
@@ -181,10 +188,11 @@ def test_what_is_missing_or_contradictory_is_named() -> None:
 
 def test_heads_are_dealt_out_among_gpus_and_the_latent_is_not() -> None:
     llama, deepseek = find_model("llama-3-8b"), find_model("deepseek-v3")
-    assert [llama.kv_bytes_per_token_and_layer(size) for size in (1, 2, 8, 16)] == [4096, 2048, 512, 512]
-    assert deepseek.kv_bytes_per_token_and_layer(8) == deepseek.kv_bytes_per_token_and_layer(1) == 1152
+    per_gpu = [llama.served(tensor_parallel_size=size).kv_bytes_per_token for size in (1, 2, 8, 16)]
+    assert per_gpu == [131_072, 65_536, 16_384, 16_384]
+    assert deepseek.served(tensor_parallel_size=8).kv_bytes_per_token == deepseek.kv_bytes_per_token == 61 * 1152
 
 
 def test_importing_the_module_does_not_read_the_table() -> None:
-    code = "import kvsim.models as m; raise SystemExit(m.all_models.cache_info().currsize)"
+    code = "from kvsim.models import all_models; raise SystemExit(all_models.cache_info().currsize)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,5 +1,17 @@
 """KV-cache groups: which layers share a table of blocks, and how many blocks a GPU's memory makes."""
 
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode, groups_from_meta
+from kvsim.kv_groups.plan import CachePlan, cache_layout, plan_cache
+from kvsim.kv_groups.specs import CacheSettings
 
-__all__ = ["CacheKind", "KVCacheGroup", "KVCacheLayout", "MambaMode", "groups_from_meta"]
+__all__ = [
+    "CacheKind",
+    "CachePlan",
+    "CacheSettings",
+    "KVCacheGroup",
+    "KVCacheLayout",
+    "MambaMode",
+    "cache_layout",
+    "groups_from_meta",
+    "plan_cache",
+]

@@ -83,6 +83,17 @@ class KVCacheGroup:
             return 2 + self.num_speculative_blocks
         return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
+    def held_blocks(self, num_tokens: int) -> int:
+        """The most blocks that one sequence of `num_tokens` tokens holds while it decodes, a token a step."""
+        whole = _blocks(num_tokens, self.block_size)
+        if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
+            return min(whole, _blocks(self.window - 1, self.block_size) + 1)
+        if self.kind is CacheKind.CHUNKED_LOCAL and self.window is not None:
+            return min(whole, _blocks(self.window, self.block_size))
+        if self.kind is CacheKind.MAMBA:
+            return (1 if self.mamba_mode is MambaMode.NONE else min(2, whole)) + self.num_speculative_blocks
+        return whole
+
     def as_meta(self) -> dict[str, Any]:
         """The group as one entry of `meta.kv_cache_groups` of a recording; what is None or 0 is left out."""
         entry = {
@@ -143,6 +154,10 @@ class KVCacheLayout:
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
         """The most blocks that one sequence of `num_tokens` tokens holds at once, over all groups."""
         return sum(group.blocks_for(num_tokens, max_num_batched_tokens) for group in self.groups)
+
+    def held_blocks(self, num_tokens: int) -> int:
+        """The most blocks that one sequence of `num_tokens` tokens holds while it decodes, over all groups."""
+        return sum(group.held_blocks(num_tokens) for group in self.groups)
 
 
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:

@@ -152,7 +152,7 @@ def test_size_lists_what_it_knows_and_knows_what_it_lists(kvsim: Kvsim) -> None:
     gpus, _, models = succeed(kvsim("size", "--list")).removeprefix("GPUs\n").partition("models\n")
     assert "  H200\n" in gpus
     assert "  meta-llama/Meta-Llama-3-8B\n" in models
-    succeed(kvsim("size", "--model", models.split()[-1], "--gpu", gpus.strip().splitlines()[-1].strip()))
+    succeed(kvsim("size", "--model", models.split()[0], "--gpu", gpus.strip().splitlines()[-1].strip()))
 
 
 def test_size(kvsim: Kvsim) -> None:

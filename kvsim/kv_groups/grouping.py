@@ -1,0 +1,194 @@
+"""From specs of layers to groups: which layers share a table, and how many bytes a block id has on each GPU.
+
+The rules are those of vLLM 0.25.1's `get_kv_cache_configs`. Layers are numbered by their place in the model; a stage
+of a pipeline holds a run of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout
+from kvsim.kv_groups.specs import LayerSpec, as_full
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MUCH_LONGER = 1.5
+"""A kind with so many times the layers of the shortest is split into groups of the shortest's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """Groups of layers, and the page that all of them share."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Indices of the layers of every group."""
+    specs: tuple[LayerSpec, ...]
+    """The spec of every layer once pages are equal."""
+    sums_pages: bool
+    """Whether one group holds layers of different pages, each with a tensor of its own."""
+
+    def bytes_per_block(self, layers: range) -> int:
+        """Bytes of one block id on a GPU that holds the layers whose indices are in `layers`; 0 if it holds none."""
+        mine = [[index for index in group if index in layers] for group in self.groups]
+        if self.sums_pages:
+            return sum(self.specs[index].page_bytes for index in mine[0])
+        return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
+
+    def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
+        """The layout that a scheduler and a recording work with.
+
+        Raises:
+            UsageError: if `hash_block_size` does not divide the block of every group.
+        """
+        seen: list[LayerSpec] = []
+        groups = []
+        for group in self.groups:
+            spec = self.specs[group[0]]
+            if spec not in seen:
+                seen.append(spec)
+            groups.append(
+                KVCacheGroup(
+                    kind=spec.kind,
+                    block_size=spec.block_size,
+                    num_layers=len(group),
+                    page_bytes=spec.page_bytes,
+                    window=spec.window if spec.kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL) else None,
+                    spec=seen.index(spec),
+                    mamba_mode=spec.mamba_mode,
+                    num_speculative_blocks=spec.num_speculative_blocks,
+                )
+            )
+        scheduler_block_size = lcm(*(group.block_size for group in groups))
+        return KVCacheLayout(
+            groups=tuple(groups),
+            bytes_per_block=max(self.bytes_per_block(stage) for stage in stages),
+            scheduler_block_size=scheduler_block_size,
+            hash_block_size=_hash_block_size(groups, scheduler_block_size, hash_block_size, caches_prefixes),
+        )
+
+
+def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> Grouping:
+    """The groups of layers with those specs, in the model's order.
+
+    Args:
+        specs: The specs of all layers that keep something; at least one.
+        hybrid_manager: Whether layers of different kinds may have groups of their own.
+
+    Raises:
+        UsageError: if vLLM could not serve such layers together.
+    """
+    if not hybrid_manager and not _one_kind(specs):
+        specs = [as_full(spec) for spec in specs] if any(spec.keeps_all for spec in specs) else specs
+        if not _one_kind(specs):
+            raise UsageError("layers of these kinds need groups of their own, and the hybrid manager is switched off.")
+    whole = (tuple(range(len(specs))),)
+    if _all_equal(specs):
+        return Grouping(groups=whole, specs=tuple(_merged(specs)), sums_pages=False)
+    if _one_kind(specs):
+        return Grouping(groups=whole, specs=tuple(specs), sums_pages=True)
+    specs = _with_equal_pages(specs)
+    return Grouping(groups=_split(specs), specs=tuple(specs), sums_pages=False)
+
+
+def _all_equal(specs: Sequence[LayerSpec]) -> bool:
+    """Whether one spec stands for all. Full layers may have been windows: those are told apart when they compute."""
+    first = specs[0]
+    return all(_without_window(spec) == _without_window(first) for spec in specs)
+
+
+def _without_window(spec: LayerSpec) -> LayerSpec:
+    if spec.kind is not CacheKind.FULL or spec.window is None:
+        return spec
+    return replace(spec, window=None)
+
+
+def _merged(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
+    windows = {spec.window for spec in specs if spec.window is not None}
+    if len(windows) > 1 and specs[0].kind is CacheKind.FULL:
+        raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
+    return list(specs)
+
+
+def _one_kind(specs: Sequence[LayerSpec]) -> bool:
+    """Whether all layers need the same slots, if perhaps of different sizes."""
+    first = specs[0]
+    if any(spec.block_size != first.block_size for spec in specs):
+        return False
+    if first.keeps_all:
+        return all(spec.keeps_all for spec in specs)
+    if first.kind is CacheKind.MAMBA:
+        return all(
+            spec.kind is first.kind and spec.num_speculative_blocks == first.num_speculative_blocks for spec in specs
+        )
+    return all((spec.kind, spec.window) == (first.kind, first.window) for spec in specs)
+
+
+def _with_equal_pages(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
+    page = max(spec.page_bytes for spec in specs)
+    return [_with_page(spec, page) for spec in specs]
+
+
+def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
+    if spec.page_bytes == page:
+        return spec
+    if page % spec.page_bytes == 0:
+        larger = replace(spec, block_size=spec.block_size * (page // spec.page_bytes))
+        if larger.page_bytes == page:
+            return larger
+    elif spec.pads_pages:
+        return replace(spec, padded_page_bytes=page)
+    raise UsageError(
+        f"a page of {spec.page_bytes:,} bytes of a {spec.kind} layer cannot be made as large as the largest, {page:,}; "
+        "vLLM refuses such a model, too."
+    )
+
+
+def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
+    by_spec: dict[LayerSpec, list[int]] = {}
+    for index, spec in enumerate(specs):
+        by_spec.setdefault(spec, []).append(index)
+    lengths = [len(layers) for layers in by_spec.values()]
+    size = max(lengths) if max(lengths) < _MUCH_LONGER * min(lengths) else min(lengths)
+    groups = []
+    for layers in by_spec.values():
+        num_groups = -(-len(layers) // size)
+        groups += [tuple(layers[first::num_groups]) for first in range(num_groups)]
+    return tuple(groups)
+
+
+def _hash_block_size(
+    groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
+) -> int:
+    if len(groups) == 1 or not caches_prefixes:
+        return scheduler_block_size
+    smallest = min(group.block_size for group in groups)
+    if any(group.kind is CacheKind.MAMBA and group.block_size != smallest for group in groups):
+        return scheduler_block_size
+    size = stated or gcd(*(group.block_size for group in groups))
+    if any(group.block_size % size for group in groups):
+        sizes = ", ".join(str(group.block_size) for group in groups)
+        raise UsageError(f"hash_block_size is {size}; it must divide the block of every group: {sizes} tokens.")
+    return size
+
+
+def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
+    """The layers of every stage of a pipeline: even shares, the rest one each to the stages before the last.
+
+    Raises:
+        UsageError: if there are more stages than layers.
+    """
+    if not 1 <= pipeline_parallel_size <= num_layers:
+        raise UsageError(
+            f"pipeline_parallel_size is {pipeline_parallel_size}; it must be 1 to the number of layers, {num_layers}."
+        )
+    share, rest = divmod(num_layers, pipeline_parallel_size)
+    lengths = [share] * pipeline_parallel_size
+    for stage in range(2, rest + 2):
+        lengths[-stage] += 1
+    ends = [sum(lengths[: stage + 1]) for stage in range(pipeline_parallel_size)]
+    return tuple(range(end - length, end) for end, length in zip(ends, lengths, strict=True))

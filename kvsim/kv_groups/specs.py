@@ -1,0 +1,210 @@
+"""What one layer asks of the block pool: a kind, tokens of a block, bytes of a page (one block of one layer).
+
+Names and rules are vLLM 0.25.1's, which calls this a spec. This module makes specs of a model's layers as the
+settings of an engine would have them; grouping them is `kvsim.kv_groups.grouping`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, lcm
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.kv_groups.group import CacheKind, MambaMode
+from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+
+if TYPE_CHECKING:
+    from kvsim.models import Model
+    from kvsim.models.layers import Layer, Recurrent
+
+BACKEND_BLOCK = 16
+"""Tokens of the smallest block of FlashAttention and Triton, and of vLLM's default block."""
+MLA_BLOCK = 64
+"""Tokens of a block of FlashMLA, which serves multi-head latent attention on Hopper GPUs, and of sparse attention."""
+FLASHINFER_MLA_BLOCK = 32
+"""Tokens of a block of FlashInfer's kernels for latent attention, on Blackwell GPUs."""
+_DEFAULT_CHUNK = 2048
+"""Tokens that a recurrent kernel takes at a time where the configuration does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What one layer asks of the pool. Layers with equal specs may share a group."""
+
+    kind: CacheKind
+    block_size: int
+    """Tokens of one block."""
+    bytes_per_token: int
+    """Bytes of one token on one GPU; 0 for a recurrent layer."""
+    state_bytes: int = 0
+    """Bytes of the state of a recurrent layer."""
+    window: int | None = None
+    padded_page_bytes: int | None = None
+    """Bytes of a page where it is larger than its content."""
+    pads_pages: bool = False
+    """Whether the kernels find a block by a stride, so that its page may be padded."""
+    mamba_mode: MambaMode | None = None
+    num_speculative_blocks: int = 0
+    layout: tuple[object, ...] = ()
+    """Whatever else tells layers apart: heads, sizes, types."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        return self.padded_page_bytes or self.block_size * self.bytes_per_token + self.state_bytes
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token keeps its slot until the sequence ends."""
+        return self.kind in (CacheKind.FULL, CacheKind.MLA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """The settings of an engine that decide how its cache is cut up. The defaults are vLLM's on a Hopper GPU."""
+
+    max_model_len: int
+    """Longest sequence in tokens, prompt and answer together."""
+    max_num_batched_tokens: int = 8192
+    block_size: int | None = None
+    """Tokens of a block of full attention; None: what the attention backend prefers."""
+    enable_prefix_caching: bool | None = None
+    """None: on, but off for models with recurrent layers, as in vLLM."""
+    hybrid_manager: bool = True
+    """Whether layers of different kinds get groups of their own (`--disable-hybrid-kv-cache-manager` says no)."""
+    mla_block_size: int = MLA_BLOCK
+    """Tokens of the smallest block of the backend for latent attention; it differs between GPU generations."""
+    hash_block_size: int | None = None
+    num_speculative_tokens: int = 0
+
+    def caches_prefixes(self, model: Model) -> bool:
+        """Whether prefixes are kept for `model`."""
+        return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
+
+    def mamba_mode(self, model: Model) -> MambaMode:
+        """Which recurrent states are kept."""
+        if not self.caches_prefixes(model):
+            return MambaMode.NONE
+        stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
+        return MambaMode.ALL if stores else MambaMode.ALIGN
+
+
+def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
+    """For every layer of `model`, the specs of what it keeps, in the order in which vLLM builds them.
+
+    Raises:
+        UsageError: if a setting cannot be right, or vLLM has no such cache.
+    """
+    _check(settings)
+    block_size = _block_size(model, settings)
+    recurrent = model.recurrent_layers
+    if not recurrent:
+        return tuple(tuple(_attention(model, layer, block_size) for layer in caches) for caches in model.layers)
+    mode = settings.mamba_mode(model)
+    page_bytes = None
+    if model.attention_layers:
+        block_size, page_bytes = _aligned(model, settings, mode, block_size)
+    state_block = settings.max_model_len if mode is MambaMode.NONE else block_size
+    return tuple(
+        tuple(
+            _recurrent(model, layer, mode, state_block, page_bytes, settings)
+            if layer in recurrent
+            else _attention(model, layer, block_size)
+            for layer in caches
+        )
+        for caches in model.layers
+    )
+
+
+def _check(settings: CacheSettings) -> None:
+    for name in ("max_model_len", "max_num_batched_tokens", "block_size", "hash_block_size", "mla_block_size"):
+        value = getattr(settings, name)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
+
+
+def _smallest_block(model: Model, settings: CacheSettings) -> int:
+    return settings.mla_block_size if model.kv_lora_rank is not None else BACKEND_BLOCK
+
+
+def _block_size(model: Model, settings: CacheSettings) -> int:
+    if settings.block_size is not None:
+        return settings.block_size
+    sparse = any(isinstance(layer, Indexer) for layer in model.layer_kinds)
+    return max(_smallest_block(model, settings), MLA_BLOCK if sparse else 0)
+
+
+def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
+    window, kind = None, CacheKind.FULL
+    if isinstance(layer, SlidingWindow):
+        # A window chooses its block itself: the smallest, which is scaled up where pages must be equal.
+        window, kind, block_size = layer.window, CacheKind.SLIDING_WINDOW, min(BACKEND_BLOCK, block_size)
+    elif isinstance(layer, ChunkedLocal):
+        window, kind = layer.window, CacheKind.CHUNKED_LOCAL
+    elif isinstance(layer, Mla | Indexer):
+        kind = CacheKind.MLA
+    return LayerSpec(
+        kind=kind,
+        block_size=block_size,
+        bytes_per_token=model.layer_bytes_per_token(layer),
+        window=window,
+        pads_pages=kind in (CacheKind.FULL, CacheKind.SLIDING_WINDOW),
+        layout=_layout(model, layer),
+    )
+
+
+def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
+    if isinstance(layer, FullAttention):
+        return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
+    return (layer,)
+
+
+def _recurrent(
+    model: Model,
+    layer: Recurrent,
+    mode: MambaMode,
+    block_size: int,
+    page_bytes: int | None,
+    settings: CacheSettings,
+) -> LayerSpec:
+    state_bytes = _state_bytes(model, layer, settings)
+    return LayerSpec(
+        kind=CacheKind.MAMBA,
+        block_size=block_size,
+        bytes_per_token=0,
+        state_bytes=state_bytes,
+        padded_page_bytes=None if page_bytes in (None, state_bytes) else page_bytes,
+        mamba_mode=mode,
+        num_speculative_blocks=settings.num_speculative_tokens,
+        layout=(layer,),
+    )
+
+
+def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
+    """Tokens of an attention block that is no smaller than a recurrent state, and the bytes of its page.
+
+    vLLM takes the attention page of a token from the model's main heads, and the state of the first recurrent layer.
+    """
+    per_token = model.layer_bytes_per_token(model.attention_layers[0])
+    state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
+    least = max(_smallest_block(model, settings), block_size)
+    if mode is MambaMode.ALL:
+        step = lcm(model.mamba_chunk_size or _DEFAULT_CHUNK, least)
+        aligned = step * ceil(ceil(state_bytes / per_token) / step)
+    else:
+        aligned = least * ceil(state_bytes / (least * per_token))
+    block_size = max(block_size, aligned)
+    return block_size, block_size * per_token
+
+
+def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int:
+    tensors = layer.state(model.tensor_parallel_size, settings.num_speculative_tokens)
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def as_full(spec: LayerSpec) -> LayerSpec:
+    """The spec of a windowed or chunked layer whose tokens are all kept."""
+    if spec.kind not in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL):
+        return spec
+    return replace(spec, kind=CacheKind.FULL)

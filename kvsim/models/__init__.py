@@ -1,0 +1,22 @@
+"""Model shapes: what every layer keeps for a sequence, how many bytes the weights take, what a token costs.
+
+Models are named (`listed.toml`), or read from the `config.json` that Hugging Face publishes with them. This room knows
+nothing of GPUs, blocks or time.
+"""
+
+from __future__ import annotations
+
+from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
+from kvsim.models.listed import all_models, find_model
+from kvsim.models.shape import Model
+from kvsim.models.weights import QUANTIZATIONS, find_quantization
+
+__all__ = [
+    "DTYPE_BYTES",
+    "KV_CACHE_DTYPES",
+    "QUANTIZATIONS",
+    "Model",
+    "all_models",
+    "find_model",
+    "find_quantization",
+]

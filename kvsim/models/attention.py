@@ -1,0 +1,147 @@
+"""What the layers of attention models keep, by vLLM 0.25.1's rules: which slide, which are chunked or latent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.models.config import Config
+    from kvsim.models.layers import Layer
+
+Caches = list[tuple["Layer", ...]]
+"""For every layer of a model, what it keeps."""
+
+
+def num_layers(config: Config) -> int:
+    """Decoder layers."""
+    return config.count("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+def num_heads(config: Config) -> int:
+    """Heads of the queries."""
+    return config.count("num_attention_heads", "n_head", "n_heads")
+
+
+def num_kv_heads(config: Config) -> int:
+    """Heads of the keys and values."""
+    return config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=num_heads(config))
+
+
+def head_dim(config: Config) -> int:
+    """Elements of one head."""
+    return config.count("head_dim", "attention_head_dim", default=hidden_size(config) // num_heads(config))
+
+
+def hidden_size(config: Config) -> int:
+    """Width of the residual stream."""
+    return config.count("hidden_size", "n_embd", "d_model")
+
+
+def full(config: Config) -> FullAttention:
+    """A layer of full attention with the model's main heads."""
+    size = head_dim(config)
+    return FullAttention(
+        num_kv_heads=num_kv_heads(config), head_dim=size, value_head_dim=config.count("v_head_dim", default=size)
+    )
+
+
+def plain(config: Config) -> Caches:
+    """Layers that `layer_types` tells apart; without it, all slide if `sliding_window` says so, or none."""
+    kinds = config.texts("layer_types", num_layers(config))
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise config.wrong("layer_types", "a list of full_attention and sliding_attention", shown=repr(unknown[0]))
+        return windowed(config, [kind == "sliding_attention" for kind in kinds])
+    slides = config.states("sliding_window") and config.flag("use_sliding_window", default=True)
+    if slides and config.fields["sliding_window"] == 0:  # some checkpoints say so that nothing slides
+        slides = False
+    return windowed(config, [slides] * num_layers(config))
+
+
+def windowed(config: Config, slides: Sequence[bool]) -> Caches:
+    """Layers of equal heads, of which some slide."""
+    layer = full(config)
+    if not any(slides):
+        return [(layer,)] * len(slides)
+    sliding = SlidingWindow(
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        value_head_dim=layer.value_head_dim,
+        window=config.count("sliding_window"),
+    )
+    return [(sliding,) if slide else (layer,) for slide in slides]
+
+
+def every(pattern: int) -> _Pattern:
+    """All layers slide but every `pattern`-th, unless `layer_types` or `sliding_window_pattern` says otherwise."""
+    return _Pattern(pattern)
+
+
+class _Pattern:
+    def __init__(self, pattern: int) -> None:
+        self.pattern = pattern
+
+    def __call__(self, config: Config) -> Caches:
+        if config.states("layer_types"):
+            return plain(config)
+        pattern = config.count("sliding_window_pattern", "_sliding_window_pattern", default=self.pattern)
+        return windowed(config, [(index + 1) % pattern != 0 for index in range(num_layers(config))])
+
+
+def even_layers_slide(config: Config) -> Caches:
+    """gpt-oss: the layers of even index slide, whatever else the configuration says."""
+    return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
+
+
+def gemma_3n(config: Config) -> Caches:
+    """Gemma 3n: the last layers read what earlier ones keep, and keep nothing."""
+    layers = every(5)(config)
+    shared = config.count("num_kv_shared_layers", default=0, least=0)
+    return layers[: len(layers) - shared] + [()] * shared
+
+
+def gemma_4(config: Config) -> Caches:
+    """Gemma 4: the full layers have heads of their own, and the last layers may keep nothing."""
+    layers: Caches = every(6)(config)
+    layers[-1] = (full(config),)
+    size = config.count("global_head_dim", default=head_dim(config))
+    heads = config.count("num_global_key_value_heads", default=num_kv_heads(config))
+    wide = FullAttention(num_kv_heads=heads, head_dim=size, value_head_dim=size)
+    layers = [
+        (wide,) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches for caches in layers
+    ]
+    shared = config.count("num_kv_shared_layers", default=0, least=0)
+    return layers[: len(layers) - shared] + [()] * shared
+
+
+def llama_4(config: Config) -> Caches:
+    """Llama 4: three of four layers are chunked; those without rotary positions see everything."""
+    count = num_layers(config)
+    layer = full(config)
+    chunk = config.count("attention_chunk_size", default=8192)
+    chunked = ChunkedLocal(
+        num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim, window=chunk
+    )
+    kinds = config.texts("layer_types", count)
+    if kinds is not None:
+        return [(chunked,) if kind == "chunked_attention" else (layer,) for kind in kinds]
+    rotary = config.fields.get("no_rope_layers") or []
+    if len(rotary) == count:
+        return [(chunked,) if is_rotary else (layer,) for is_rotary in rotary]
+    interval = config.count("no_rope_layer_interval", default=4)
+    return [(chunked,) if (index + 1) % interval else (layer,) for index in range(count)]
+
+
+def latent(config: Config) -> Caches:
+    """DeepSeek: a latent in every layer, and beside it the keys of an indexer where there is one."""
+    sparse = config.states("index_topk")
+    layer = Mla(
+        kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse
+    )
+    caches = (layer, Indexer(head_dim=config.count("index_head_dim", default=128))) if sparse else (layer,)
+    return [caches] * num_layers(config)

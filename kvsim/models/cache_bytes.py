@@ -1,0 +1,79 @@
+"""Bytes that one token takes in the cache of one layer on one GPU, by the type in which the cache is kept.
+
+The rules are vLLM 0.25.1's, including where it spends more than it would have to: `int4_per_token_head` packs the heads
+of full layers alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.models.dtypes import KV_CACHE_DTYPES, dtype_bytes
+from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+
+if TYPE_CHECKING:
+    from kvsim.models.layers import Attention
+
+_SCALE_BYTES = 4
+"""Bytes of the float32 scale that a cache type with `per_token_head` keeps for every key and every value of a head."""
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
+    """Raise a UsageError unless kvsim knows the type."""
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise UsageError(f"--kv-cache-dtype should be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}.")
+
+
+def bytes_per_token(
+    layer: Attention | Indexer, *, dtype: str, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
+) -> int:
+    """Bytes that each GPU keeps of one token in `layer`.
+
+    Args:
+        layer: What the layer keeps.
+        dtype: Type of the model, which `auto` stands for; a key of `DTYPE_BYTES`.
+        kv_cache_dtype: One of `KV_CACHE_DTYPES`.
+        tensor_parallel_size: GPUs among which heads are dealt out.
+
+    Raises:
+        UsageError: if vLLM has no cache of that type for the layer.
+    """
+    check_kv_cache_dtype(kv_cache_dtype)
+    if isinstance(layer, Indexer):
+        return layer.bytes_per_token
+    if isinstance(layer, Mla):
+        return _mla_bytes(layer, _element_bytes(dtype, kv_cache_dtype), kv_cache_dtype)
+    heads = layer.heads_on_gpu(tensor_parallel_size)
+    head_elements = sum(_stored(layer, size, kv_cache_dtype) for size in _key_and_value(layer))
+    scales = 2 * _SCALE_BYTES if kv_cache_dtype.endswith("per_token_head") else 0
+    return heads * (head_elements * _element_bytes(dtype, kv_cache_dtype) + scales)
+
+
+def _element_bytes(dtype: str, kv_cache_dtype: str) -> int:
+    if kv_cache_dtype == "auto":
+        return dtype_bytes(dtype)
+    return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1
+
+
+def _key_and_value(layer: FullAttention) -> tuple[int, int]:
+    # A chunked layer's page is computed from the key alone, twice.
+    return (layer.head_dim, layer.head_dim if isinstance(layer, ChunkedLocal) else layer.value_head_dim)
+
+
+def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
+    """Elements as which `head_dim` elements of a head are stored."""
+    if kv_cache_dtype == "nvfp4":
+        return head_dim // 2 + head_dim // 16
+    if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):
+        return head_dim // 2
+    return head_dim
+
+
+def _mla_bytes(layer: Mla, element_bytes: int, kv_cache_dtype: str) -> int:
+    if kv_cache_dtype == "nvfp4":
+        raise UsageError("--kv-cache-dtype nvfp4 is not for multi-head latent attention; auto and fp8 are.")
+    if kv_cache_dtype == "fp8_ds_mla" or (layer.sparse and kv_cache_dtype.startswith("fp8")):
+        # The latent in fp8 with a float32 scale for every 128 elements, and the rotary key in 16 bits.
+        return layer.kv_lora_rank + layer.kv_lora_rank // 128 * 4 + 2 * layer.rope_dim
+    return (layer.kv_lora_rank + layer.rope_dim) * element_bytes

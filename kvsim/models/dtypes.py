@@ -1,0 +1,26 @@
+"""Types of elements, by the names that configurations give them, and the bytes of one."""
+
+from __future__ import annotations
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of one element of weights and activations."""
+
+KV_CACHE_DTYPES = (
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_ds_mla",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+    "int4_per_token_head",
+    "nvfp4",
+)
+"""What `--kv-cache-dtype` takes; `auto` is the model's own type."""
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of `dtype`, a key of `DTYPE_BYTES`."""
+    return DTYPE_BYTES[dtype]

@@ -1,0 +1,187 @@
+"""From a Hugging Face `config.json` to a model: any architecture whose cache kvsim can account for exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kvsim.errors import UsageError
+from kvsim.models import attention, recurrent
+from kvsim.models.config import Config
+from kvsim.models.layers import FullAttention, Layer
+from kvsim.models.parameters import count_parameters, encoder_parameters, is_tied, mixture
+from kvsim.models.shape import Model
+from kvsim.models.weights import from_config
+
+Rule: TypeAlias = Callable[[Config], attention.Caches]
+"""Says what every layer of a model keeps."""
+
+_PLAIN = """
+AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM CohereForCausalLM CwmForCausalLM Ernie4_5ForCausalLM
+Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneForCausalLM FlexOlmoForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM
+GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM InternLM2ForCausalLM InternLM3ForCausalLM LLaMAForCausalLM
+LlamaForCausalLM MiniCPMForCausalLM MiniMaxM2ForCausalLM Ministral3ForCausalLM MistralForCausalLM MixtralForCausalLM
+NemotronForCausalLM OLMoForCausalLM OPTForCausalLM Olmo2ForCausalLM OlmoForCausalLM OlmoeForCausalLM
+OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM
+Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
+Starcoder2ForCausalLM TeleChat3ForCausalLM
+"""
+"""Architectures whose layers are all of full attention, or tell themselves apart by `layer_types`."""
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_PLAIN.split(), attention.plain),
+    "Cohere2ForCausalLM": attention.every(4),
+    "Gemma2ForCausalLM": attention.every(2),
+    "Gemma3ForCausalLM": attention.every(6),
+    "Gemma3nForCausalLM": attention.gemma_3n,
+    "Gemma4ForCausalLM": attention.gemma_4,
+    "GptOssForCausalLM": attention.even_layers_slide,
+    "Olmo3ForCausalLM": attention.every(4),
+    "Llama4ForCausalLM": attention.llama_4,
+    "DeepseekV2ForCausalLM": attention.latent,
+    "DeepseekV3ForCausalLM": attention.latent,
+    "DeepseekV32ForCausalLM": attention.latent,
+    "Glm4MoeLiteForCausalLM": attention.latent,
+    "GlmMoeDsaForCausalLM": attention.latent,
+    "MiniCPM3ForCausalLM": attention.latent,
+    "BambaForCausalLM": recurrent.granite_hybrid,
+    "FalconH1ForCausalLM": recurrent.falcon_h1,
+    "FalconMambaForCausalLM": recurrent.mamba_1,
+    "GraniteMoeHybridForCausalLM": recurrent.granite_hybrid,
+    "JambaForCausalLM": recurrent.jamba,
+    "KimiLinearForCausalLM": recurrent.kimi_linear,
+    "Lfm2ForCausalLM": recurrent.lfm2,
+    "Lfm2MoeForCausalLM": recurrent.lfm2,
+    "Mamba2ForCausalLM": recurrent.mamba_2,
+    "MambaForCausalLM": recurrent.mamba_1,
+    "NemotronHForCausalLM": recurrent.nemotron_h,
+    "Qwen3NextForCausalLM": recurrent.qwen_linear,
+    "Qwen3_5ForCausalLM": recurrent.qwen_linear,
+    "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
+}
+"""What layers keep, by the class that `architectures` names."""
+
+_WRAPPERS: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""The text models inside of models for images, by the class that `architectures` names."""
+
+
+def read_config(path: Path) -> Model:
+    """The model that a `config.json`, or the folder that holds one, describes; named after its folder.
+
+    Raises:
+        UsageError: if it cannot be read, or does not describe a model that kvsim knows.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}; --model takes a folder with config.json."
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{file} holds no object; a config.json of a model does.")
+    stated = document.get("_name_or_path")
+    name = stated if isinstance(stated, str) and stated else file.resolve().parent.name
+    return from_fields(document, name=name, where=str(file))
+
+
+def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
+    """The model that the fields of a `config.json` describe.
+
+    Raises:
+        UsageError: if a field is missing or cannot be right, or the architecture is unknown; the message names `where`.
+    """
+    config = Config(fields, where)
+    architecture = _architecture(config)
+    text = config.text()
+    layers = RULES[architecture](text)
+    kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
+    counts = count_parameters(text, architecture, layers)
+    experts = mixture(text)
+    main = next((layer for layer in kinds if isinstance(layer, FullAttention)), None)
+    uniform = (
+        kinds == [main] and all(len(caches) == 1 for caches in layers) and main is not None and main.kind == "full"
+    )
+    plain = uniform and main is not None and main.head_dim == main.value_head_dim
+    heads = attention.num_heads(text) if _has_heads(text) else text.count("num_heads", default=1)
+    return Model(
+        name=name,
+        architecture=architecture,
+        num_layers=len(layers),
+        num_attention_heads=heads,
+        num_kv_heads=attention.num_kv_heads(text) if _has_heads(text) else heads,
+        head_dim=attention.head_dim(text) if _has_heads(text) else text.count("head_dim", default=64),
+        hidden_size=attention.hidden_size(text),
+        intermediate_size=text.count(
+            "intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", default=0, least=0
+        )
+        or (experts.intermediate_size if experts else 4 * attention.hidden_size(text)),
+        vocab_size=text.count("vocab_size"),
+        max_position_embeddings=_longest(text),
+        tie_word_embeddings=is_tied(text, architecture),
+        dtype=recurrent.model_dtype(text if text.states("dtype") or text.states("torch_dtype") else config),
+        num_parameters=counts.total,
+        num_active_parameters=counts.active,
+        layer_kinds=() if plain else tuple(kinds),
+        layer_caches=() if plain else tuple(tuple(kinds.index(layer) for layer in caches) for caches in layers),
+        mamba_chunk_size=text.count("mamba_chunk_size", "chunk_size", default=0, least=0) or None,
+        num_experts=experts.num_experts if experts else 0,
+        num_experts_per_token=experts.num_active if experts else 0,
+        expert_intermediate_size=experts.intermediate_size if experts else 0,
+        num_expert_parameters=counts.expert,
+        num_encoder_parameters=encoder_parameters(config),
+        quantization=from_config(fields, where),
+    )
+
+
+def _has_heads(text: Config) -> bool:
+    return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
+
+
+def _architecture(config: Config) -> str:
+    if config.flag("is_encoder_decoder", default=False):
+        raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
+    named = config.texts("architectures") or ()
+    known = [name for name in (_WRAPPERS.get(name, name) for name in named) if name in RULES]
+    if known:
+        return known[0]
+    raise UsageError(
+        f"{config.where} says architectures = {list(named)!r}, which kvsim does not know; where all of its layers are "
+        "plain attention, a config.json with architectures = ['LlamaForCausalLM'], num_hidden_layers, hidden_size, "
+        "num_attention_heads, num_key_value_heads, head_dim, intermediate_size, vocab_size, max_position_embeddings, "
+        "tie_word_embeddings and torch_dtype describes it."
+    )
+
+
+def _longest(text: Config) -> int:
+    """The longest sequence that vLLM derives, in tokens: positions, and what scaling them adds."""
+    positions = text.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
+    scaling = text.fields.get("rope_scaling") or text.fields.get("rope_parameters")
+    if not isinstance(scaling, dict):
+        return positions
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor = scaling.get("factor")
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or kind not in ("yarn", "linear", "dynamic"):
+        return positions
+    if kind == "yarn":
+        original = scaling.get("original_max_position_embeddings", positions)
+        positions = original if isinstance(original, int) else positions
+    return max(1, int(positions * factor))

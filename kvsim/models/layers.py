@@ -1,0 +1,223 @@
+"""What one layer of a model keeps for a sequence: keys and values, a latent, or a recurrent state.
+
+Every class answers for one GPU of a tensor-parallel group: heads and channels are dealt out among the GPUs, a latent is
+not. Sizes in bytes and blocks are the affair of `kvsim.kv_groups`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar, NamedTuple, TypeAlias
+
+from kvsim.models.dtypes import dtype_bytes
+
+
+class StateTensor(NamedTuple):
+    """One tensor of a recurrent state, on one GPU."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttention:
+    """Keys and values of every token."""
+
+    kind: str = field(default="full", init=False)
+    num_kv_heads: int
+    head_dim: int
+    """Elements of one head's key."""
+    value_head_dim: int
+    """Elements of one head's value."""
+
+    def heads_on_gpu(self, tensor_parallel_size: int) -> int:
+        """Heads that each GPU keeps: dealt out, and repeated where there are more GPUs than heads."""
+        return max(1, self.num_kv_heads // tensor_parallel_size)
+
+    def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
+        """Elements of keys and values that each GPU keeps of one token."""
+        return self.heads_on_gpu(tensor_parallel_size) * (self.head_dim + self.value_head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindow(FullAttention):
+    """Keys and values of the last `window` tokens."""
+
+    kind: str = field(default="sliding_window", init=False)
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLocal(FullAttention):
+    """Keys and values of the tokens since the last multiple of `window`."""
+
+    kind: str = field(default="chunked_local", init=False)
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """A latent of every token, from which all heads' keys and values are computed (multi-head latent attention)."""
+
+    kind: str = field(default="mla", init=False)
+    kv_lora_rank: int
+    """Elements of the latent."""
+    rope_dim: int
+    """Elements of the key that carries the position, shared by all heads."""
+    sparse: bool = False
+    """Whether an indexer picks the tokens that are read (DeepSeek-V3.2): the cache is then of another format in fp8."""
+
+    def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
+        """Elements that each GPU keeps of one token: all of them, whatever the number of GPUs."""
+        del tensor_parallel_size
+        return self.kv_lora_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Keys in fp8, with a float32 scale for every 128 elements, by which sparse attention picks the tokens it reads."""
+
+    kind: str = field(default="indexer", init=False)
+    head_dim: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that each GPU keeps of one token."""
+        return self.head_dim + self.head_dim // 128 * 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1:
+    """Selective state space layer of Mamba and Jamba."""
+
+    keeps_block_states: ClassVar[bool] = True
+    kind: str = field(default="mamba1", init=False)
+    inner_size: int
+    state_size: int
+    conv_kernel: int
+    dtype: str
+    state_dtype: str
+
+    def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
+        """The tensors that one sequence holds."""
+        del num_speculative_tokens
+        inner = self.inner_size // tensor_parallel_size
+        return (
+            StateTensor((self.conv_kernel - 1, inner), self.dtype),
+            StateTensor((inner, self.state_size), self.state_dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """State space layer with scalar decay per head: Mamba 2, Granite 4 H, Nemotron-H, Falcon-H1, Zamba 2."""
+
+    keeps_block_states: ClassVar[bool] = True
+    kind: str = field(default="mamba2", init=False)
+    inner_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    dtype: str
+    state_dtype: str
+
+    def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
+        """The tensors that one sequence holds. Groups that cannot be dealt out are repeated until they can."""
+        groups = self.num_groups
+        if groups % tensor_parallel_size:
+            groups += tensor_parallel_size - self.num_groups
+        channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
+        return (
+            StateTensor((self.conv_kernel - 1 + num_speculative_tokens, channels), self.dtype),
+            StateTensor((self.num_heads // tensor_parallel_size, self.head_dim, self.state_size), self.state_dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNet:
+    """Linear attention of Qwen3-Next and Qwen3.5."""
+
+    keeps_block_states: ClassVar[bool] = False
+    kind: str = field(default="gated_delta_net", init=False)
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    dtype: str
+    state_dtype: str
+
+    def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
+        """The tensors that one sequence holds."""
+        channels = 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        heads = self.num_value_heads // tensor_parallel_size
+        return (
+            StateTensor((self.conv_kernel - 1 + num_speculative_tokens, channels // tensor_parallel_size), self.dtype),
+            StateTensor((heads, self.value_head_dim, self.key_head_dim), self.state_dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta:
+    """Linear attention of Kimi-Linear; its matrix is kept in float32."""
+
+    keeps_block_states: ClassVar[bool] = False
+    kind: str = field(default="kimi_delta", init=False)
+    num_heads: int
+    head_dim: int
+    conv_kernel: int
+    dtype: str
+
+    def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
+        """The tensors that one sequence holds."""
+        del num_speculative_tokens
+        heads = self.num_heads // tensor_parallel_size
+        return (
+            StateTensor((self.conv_kernel - 1, 3 * heads * self.head_dim), self.dtype),
+            StateTensor((heads, self.head_dim, self.head_dim), "float32"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv:
+    """Gated short convolution of LFM2."""
+
+    keeps_block_states: ClassVar[bool] = False
+    kind: str = field(default="short_conv", init=False)
+    inner_size: int
+    conv_kernel: int
+    dtype: str
+
+    def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
+        """The tensors that one sequence holds."""
+        del num_speculative_tokens
+        return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
+
+
+Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
+"""Layers that keep something for every token, or for the last ones."""
+Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
+"""Layers that keep a state of fixed size. `keeps_block_states`: vLLM can store one at the end of every block."""
+Layer: TypeAlias = Attention | Indexer | Recurrent
+
+LAYER_CLASSES: dict[str, type[Layer]] = {
+    "full": FullAttention,
+    "sliding_window": SlidingWindow,
+    "chunked_local": ChunkedLocal,
+    "mla": Mla,
+    "indexer": Indexer,
+    "mamba1": Mamba1,
+    "mamba2": Mamba2,
+    "gated_delta_net": GatedDeltaNet,
+    "kimi_delta": KimiDelta,
+    "short_conv": ShortConv,
+}
+"""Every kind of layer, by the `kind` under which a shape writes it down."""

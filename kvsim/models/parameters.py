@@ -1,0 +1,239 @@
+"""Counts the parameters that a configuration describes: all of them, those of routed experts, those one token uses.
+
+Biases are counted where they are many; norms are one vector each. What the count leaves out (rotary tables, drafting
+modules) is less than a part in a thousand of any model that was compared with its published size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvsim.models.attention import hidden_size, num_heads
+from kvsim.models.layers import (
+    FullAttention,
+    GatedDeltaNet,
+    Indexer,
+    KimiDelta,
+    Mamba1,
+    Mamba2,
+    Mla,
+    ShortConv,
+)
+
+if TYPE_CHECKING:
+    from kvsim.models.attention import Caches
+    from kvsim.models.config import Config
+    from kvsim.models.layers import Layer, Recurrent
+
+_UNGATED = {
+    "ApertusForCausalLM",
+    "ArceeForCausalLM",
+    "FalconForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "NemotronForCausalLM",
+    "NemotronHForCausalLM",
+    "OPTForCausalLM",
+    "PhiForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+"""Architectures whose feed-forward network has two matrices; all others have a gate beside."""
+_GATED_ATTENTION = ("qwen3_next", "qwen3_5")
+_LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
+"""Architectures with a table of positions, and its rows beyond the longest sequence."""
+
+
+class Mixture(NamedTuple):
+    """The experts of one layer."""
+
+    num_experts: int
+    num_active: int
+    intermediate_size: int
+    shared_size: int
+    """Width of the experts that every token passes through."""
+
+
+class Parameters(NamedTuple):
+    """How many parameters a text model has."""
+
+    total: int
+    active: int
+    """Those that one token passes through."""
+    expert: int
+    """Those of all routed experts."""
+
+
+def mixture(config: Config) -> Mixture | None:
+    """The experts of the layers that have some; None where none has."""
+    names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+    count = config.count(*names, default=0, least=0)
+    if not count:
+        return None
+    width = config.count("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
+    shared = config.count(
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+        default=config.count("n_shared_experts", "moe_num_shared_experts", default=0, least=0) * width, least=0,
+    )  # fmt: skip
+    if str(config.fields.get("model_type", "")).startswith("llama4"):
+        shared = width
+    active = config.count(
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_topk"
+    )
+    return Mixture(count, active, width, shared)
+
+
+def has_experts(config: Config, index: int) -> bool:
+    """Whether the layer of that index is a mixture, in a model that has some."""
+    pattern = config.fields.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return pattern[index] == "E"
+    blocks = config.fields.get("layers_block_type")
+    if isinstance(blocks, list | tuple) and "moe" in blocks:
+        return bool(blocks[index] == "moe")
+    if index < config.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, least=0):
+        return False
+    listed = config.fields.get("mlp_only_layers") or []
+    if index in listed:
+        return False
+    if config.states("expert_layer_period"):
+        offset = config.count("expert_layer_offset", default=0, least=0)
+        return index % config.count("expert_layer_period") == offset
+    step = config.count("interleave_moe_layer_step", "decoder_sparse_step", default=1)
+    return (index + 1) % step == 0
+
+
+def count_parameters(config: Config, architecture: str, layers: Caches) -> Parameters:
+    """Count the parameters of a text model whose layers keep `layers`."""
+    hidden = hidden_size(config)
+    vocabulary = config.count("vocab_size") * hidden
+    tied = is_tied(config, architecture)
+    total = vocabulary * (1 if tied else 2) + hidden
+    if architecture in _LEARNED_POSITIONS:
+        positions = config.count("max_position_embeddings", "n_positions") + _LEARNED_POSITIONS[architecture]
+        total += positions * hidden
+    total += _per_layer_embeddings(config, len(layers))
+    experts = active_experts = 0
+    for index, caches in enumerate(layers):
+        total += sum(_cache_parameters(config, layer, architecture) for layer in caches) + 2 * hidden
+        dense, routed, active = _feed_forward(config, architecture, index, bool(caches))
+        total += dense + routed
+        experts += routed
+        active_experts += active
+    return Parameters(total, total - experts + active_experts, experts)
+
+
+def is_tied(config: Config, architecture: str) -> bool:
+    """Whether one table serves as input embedding and output projection."""
+    default = architecture.startswith(("Gemma", "Cohere", "OPT", "GPT2"))
+    return config.flag("tie_word_embeddings", default=default)
+
+
+def encoder_parameters(config: Config) -> int:
+    """Parameters of a tower for images, estimated from its width and depth; 0 where there is none."""
+    stated = config.fields.get("vision_config")
+    if not isinstance(stated, dict):
+        return 0
+    tower = type(config)(stated, f"vision_config of {config.where}")
+    width = tower.count("hidden_size", "embed_dim", default=0, least=0)
+    depth = tower.count("num_hidden_layers", "depth", "num_layers", default=0, least=0)
+    inner = tower.count("intermediate_size", default=4 * width, least=0)
+    patch = tower.count("patch_size", default=14)
+    projector = width * hidden_size(config.text())
+    return depth * (4 * width**2 + 2 * width * inner) + 3 * patch**2 * width + projector
+
+
+def _per_layer_embeddings(config: Config, num_layers: int) -> int:
+    """Gemma 3n and 4: an embedding of every token for every layer, and what brings it to the layer's width."""
+    width = config.count("hidden_size_per_layer_input", default=0, least=0)
+    if not width:
+        return 0
+    rows = config.count("vocab_size_per_layer_input", default=config.count("vocab_size"))
+    return num_layers * width * (rows + 3 * hidden_size(config))
+
+
+def _feed_forward(config: Config, architecture: str, index: int, keeps: bool) -> tuple[int, int, int]:
+    """Parameters of a layer's feed-forward part: those that every token uses, the routed, the routed of one token."""
+    hidden = hidden_size(config)
+    matrices = 2 if architecture in _UNGATED else 3
+    experts = mixture(config)
+    if architecture in ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"):
+        return 0, 0, 0
+    if architecture == "NemotronHForCausalLM" and keeps:
+        return 0, 0, 0
+    if experts is None or not has_experts(config, index):
+        return matrices * hidden * _dense_size(config), 0, 0
+    one = matrices * hidden * experts.intermediate_size
+    if architecture == "GptOssForCausalLM":
+        one += 2 * experts.intermediate_size + hidden
+    dense = matrices * hidden * experts.shared_size + hidden * experts.num_experts
+    if config.flag("enable_moe_block", default=False):
+        dense += matrices * hidden * _dense_size(config)
+    return dense, experts.num_experts * one, experts.num_active * one
+
+
+def _dense_size(config: Config) -> int:
+    names: tuple[str, ...] = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner")
+    if config.count("num_local_experts", default=1, least=0) == 0:  # Granite 4 H without experts
+        names = ("shared_intermediate_size", *names)
+    return config.count(*names, default=4 * hidden_size(config))
+
+
+def _cache_parameters(config: Config, layer: Layer, architecture: str) -> int:
+    """Parameters of what computes, and reads, that which a layer keeps."""
+    match layer:
+        case FullAttention():
+            return _attention(config, layer, architecture)
+        case Mla():
+            return _latent_attention(config, layer)
+        case Indexer():
+            hidden, heads = hidden_size(config), config.count("index_n_heads", default=64)
+            query = config.count("q_lora_rank", default=hidden)
+            return query * heads * layer.head_dim + hidden * (layer.head_dim + heads)
+        case _:
+            return _recurrent(config, layer)
+
+
+def _recurrent(config: Config, layer: Recurrent) -> int:
+    hidden = hidden_size(config)
+    match layer:
+        case Mamba1():
+            rank = config.count("mamba_dt_rank", "time_step_rank", default=-(-hidden // 16))
+            inner = layer.inner_size
+            steps = inner * (rank + 2 * layer.state_size) + rank * inner + inner * layer.state_size
+            return 3 * hidden * inner + inner * (layer.conv_kernel + 2) + steps
+        case Mamba2():
+            channels = layer.inner_size + 2 * layer.num_groups * layer.state_size
+            into = hidden * (layer.inner_size + channels + layer.num_heads)
+            return into + channels * (layer.conv_kernel + 1) + layer.inner_size * (hidden + 1) + 3 * layer.num_heads
+        case GatedDeltaNet():
+            keys, values = layer.num_key_heads * layer.key_head_dim, layer.num_value_heads * layer.value_head_dim
+            into = hidden * (2 * keys + 2 * values + 2 * layer.num_value_heads)
+            return into + (2 * keys + values) * layer.conv_kernel + values * hidden + 2 * layer.num_value_heads
+        case KimiDelta():
+            inner = layer.num_heads * layer.head_dim
+            gates = 2 * (hidden * layer.head_dim + layer.head_dim * inner) + hidden * layer.num_heads
+            return 4 * hidden * inner + gates + 3 * inner * layer.conv_kernel
+        case ShortConv():
+            return 4 * hidden * layer.inner_size + layer.inner_size * layer.conv_kernel
+
+
+def _attention(config: Config, layer: FullAttention, architecture: str) -> int:
+    hidden, heads = hidden_size(config), num_heads(config)
+    gated = str(config.fields.get("model_type", "")).startswith(_GATED_ATTENTION)
+    query = heads * layer.head_dim * (2 if gated and config.flag("attn_output_gate", default=True) else 1)
+    shares_values = config.flag("attention_k_eq_v", default=False) and layer.kind == "full"
+    values = 0 if shares_values else layer.num_kv_heads * layer.value_head_dim
+    keys = layer.num_kv_heads * layer.head_dim
+    biased = config.flag("attention_bias", default=architecture.startswith(("Qwen2", "OPT", "GptOss")))
+    biases = query + keys + values if biased else 0
+    return hidden * (query + keys + values) + heads * layer.value_head_dim * hidden + biases
+
+
+def _latent_attention(config: Config, layer: Mla) -> int:
+    hidden, heads = hidden_size(config), num_heads(config)
+    content, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
+    query = heads * (content + layer.rope_dim)
+    rank = config.count("q_lora_rank", default=0, least=0)
+    queries = rank * (hidden + query) if rank else hidden * query
+    latents = hidden * (layer.kv_lora_rank + layer.rope_dim) + layer.kv_lora_rank * heads * (content + value)
+    return queries + latents + heads * value * hidden

@@ -1,0 +1,187 @@
+"""What the layers of recurrent and hybrid models keep, by the rules of vLLM 0.25.1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.models.attention import full, head_dim, hidden_size, latent, num_layers
+from kvsim.models.dtypes import DTYPE_BYTES
+from kvsim.models.layers import GatedDeltaNet, KimiDelta, Mamba1, Mamba2, ShortConv
+
+if TYPE_CHECKING:
+    from kvsim.models.attention import Caches
+    from kvsim.models.config import Config
+    from kvsim.models.layers import Layer
+
+
+def model_dtype(config: Config) -> str:
+    """Type in which vLLM runs the model: the configuration's, and bfloat16 where that is float32 or not said."""
+    dtype = str(config.fields.get("dtype") or config.fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise config.wrong("torch_dtype", f"one of {', '.join(DTYPE_BYTES)}")
+    return "bfloat16" if dtype == "float32" else dtype
+
+
+def _state_dtype(config: Config, *names: str, default: str) -> str:
+    for name in names:
+        if config.states(name):
+            dtype = str(config.fields[name])
+            if dtype not in DTYPE_BYTES:
+                raise config.wrong(name, f"one of {', '.join(DTYPE_BYTES)}")
+            return dtype
+    return default
+
+
+def _mamba_1(config: Config) -> Mamba1:
+    inner = config.count("mamba_expand", "expand", default=2) * hidden_size(config)
+    dtype = model_dtype(config)
+    return Mamba1(
+        inner_size=config.count("intermediate_size", default=inner) if config.states("state_size") else inner,
+        state_size=config.count("mamba_d_state", "state_size", default=16),
+        conv_kernel=config.count("mamba_d_conv", "conv_kernel", default=4),
+        dtype=dtype,
+        state_dtype=dtype,
+    )
+
+
+def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
+    dtype = model_dtype(config)
+    expanded = config.count("mamba_expand", "expand", default=2) * hidden_size(config)
+    heads = config.count("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", default=128)
+    size = config.count("mamba_d_head", "mamba_head_dim", "mamba_headdim", default=expanded // heads)
+    return Mamba2(
+        inner_size=config.count("mamba_d_ssm", default=expanded),
+        num_heads=heads,
+        head_dim=size,
+        state_size=config.count("mamba_d_state", "ssm_state_size", "state_size", default=128),
+        num_groups=config.count("mamba_n_groups", "n_groups", "mamba_ngroups", default=1),
+        conv_kernel=config.count("mamba_d_conv", "conv_kernel", default=4),
+        dtype=dtype,
+        state_dtype=state_dtype or dtype,
+    )
+
+
+def _listed(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
+    """The layers that a list of names in the configuration describes; None keeps nothing."""
+    names = config.texts(field, num_layers(config))
+    if names is None:
+        raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
+    unknown = sorted(set(names) - set(kinds))
+    if unknown:
+        raise config.wrong(field, f"a list of {', '.join(kinds)}", shown=f"a list with {unknown[0]!r}")
+    layers = [kinds[name] for name in names]
+    return [() if layer is None else (layer,) for layer in layers]
+
+
+def granite_hybrid(config: Config) -> Caches:
+    """Granite 4 H, Bamba: Mamba 2, and attention here and there."""
+    mamba, attention = _mamba_2(config), full(config)
+    kinds: dict[str, Layer | None] = {
+        "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
+    }  # fmt: skip
+    return _listed(config, kinds, "layer_types" if config.states("layer_types") else "layers_block_type")
+
+
+def nemotron_h(config: Config) -> Caches:
+    """Nemotron-H: `M` is Mamba 2, `*` attention, `-` and `E` feed-forward layers that keep nothing."""
+    state_dtype = _state_dtype(config, "mamba_ssm_cache_dtype", default="float32")
+    heads, size = config.count("mamba_num_heads"), config.count("mamba_head_dim")
+    mamba = _mamba_2(config, state_dtype=state_dtype)
+    mamba = Mamba2(
+        inner_size=heads * size,
+        num_heads=heads,
+        head_dim=size,
+        state_size=mamba.state_size,
+        num_groups=mamba.num_groups,
+        conv_kernel=mamba.conv_kernel,
+        dtype=mamba.dtype,
+        state_dtype=state_dtype,
+    )
+    attention = full(config)
+    pattern = config.fields.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and set(pattern) <= set("M*-E"):
+        kinds: dict[str, tuple[Layer, ...]] = {"M": (mamba,), "*": (attention,), "-": (), "E": ()}
+        return [kinds[letter] for letter in pattern]
+    named: dict[str, Layer | None] = {"mamba": mamba, "attention": attention, "mlp": None, "moe": None}
+    if config.states("layers_block_type"):
+        return _listed(config, named, "layers_block_type")
+    raise config.wrong("hybrid_override_pattern", "a text of M, *, - and E with one letter for every layer")
+
+
+def qwen_linear(config: Config) -> Caches:
+    """Qwen3-Next, Qwen3.5: a gated delta net, and full attention in every fourth layer."""
+    dtype = model_dtype(config)
+    state_dtype = dtype
+    if config.fields.get("model_type", "").startswith("qwen3_5"):
+        state_dtype = _state_dtype(config, "mamba_ssm_dtype", default=dtype)
+    linear = GatedDeltaNet(
+        num_key_heads=config.count("linear_num_key_heads"),
+        num_value_heads=config.count("linear_num_value_heads"),
+        key_head_dim=config.count("linear_key_head_dim"),
+        value_head_dim=config.count("linear_value_head_dim"),
+        conv_kernel=config.count("linear_conv_kernel_dim", default=4),
+        dtype=dtype,
+        state_dtype=state_dtype,
+    )
+    attention = full(config)
+    if config.states("layer_types"):
+        return _listed(config, {"linear_attention": linear, "full_attention": attention})
+    interval = config.count("full_attention_interval", default=4)
+    return [(linear,) if (index + 1) % interval else (attention,) for index in range(num_layers(config))]
+
+
+def falcon_h1(config: Config) -> Caches:
+    """Falcon-H1: attention and Mamba 2 in every layer, attention first."""
+    return [(full(config), _mamba_2(config))] * num_layers(config)
+
+
+def jamba(config: Config) -> Caches:
+    """Jamba: Mamba 1, and attention in every eighth layer."""
+    period = config.count("attn_layer_period", default=8)
+    offset = config.count("attn_layer_offset", default=4, least=0)
+    attention, mamba = full(config), _mamba_1(config)
+    return [(attention,) if index % period == offset else (mamba,) for index in range(num_layers(config))]
+
+
+def mamba_1(config: Config) -> Caches:
+    """Mamba."""
+    return [(_mamba_1(config),)] * num_layers(config)
+
+
+def mamba_2(config: Config) -> Caches:
+    """Mamba 2."""
+    return [(_mamba_2(config),)] * num_layers(config)
+
+
+def lfm2(config: Config) -> Caches:
+    """LFM2: short convolutions, and attention here and there."""
+    conv = ShortConv(
+        inner_size=config.count("conv_dim", default=hidden_size(config)),
+        conv_kernel=config.count("conv_L_cache", default=3, least=2),
+        dtype=model_dtype(config),
+    )
+    attention = full(config)
+    if config.states("layer_types"):
+        return _listed(config, {"conv": conv, "full_attention": attention})
+    indices = config.fields.get("full_attn_idxs")
+    if not isinstance(indices, list):
+        raise config.wrong("layer_types", "a list of conv and full_attention for every layer")
+    return [(attention,) if index in indices else (conv,) for index in range(num_layers(config))]
+
+
+def kimi_linear(config: Config) -> Caches:
+    """Kimi-Linear: a delta net, and a latent in the layers that `full_attn_layers` names, counted from 1."""
+    stated = config.fields.get("linear_attn_config")
+    if not isinstance(stated, dict) or not isinstance(stated.get("full_attn_layers"), list):
+        raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")
+    nested = type(config)(stated, f"linear_attn_config of {config.where}")
+    linear = KimiDelta(
+        num_heads=nested.count("num_heads"),
+        head_dim=nested.count("head_dim", default=head_dim(config)),
+        conv_kernel=nested.count("short_conv_kernel_size", default=4),
+        dtype=model_dtype(config),
+    )
+    latents = latent(config)
+    return [
+        latents[index] if index + 1 in stated["full_attn_layers"] else (linear,) for index in range(num_layers(config))
+    ]

@@ -1,0 +1,159 @@
+"""Reads a shape that was written down, such as `model` in a recording's `meta.json`, and checks every figure of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from kvsim.errors import RecordingError
+from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
+from kvsim.models.layers import LAYER_CLASSES, Layer, Mla
+from kvsim.models.weights import Quantization
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_REQUIRED = (
+    "num_layers",
+    "num_attention_heads",
+    "num_kv_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "dtype",
+)
+_TEXTS = ("name", "note", "architecture")
+_LISTS = ("sources", "from_memory", "layer_kinds", "layer_caches")
+_MAY_BE_ZERO = (
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "expert_intermediate_size",
+    "num_expert_parameters",
+    "num_encoder_parameters",
+)
+
+
+def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a model among `names` that `shape` states, checked, with their defaults.
+
+    Raises:
+        RecordingError: if a figure is missing or cannot be right; the message names the model and the field.
+    """
+    known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
+    known.setdefault("name", "unnamed")
+    known.setdefault("tie_word_embeddings", False)
+    known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+    for key in (*_REQUIRED, *known):
+        if right := _what_would_be_right(key, known.get(key)):
+            raise RecordingError(_wrong(shape, key, right))
+    if "quantization" in known:
+        known["quantization"] = _quantization(shape)
+    if known.get("layer_kinds"):
+        known["layer_kinds"] = tuple(_layer(shape, entry) for entry in known["layer_kinds"])
+        known["layer_caches"] = _layer_caches(shape, known)
+    elif shape.get("kv_lora_rank") is not None:
+        known["layer_kinds"] = (_latent(shape),)
+        known["layer_caches"] = ((0,),) * known["num_layers"]
+    elif shape.get("num_kv_layers", known["num_layers"]) != known["num_layers"]:
+        raise RecordingError(_wrong(shape, "num_kv_layers", "left out where layer_kinds does not say what layers keep"))
+    known.setdefault("num_parameters", _gated_decoder_parameters(known))
+    known.setdefault("num_active_parameters", known["num_parameters"])
+    return known
+
+
+def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
+    """Parameters of a Llama-like decoder: attention, gate, up and down projections, norms, embeddings; no biases."""
+    hidden: int = shape["hidden_size"]
+    heads: int = shape["num_attention_heads"] + shape["num_kv_heads"]
+    layer = 2 * hidden * heads * shape["head_dim"] + 3 * hidden * shape["intermediate_size"] + 2 * hidden
+    embeddings = shape["vocab_size"] * hidden * (1 if shape["tie_word_embeddings"] else 2)
+    return int(shape["num_layers"] * layer + embeddings + hidden)
+
+
+def _latent(shape: Mapping[str, Any]) -> Mla:
+    rank: Any = shape.get("kv_lora_rank")
+    rope: Any = shape.get("qk_rope_head_dim", 0)
+    if not _is_count(rank, 1):
+        raise RecordingError(_wrong(shape, "kv_lora_rank", "a whole number of at least 1"))
+    if not _is_count(rope, 0):
+        raise RecordingError(_wrong(shape, "qk_rope_head_dim", "a whole number of at least 0"))
+    return Mla(kv_lora_rank=rank, rope_dim=rope)
+
+
+def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
+    if isinstance(entry, get_args(Layer)):
+        return cast("Layer", entry)
+    layer_class = LAYER_CLASSES.get(str(entry.get("kind"))) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or layer_class is None:
+        raise RecordingError(_wrong(shape, "layer_kinds", f"a list of objects of kind {', '.join(LAYER_CLASSES)}"))
+    values = {}
+    for item in fields(layer_class):
+        if item.init and item.name in entry:
+            value = entry[item.name]
+            numeric = item.type in ("int", int)
+            right = _is_count(value, 0) if numeric else isinstance(value, bool) or value in DTYPE_BYTES
+            if not right:
+                raise RecordingError(
+                    _wrong(shape, "layer_kinds", f"right in {item.name} of {entry['kind']}, not {value!r}")
+                )
+            values[item.name] = value
+    try:
+        return layer_class(**values)
+    except TypeError:
+        needed = ", ".join(item.name for item in fields(layer_class) if item.init)
+        raise RecordingError(_wrong(shape, "layer_kinds", f"complete: {entry['kind']} needs {needed}")) from None
+
+
+def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    caches = known.get("layer_caches", ())
+    kinds = range(len(known["layer_kinds"]))
+    fine = len(caches) == known["num_layers"] and all(
+        isinstance(layer, list | tuple) and all(_is_count(index, 0) and index in kinds for index in layer)
+        for layer in caches
+    )
+    if not fine:
+        right = f"a list of indices into layer_kinds for each of the {known['num_layers']} layers"
+        raise RecordingError(_wrong(shape, "layer_caches", right))
+    return tuple(tuple(layer) for layer in caches)
+
+
+def _quantization(shape: Mapping[str, Any]) -> Quantization:
+    value = shape["quantization"]
+    if isinstance(value, Quantization):
+        return value
+    bits: list[Any] = [value.get("linear_bits"), value.get("expert_bits")] if isinstance(value, dict) else []
+    if not bits or not all(isinstance(item, int | float) and 0 <= item <= 64 for item in bits):
+        raise RecordingError(_wrong(shape, "quantization", "an object with method, linear_bits and expert_bits"))
+    return Quantization(method=str(value.get("method", "")), linear_bits=bits[0], expert_bits=bits[1])
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _what_would_be_right(key: str, value: object) -> str:
+    """What the value of a field should have been; empty if it is right."""
+    if key in ("dtype", "kv_cache_dtype"):
+        allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
+        right, fine = f"one of {', '.join(allowed)}", value in allowed
+    elif key == "tie_word_embeddings":
+        right, fine = "true or false", isinstance(value, bool)
+    elif key in _TEXTS:
+        right, fine = "text", isinstance(value, str)
+    elif key in _LISTS:
+        right, fine = "a list", isinstance(value, tuple)
+    elif key == "quantization":
+        right, fine = "", True
+    else:
+        least = 0 if key in _MAY_BE_ZERO else 1
+        right = f"a whole number of at least {least}"
+        fine = _is_count(value, least)
+    return "" if fine else right
+
+
+def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
+    what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
+    return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."
