@@ -37,14 +37,33 @@ def scratch_beside(target: Path) -> Iterator[Path]:
         _take_away_if_dead(folder, target)
     while True:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_SUFFIX, dir=target.parent))
-        lock = _lock(scratch)
-        # Another process may have found the folder before it was locked, and taken it for a dead one's.
-        if lock is not None or _exists_unlockable(scratch):
+        # Another process may find the folder before it is locked, and take it away as a dead one's.
+        with suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(scratch)
             break
     try:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[bool]:
+    """Whether no other process is in a block like this one on `folder`; none comes in until this one ends.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    try:
+        lock = _lock(folder)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
         if lock is not None:
             os.close(lock)
 
@@ -90,41 +109,28 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock `folder` until the returned descriptor is closed; None if another process has it, or it cannot be locked."""
+    """Lock `folder` until the returned descriptor is closed; None where folders cannot be locked.
+
+    Raises:
+        BlockingIOError: another process has it. FileNotFoundError: it is gone.
+    """
     try:
         import fcntl  # noqa: PLC0415  not on every system
-
-        descriptor = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
+    except ImportError:
         return None
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return descriptor
-    except OSError:
-        pass
     os.close(descriptor)
-    return None
-
-
-def _exists_unlockable(folder: Path) -> bool:
-    """Whether `folder` is there although it could not be locked: on this system or disk, no folder can be."""
-    if not folder.is_dir():
-        return False
-    try:
-        import fcntl  # noqa: PLC0415
-    except ImportError:
-        return True
-    # A process that takes it for a dead one's holds the lock for as long as it takes to remove an empty folder.
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +27,7 @@ from kvsim.errors import KvsimError, MissingExtraError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.overwriting import MARK_KEY, mark
 from kvsim.policies import Policy, describe
+from kvsim.scratch import alone_in
 from kvsim.simulation import Machine, Measured, measure
 from kvsim.workload import Workload
 
@@ -31,6 +36,8 @@ Setting = str | int | float | bool | None
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 
+_WATCH_S = 1.0
+"""How often a worker looks whether the process that started it is still there."""
 _USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL)
 
 
@@ -56,6 +63,12 @@ class Point:
                        workload.priority, workload.prefix_group, workload.prefix_tokens):  # fmt: skip
             digest.update(np.ascontiguousarray(column).tobytes())
         digest.update(np.ascontiguousarray(workload.prompt_hashes.values).tobytes())
+        if len(workload.prompt_hashes.values):
+            digest.update(workload.prompt_hashes.offsets.tobytes())
+            digest.update(str(workload.hash_unit_tokens).encode())
+        if workload.prompt_token_ids is not None:
+            digest.update(workload.prompt_token_ids.offsets.tobytes())
+            digest.update(workload.prompt_token_ids.values.tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -94,20 +107,28 @@ def sweep(
         progress: called with the number of points that are done, and of all.
 
     Raises:
-        UsageError: there are no points, or the table cannot be read or written.
+        UsageError: there are no points, another sweep is at work on the table, or it cannot be read or written.
         MissingExtraError: the backend is not installed.
     """
     if not points:
         raise UsageError("a sweep needs at least one point.")
     file = Path(table)
     parts = file.with_name(f"{file.name}.parts")
+    with _alone(parts, file):
+        return _sweep({point.key: point for point in points}, file, parts, num_jobs, backend, scheduler, progress)
+
+
+def _sweep(
+    by_key: Mapping[str, Point],
+    file: Path,
+    parts: Path,
+    num_jobs: int,
+    backend: Backend,
+    scheduler: str,
+    progress: Progress | None,
+) -> Outcome:
     rows = _rows_of_table(file) | _rows_of_parts(parts)
-    by_key = {point.key: point for point in points}
     outcome = Outcome(table=file, num_kept=sum(key in rows for key in by_key))
-    try:
-        parts.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {parts}: {error.strerror}; choose a folder that may be written.") from error
 
     def keep(key: str, row: Row) -> None:
         rows[key] = row
@@ -128,10 +149,26 @@ def sweep(
     # In the order of the points, whichever was done first: equal sweeps are equal bytes.
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)
-    for part in parts.glob("*.json"):
-        part.unlink()
-    parts.rmdir()
+    shutil.rmtree(parts, ignore_errors=True)  # with the scratch of sweeps that were killed
     return outcome
+
+
+@contextmanager
+def _alone(parts: Path, file: Path) -> Iterator[None]:
+    """Keep other sweeps away from what is done so far: one that ends takes it away. It stays if this one fails."""
+    with ExitStack() as stack:
+        try:
+            parts.mkdir(parents=True, exist_ok=True)
+            alone = stack.enter_context(alone_in(parts))
+        except OSError as error:
+            raise UsageError(f"cannot write {parts}: {error.strerror}; choose a folder that may be written.") from error
+        if not alone:
+            raise UsageError(f"another sweep is at work on {file}; wait until it has ended, or name another file.")
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # unless something is in it
+                parts.rmdir()
 
 
 def run_point(point: Point) -> Row:
@@ -163,8 +200,22 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _keyed_row(key: str, point: Point) -> tuple[str, Row]:
+def _keyed_row(key: str, point: Point, sweeper: int) -> tuple[str, Row]:
+    if os.getppid() == sweeper:  # a worker of a cluster belongs to somebody else
+        _end_with(sweeper)
     return key, run_point(point)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """Let this process end soon after its parent, which may be killed and then says nothing to its workers."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _run(keys: Iterable[str], points: Mapping[str, Point], num_jobs: int, keep: Callable[[str, Row], None]) -> bool:
@@ -175,7 +226,7 @@ def _run(keys: Iterable[str], points: Mapping[str, Point], num_jobs: int, keep: 
     # With one job, joblib would compute in this process, and die with it.
     parallel = Parallel(n_jobs=num_jobs if num_jobs != 1 else 2, return_as="generator_unordered", pre_dispatch="n_jobs")
     try:
-        for key, row in parallel(delayed(_keyed_row)(key, points[key]) for key in keys):
+        for key, row in parallel(delayed(_keyed_row)(key, points[key], os.getpid()) for key in keys):
             keep(key, row)
     except TerminatedWorkerError:
         return False
@@ -223,7 +274,13 @@ def _ray_client(scheduler: str) -> AbstractContextManager[Any]:
 
 
 def _rows_of_parts(parts: Path) -> dict[str, Row]:
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(parts.glob("*.json"))}
+    rows = {}
+    for file in sorted(parts.glob("*.json")):
+        with suppress(OSError, ValueError, RecursionError):  # then it is computed again
+            row = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(row, dict) and isinstance(row.get("error"), str):
+                rows[file.stem] = row
+    return rows
 
 
 def _rows_of_table(file: Path) -> dict[str, Row]:
@@ -232,11 +289,20 @@ def _rows_of_table(file: Path) -> dict[str, Row]:
     import pyarrow as pa  # noqa: PLC0415  only where there is a file
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")
+    if not file.is_file():
+        raise wrong
     try:
-        rows = pq.read_table(file).to_pylist()
-        return {row.pop("point"): row for row in rows}
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise UsageError(f"{file} is there and is no table of a sweep; name another file.") from error
+        table = pq.read_table(file)
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise wrong from error
+    if not all(isinstance(row.get("point"), str) and isinstance(row.get("error"), str) for row in rows):
+        raise wrong
+    kept = {row.pop("point"): row for row in rows}
+    if len(kept) < len(rows):
+        raise wrong
+    return kept
 
 
 def _write(rows: Mapping[str, Row], file: Path) -> None:
@@ -246,5 +312,12 @@ def _write(rows: Mapping[str, Row], file: Path) -> None:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     columns = {name: [row.get(name) for row in rows.values()] for name in names}
     with whole_file(file) as scratch:
-        contents = pa.table({"point": list(rows), **columns}).replace_schema_metadata({MARK_KEY: mark("sweep")})
+        try:
+            contents = pa.table({"point": list(rows), **columns})
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise UsageError(
+                f"the rows that {file} has do not go with those of this sweep: a column would have two types; "
+                "name another file."
+            ) from error
+        contents = contents.replace_schema_metadata({MARK_KEY: mark("sweep")})
         pq.write_table(contents, scratch, compression="zstd")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,7 +25,7 @@ from kvsim.policies import Paged
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.sweep import Point, run_point, sweep
-from kvsim.workload import Workload
+from kvsim.workload import Ragged, Workload
 
 MakeMachine = Callable[[int], Machine]
 
@@ -157,3 +161,90 @@ def test_the_figure_has_a_line_for_each_value_of_the_second_setting(points: list
     assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[20, 60], [20, 60]]
     with pytest.raises(UsageError, match="no run that could be served with rate"):
         draw_sweep(outcome.table, ["rate"])
+
+
+def test_what_a_killed_sweep_has_left_is_cleared(points: list[Point], tmp_path: Path) -> None:
+    parts = tmp_path / "t.parquet.parts"
+    (parts / ".0123.json-abc.kvsim-scratch").mkdir(parents=True)
+    (parts / "0123.json").write_text('{"half a')
+    (parts / "4567.json").write_text("[]")
+    outcome = sweep(points[:2], tmp_path / "t.parquet", num_jobs=2)
+    assert (outcome.num_done, outcome.num_kept) == (2, 0)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_two_sweeps_on_one_table_do_not_disturb_each_other(points: list[Point], tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+
+    def another(*_: int) -> None:
+        with pytest.raises(UsageError, match="another sweep is at work on"):
+            sweep(points, table, num_jobs=2)
+
+    assert sweep(points, table, num_jobs=2, progress=another).num_done == 4
+    assert len(rows_of(table)) == 4
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"point": ["a"]},
+        {"error": [""]},
+        {"point": ["a", "a"], "error": ["", ""]},
+        {"point": [None], "error": [""]},
+        {"point": [["a"]], "error": [""]},
+        {"point": ["a"], "error": [0]},
+    ],
+)
+def test_a_table_that_is_no_sweeps_is_left_alone(
+    points: list[Point], tmp_path: Path, columns: dict[str, list[Any]]
+) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), table)
+    before = table.read_bytes()
+    with pytest.raises(UsageError, match="is no table of a sweep"):
+        sweep(points, table)
+    assert table.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_column_of_two_types_is_a_sentence(points: list[Point], tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"point": ["a"], "error": [""], "num_blocks": ["many"]}), table)
+    with pytest.raises(UsageError, match="do not go with those of this sweep"):
+        sweep(points[:1], table, num_jobs=2)
+
+
+def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]) -> None:
+    """Equal hashes in rows of other lengths, and token ids, are other requests."""
+    workload, num_requests = points[0].workload, len(points[0].workload)
+    few, many = [1] * num_requests, [2] * num_requests
+    lengths = [many[:1] + few[1:], few[:-1] + many[:1]]
+    hashes = [Ragged(np.arange(sum(each)), np.cumsum([0, *each]), np.int64) for each in lengths]
+    ids = [Ragged.from_rows([[nth] * int(n) for n in workload.prompt_tokens], np.int32) for nth in (1, 2)]
+    others = [
+        *(replace(workload, prompt_hashes=each, hash_unit_tokens=4) for each in hashes),
+        replace(workload, prompt_hashes=hashes[0], hash_unit_tokens=8),
+        *(replace(workload, prompt_token_ids=each) for each in ids),
+        workload,
+    ]
+    assert len({replace(points[0], workload=other).key for other in others}) == len(others)
+
+
+def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
+    arguments = ["sweep", "--num-requests", "400", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
+    process = subprocess.Popen([sys.executable, "-m", "kvsim", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    parts = tmp_path / "s.parquet.parts"
+    until(lambda: any(parts.glob("*.json")))
+    children = {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+    process.kill()
+    process.wait()
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    assert children
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to be")
