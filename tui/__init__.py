@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .feed import Feed
     from .lessons import Guided, Lesson
+    from .opening import Report
     from .session import Session
 
 _LONG_ROWS = 200_000
@@ -28,7 +29,7 @@ __all__ = ["attach", "run", "screenshot"]
 
 
 def run(
-    shown: Recording | Sequence[Recording] | Lesson,
+    shown: Recording | Sequence[Recording] | Lesson | Callable[[Report], Recording | Sequence[Recording]],
     *,
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
@@ -37,8 +38,9 @@ def run(
     """Show `shown` in this terminal until the person quits.
 
     Args:
-        shown: a recording, simulated or captured; several, to be compared on one clock; or a lesson.
-        at_s: seconds from the first event at which to begin; the beginning if None.
+        shown: a recording, simulated or captured; several, to be compared on one clock; a lesson; or what makes one
+            of these, which is called in a thread once the terminal shows how far it has come.
+        at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
         runs: what serves the requests of `shown` under every policy, for when somebody wants to compare.
 
@@ -48,7 +50,15 @@ def run(
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
 
-    KvsimApp(_opened(shown, at_s, live=True), ascii=ascii, runs=runs).run()
+    def open_it(report: Report) -> Session | Comparison | Guided:
+        made = shown(report) if callable(shown) else shown
+        report.begin("opening")
+        return _opened(made, at_s, live=True)
+
+    app = KvsimApp(open_it, ascii=ascii, runs=runs)
+    app.run()
+    if app.failure is not None:
+        raise app.failure
 
 
 def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the flag's name
@@ -104,9 +114,13 @@ def _opened(
 
     from .comparison import Comparison  # noqa: PLC0415
     from .session import Session  # noqa: PLC0415
+    from .story import begin_story  # noqa: PLC0415
 
     if isinstance(shown, Recording):
-        return Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)
+        session = Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)
+        if at_s is None:
+            session.story = begin_story(session, playing=live)
+        return session
     from .lessons import Guided, Lesson  # noqa: PLC0415 - they bring the simulator along
 
     if not isinstance(shown, Lesson):

@@ -21,11 +21,13 @@ from .comparison import Comparison
 from .keys import ASCII_KEYS
 from .lesson_list import LessonsScreen
 from .live import Live
+from .opening import Opening, Report
+from .pool_view import FLASH_S
 from .saving import save_numbers, save_picture, save_png
 from .session import Session
 from .stage import Stage
-from .states import ASCII, COLOR, DARK, GLYPHS, LIGHT
-from .themes import THEMES
+from .states import ASCII, COLOR, GLYPHS
+from .themes import THEMES, palette_of
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from .feed import Feed
     from .lessons import Guided, Lesson
+    from .opening import Job
 
 FRAMES_PER_S = 30
 Result = TypeVar("Result")
@@ -70,17 +73,23 @@ class KvsimApp(App[None]):
 
     def __init__(
         self,
-        opening: Session | Comparison | Guided,
+        opening: Session | Comparison | Guided | Job,
         *,
         ascii: bool = False,  # noqa: A002 - the flag's name
         clock: Callable[[], float] = time.monotonic,
         runs: Callable[[], Sequence[Recording]] | None = None,
         feed: Feed | None = None,
+        flash_s: float = FLASH_S,
     ) -> None:
-        """Args: what to show first, how to draw, the clock, what makes runs to compare, and what `opening` grows by."""
+        """Args: what to show first or what makes it in a thread, how to draw, the clock, what makes runs to compare,
+        what `opening` grows by, and how many wall seconds changes are lit up.
+        """
         super().__init__()
         self._opening = opening
+        self.failure: KvsimError | None = None
+        """Why there was nothing to show."""
         self._feed = feed
+        self.flash_s = flash_s
         self._runs = runs
         # Whoever reads without colours reads states from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
@@ -94,15 +103,35 @@ class KvsimApp(App[None]):
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = THEMES[0].name
+        self.symbols.palette = palette_of(THEMES[0])
 
     @property
     def stage(self) -> Stage:
         """The screen that plays, whatever lies on top of it."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, Stage))
 
-    def get_default_screen(self) -> Stage:
-        """What was asked for."""
-        return self._stage_for(self._opening)
+    @property
+    def num_stages(self) -> int:
+        """Screens that play, on top of each other; none until there is something to play."""
+        return sum(isinstance(screen, Stage) for screen in self.screen_stack)
+
+    def get_default_screen(self) -> Screen[None]:
+        """What was asked for, or what stands there until it has been made."""
+        if isinstance(self._opening, Session | Comparison) or not callable(self._opening):
+            return self._stage_for(self._opening)
+        self._report = Report("reading")
+        return Opening(self._report, self.symbols)
+
+    async def _make_opening(self, job: Job) -> None:
+        try:
+            shown = await asyncio.to_thread(job, self._report)
+        except KvsimError as error:
+            self.failure = error
+            self.exit(return_code=1)
+            return
+        if not self._leaving:
+            self.push_screen(self._stage_for(shown))
+            self._settle()
 
     def _stage_for(self, shown: Session | Comparison | Guided) -> Stage:
         if isinstance(shown, Comparison):
@@ -114,9 +143,17 @@ class KvsimApp(App[None]):
         return Watch(shown.sessions[0], self.symbols, shown)
 
     def on_mount(self) -> None:
-        """Make the clock, paused; and keep the collector away from what lives as long as the program."""
+        """Make the clock, paused, and whatever takes time to make."""
         self.theme_changed_signal.subscribe(self, self._take_colors)
         self._timer = self.set_interval(1 / FRAMES_PER_S, self.tick, pause=True)
+        if callable(self._opening):
+            job = self._opening
+            self.call_after_refresh(lambda: self.run_worker(self._make_opening(job)))
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Keep the collector away from what lives as long as the program."""
         if not self.is_headless:  # then the process is somebody else's
             gc.collect()
             gc.freeze()
@@ -124,12 +161,13 @@ class KvsimApp(App[None]):
 
     def _take_colors(self, theme: Theme) -> None:
         """Draw the pictures for a dark or a light background."""
-        self.symbols.palette = DARK if theme.dark else LIGHT
+        self.symbols.palette = palette_of(theme)
         for screen in self.screen_stack:
             for widget in screen.query("*"):
                 widget.notify_style_update()
                 widget.refresh()
-        self.stage.show_frame(everything=True)
+        if self.num_stages:
+            self.stage.show_frame(everything=True)
 
     def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
         """Leave."""
@@ -145,7 +183,7 @@ class KvsimApp(App[None]):
         """Let the wall time pass that has passed since the last tick."""
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if self.screen_stack:  # the clock may run on a little while the program ends
+        if self.num_stages:  # the clock may run on a little while the program ends
             self.stage.tick(elapsed_s)
 
     def keep_time(self, *, running: bool) -> None:
@@ -162,34 +200,37 @@ class KvsimApp(App[None]):
     def open_stage(self, stage: Stage) -> None:
         """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
         self.stage.player.playing = False
-        if self.stage.guided is not None and len(self.screen_stack) > 1:
+        if self.stage.guided is not None and self.num_stages > 1:
             self.switch_screen(stage)
         else:
             self.push_screen(stage)
 
     def leave_stage(self) -> None:
         """Return to what was played before, where there is anything."""
-        if isinstance(self.screen, Stage) and len(self.screen_stack) > 1:
+        if isinstance(self.screen, Stage) and self.num_stages > 1:
             self.pop_screen()
             self.stage.show_frame(everything=True)
 
     def action_compare(self) -> None:
-        """Compare the policies, or return from there."""
-        if isinstance(self.stage, Compare):
+        """Compare the policies at this moment, or return from there."""
+        stage = self.stage
+        if isinstance(stage, Compare):
+            time_s = stage.player.clock_s
             self.leave_stage()
+            if self.stage is not stage:
+                self.stage.player.go_to_time(time_s)
+                self.stage.show_frame(everything=True)
         elif self._runs is None:
             self.notify("There are no requests here that could be served again under other policies.")
         else:
-            runs = self._runs
-            self.aside(
-                lambda: Comparison(runs()),
-                self._play_comparison,
-                "Serving the same requests under every policy",
-            )
+            runs, time_s, name, playing = self._runs, stage.player.clock_s, stage.followed_name, stage.player.playing
 
-    def _play_comparison(self, comparison: Comparison) -> None:
-        comparison.player.playing = True
-        self.open_stage(self._stage_for(comparison))
+            def play(comparison: Comparison) -> None:
+                comparison.follow(name)
+                comparison.player.playing = playing
+                self.open_stage(self._stage_for(comparison))
+
+            self.aside(lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy")
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
@@ -240,7 +281,8 @@ class KvsimApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the player's actions by name, then what every Textual program offers."""
-        yield from commands(self)
+        if self.num_stages:
+            yield from commands(self)
         hidden = {"Screenshot", "Keys", "Maximize", "Minimize"}
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 

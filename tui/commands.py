@@ -57,5 +57,5 @@ def choose(app: KvsimApp, offered: Iterable[SystemCommand], question: str) -> No
         if chosen is not None:
             chosen.callback()
 
-    if app.screen is app.stage:
+    if app.num_stages and app.screen is app.stage:
         app.push_screen(Palette(list(offered), question), call)

@@ -14,7 +14,8 @@ from textual.strip import Strip
 from .facts import comparison_headline
 from .find import FindScreen
 from .lane import LaneFigures, Legend
-from .pool_view import PoolView
+from .pool.paint import ColorBy
+from .pool_view import PoolView, next_color
 from .scrubber import Scrubber
 from .stage import Stage
 from .words import seconds, shortened
@@ -121,10 +122,23 @@ class Compare(Stage):
         with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
-                    yield PoolView(lane.session.replay, self.symbols, id=f"pool-{number}", heading=lane.label)
+                    yield PoolView(
+                        lane.session.replay,
+                        self.symbols,
+                        id=f"pool-{number}",
+                        heading=lane.label,
+                        color_by=ColorBy.OWNER,
+                        flash_s=self.app.flash_s,
+                    )
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
         yield Legend(self.comparison, self.symbols)
         yield Race(self.comparison, self.symbols)
+
+    def on_mount(self) -> None:
+        """Show the first frame, and whom every run follows."""
+        super().on_mount()
+        for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
+            pool.follow(session.followed)
 
     def headline(self) -> tuple[list[str], list[str]]:
         """What is the same for all."""
@@ -159,6 +173,15 @@ class Compare(Stage):
         """Show all pools in more or less detail."""
         for pool in self.query(PoolView):
             pool.zoom(direction)
+
+    def action_color(self) -> None:
+        """Let colour mean something else in all pools."""
+        color_by = next_color(self.query(PoolView).first().color_by)
+        for pool in self.query(PoolView):
+            pool.color_by = color_by
+        legend = self.query_one(Legend)
+        legend.color_by = color_by
+        legend.refresh()
 
     def action_find(self) -> None:
         """Ask for a request."""

@@ -74,6 +74,12 @@ class Events:
         """The events of some kinds."""
         return self._rows(np.isin(self.kind, kinds))
 
+    def rows_at(self, frame: int, kind: EventKind) -> IntArray:
+        """The requests that an event of one kind happens to in one frame."""
+        begin, end = np.searchsorted(self.frame, (frame, frame + 1))
+        requests: IntArray = self.request[begin:end][self.kind[begin:end] == kind]
+        return requests
+
     def of_request(self, request: int) -> Events:
         """The events of one request."""
         return self._rows(self.request == request)

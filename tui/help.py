@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from .brush import swatch
 from .modal import Modal
 from .states import LOOKS, STACK
+from .swatches import swatch
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

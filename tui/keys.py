@@ -30,6 +30,7 @@ BINDINGS: Final = (
     Binding("q", "app.quit", "Quit", id="quit"),
     Binding("z", "zoom(1)", "More detail", group=_ZOOM, id="zoom.in"),
     Binding("Z", "zoom(-1)", "Less detail", group=_ZOOM, id="zoom.out"),
+    Binding("o", "color", "Colour", id="color"),
     Binding("slash", "find", "Find", key_display="/", id="find"),
     Binding("c", "app.compare", "Compare", id="compare"),
     Binding("l", "app.lessons", "Lessons", id="lessons"),

@@ -12,9 +12,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from . import digits
-from .brush import swatch
+from .below_pool import legend_segments
 from .facts import selection
+from .pool.paint import ColorBy
 from .states import LOOKS, STACK
+from .swatches import swatch
 from .waste_bar import state_bar
 from .words import plural, seconds, shortened
 
@@ -145,7 +147,7 @@ class LaneFigures(Widget):
 
 
 class Legend(Widget):
-    """The states that any of the runs ever has, in one line."""
+    """What colours mean: in the pools as far as they show owners, and in the bars of states below them."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
@@ -153,12 +155,18 @@ class Legend(Widget):
         super().__init__(id="legend")
         ever = sum(lane.session.slots.max(axis=0) for lane in comparison.lanes)
         self._states = [state for state in STACK if ever[state]]
+        self._sessions = [lane.session for lane in comparison.lanes]
         self._symbols = symbols
+        self.color_by = ColorBy.OWNER
 
     def render_line(self, y: int) -> Strip:
         """With what they mean where there is room."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
+        if self.color_by is not ColorBy.STATE:
+            session = max(self._sessions, key=lambda session: session.recording.meta.prefix_caching)
+            strip = Strip(legend_segments(self.color_by, session, self._symbols, style))
+            return strip.crop(0, width).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
         entries = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
         segments = [

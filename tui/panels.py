@@ -13,10 +13,10 @@ from textual.widget import Widget
 
 from kvsim.recording.tables import RequestStatus
 
-from .brush import stack_cells
 from .facts import RequestFacts, request_facts, request_lines, unit_heading, unit_lines, unit_story
 from .stack import stacked
 from .states import STACK
+from .swatches import owner_swatch, stack_cells
 from .words import ending, shortened
 
 if TYPE_CHECKING:
@@ -124,7 +124,10 @@ class Inspector(Panel):
         if session.followed is None:
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
         facts = request_facts(session, session.followed)
-        lines.append(Strip([self.text(f"request {session.request_name(session.followed)}", "strong")]))
+        sample = owner_swatch(session.followed, self.symbols)
+        heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
+        style = self.get_component_rich_style("panel--text") + (sample.style or Style())
+        lines.append(Strip([heading, Segment(sample.text, style)]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
             lines += [self.blank(), self._bar(facts)]
@@ -220,26 +223,32 @@ class Queue(Panel):
         more = f"  {order}, {shown:,} shown" if number > shown else f"  {order}" if number > 1 else ""
         return Strip([self.text(f"{number:,} {name}", "strong"), self.text(more, "weak")])
 
-    def _called(self, request: int, width: int) -> Segment:
+    def _called(self, request: int, width: int) -> list[Segment]:
         mark = ">" if request == self.session.followed else " "
-        name = ending(self.session.request_name(request), width - 2, self.symbols.cut)
-        return self.text(f"{mark}{name}".ljust(width), "strong" if mark == ">" else "text")
+        name = ending(self.session.request_name(request), width - 4, self.symbols.cut)
+        sample = owner_swatch(request, self.symbols)
+        kind = "strong" if mark == ">" else "text"
+        return [
+            self.text(mark, kind),
+            Segment(sample.text, self.get_component_rich_style("panel--text") + (sample.style or Style())),
+            self.text(f" {name}".ljust(width - 2), kind),
+        ]
 
     def _waiting_line(self, request: int) -> Strip:
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{int(requests.prompt_tokens[request]):,} prompt"
         return Strip(
-            [self._called(request, 10), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
+            [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
         )
 
     def _running_line(self, request: int, computed: int) -> Strip:
         full = self._full(request)
-        room = max(self.size.width - 21, 4)
+        room = max(self.size.width - 23, 4)
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
         figures = f" {min(computed, full)}/{full}".rjust(11)
-        return Strip([self._called(request, 10), bar, self.text(figures, "weak")])
+        return Strip([*self._called(request, 12), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
         """Tokens that a request has in the end; that it may have, where nobody has seen the end."""

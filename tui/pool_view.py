@@ -1,8 +1,9 @@
-"""The pool: every unit of memory, coloured by what it is doing."""
+"""The pool: every unit of memory, coloured by whose it is, what it is doing, how many hold it, or how old it is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import time
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,13 @@ from textual.strip import Strip
 
 from kvsim.recording.ledger import NOBODY
 
-from .brush import Brush
-from .canvas import BLANK, Canvas
-from .picture import Lines
-from .tiling import fit
-from .zoom import Zoom
+from .pool.brush import BLANK, Brush
+from .pool.canvas import Canvas
+from .pool.changes import changes_between
+from .pool.paint import ColorBy
+from .pool.picture import Lines
+from .pool.tiling import one_cell
+from .pool.zoom import Zoom
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +34,25 @@ if TYPE_CHECKING:
 
     from kvsim.recording.replay import Replay
 
+    from .pool.tiling import Tiling
     from .states import Symbols
-    from .tiling import Tiling
+
+FLASH_S: Final = 0.3
+"""Wall seconds for which what has just changed is lit up."""
+_MOST_LIT = 1 / 3
+"""Share of the pool that may light up; where more changes at once, light would tell nothing."""
+
+
+def default_color(replay: Replay) -> ColorBy:
+    """What colour means at first: whose memory it is; in rectangles, which are about padding, what it is doing."""
+    meta = replay.recording.meta
+    return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
+
+
+def next_color(color_by: ColorBy) -> ColorBy:
+    """What colour means next."""
+    order = list(ColorBy)
+    return order[(order.index(color_by) + 1) % len(order)]
 
 
 class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
@@ -78,12 +98,18 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         *,
         id: str = "pool",  # noqa: A002 - Textual's name
         heading: str | None = None,
+        color_by: ColorBy | None = None,
+        flash_s: float = FLASH_S,
     ) -> None:
-        """Args: what to show, how to draw it, and what to call it where it is one of several."""
+        """Args: what to show, how to draw it, what to call it where it is one of several, what colour means, and how
+        long changes are lit up.
+        """
         super().__init__(id=id)
         self._symbols = symbols
         self._zoom = Zoom(heading, half_blocks=symbols.color)
         self._hovered: int | None = None
+        self._flash_s = flash_s
+        self._color_by = color_by
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
@@ -93,6 +119,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
     def open(self, replay: Replay) -> None:
         """Show the pool of `replay` from now on, at the level of detail and with the cursor of the last one."""
         cursor, followed = self._canvas.cursor, self._canvas.followed
+        self._color_by = self.color_by
         self._take(replay)
         self._canvas.cursor, self._canvas.followed = cursor, followed
         self._measure()
@@ -101,7 +128,14 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self._replay = replay
         self._lines = Lines(replay)
         self._stride = self._stride_now()
-        self._canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=self._symbols.color)
+        self._canvas = Canvas(
+            replay,
+            one_cell(replay.num_units),
+            half_blocks=self._symbols.color,
+            color_by=self._color_by or default_color(replay),
+        )
+        self._frame = replay.frame
+        self._lit: list[tuple[float, npt.NDArray[np.uint8]]] = []
         self._zoom.forget()
         self._keys = np.empty((0, 0), np.int32)
 
@@ -109,6 +143,17 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
     def cursor(self) -> int | None:
         """The selected unit, from 0 in address order."""
         return self._canvas.cursor
+
+    @property
+    def color_by(self) -> ColorBy:
+        """What colour means."""
+        return self._canvas.color_by
+
+    @color_by.setter
+    def color_by(self, color_by: ColorBy) -> None:
+        self._canvas.color_by = color_by
+        self._show_title()
+        self._repaint()
 
     @property
     def tiling(self) -> Tiling:
@@ -126,14 +171,42 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self._strips.clear()
 
     def show_frame(self) -> None:
-        """Follow the replay to its current frame."""
+        """Follow the replay to its current frame, and light up what has changed on the way."""
+        before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
+        if self._flash_s > 0 and self._frame != before:
+            self._light_up(before)
         stride = self._stride_now()
         if stride != self._stride:
             self._stride = stride
             self._measure()
         else:
             self._repaint()
+
+    def _light_up(self, before: int) -> None:
+        """Light up what has changed since frame `before`, and what changed a moment ago; put it out later."""
+        if self._frame < before:  # nothing has happened: somebody looks back
+            self._lit.clear()
+            self._canvas.light_up(None)
+            return
+        changes = changes_between(self._replay, before, self._frame)
+        if 0 < len(changes) <= self._replay.num_units * _MOST_LIT:
+            self._lit.append((time.monotonic(), changes.paints(self._replay.num_units)))
+            self.set_timer(self._flash_s * 1.05, self._put_out)
+        self._show_lights()
+
+    def _put_out(self) -> None:
+        self._show_lights()
+        self._repaint()
+
+    def _show_lights(self) -> None:
+        since = time.monotonic() - self._flash_s
+        self._lit = [(when, paints) for when, paints in self._lit if when > since]
+        lights = np.zeros(self._replay.num_units, np.uint8) if self._lit else None
+        for _, paints in self._lit:
+            assert lights is not None
+            lights = np.where(paints > 0, paints, lights)
+        self._canvas.light_up(lights)
 
     def follow(self, request: int | None) -> None:
         """Put everything into shade except what `request` holds; None lights everything."""
@@ -250,7 +323,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _show_level(self) -> None:
         self._canvas.tiling = self._zoom.tiling
-        self.border_title = self._zoom.title(self._replay.unit_tokens)
+        self._show_title()
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
         self.virtual_size = Size(self.tiling.width, self._canvas.height)
@@ -258,6 +331,10 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
+
+    def _show_title(self) -> None:
+        if self._zoom.ready:
+            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols.dot)
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvsim.recording.model import Recording
     from kvsim.recording.tables import IntArray
 
+    from .story import Story
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsNow:
@@ -78,6 +80,8 @@ class Session:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
         """The request that a person wants to see more of."""
+        self.story: Story | None = None
+        """What the run is about, if the screen should say so."""
         self.selected: int | None = None
         """The unit under the cursor, from 0 in address order."""
         self.hovered: int | None = None

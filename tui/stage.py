@@ -15,6 +15,7 @@ from .headline import Headline
 from .help import HelpScreen
 from .keys import BINDINGS
 from .scrubber import Scrubber
+from .story_line import StoryLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .player import Player
     from .session import Session
     from .states import Symbols
+    from .story import Story
 
 _TICKS_PER_PANEL_UPDATE = 8
 """While playing, text changes less often than the picture: nobody reads thirty times a second. The panels take turns,
@@ -56,6 +58,8 @@ class Stage(Screen[None]):
         self.player = player
         self.symbols = symbols
         self.guided = guided
+        self.story: Story | None = None
+        """What the run is about, where the screen begins with it."""
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []
@@ -66,6 +70,8 @@ class Stage(Screen[None]):
     def compose(self) -> ComposeResult:
         """A line above, the captions and the body, the keys below; or why there is none of it."""
         yield Headline(self.symbols)
+        if self.story is not None:
+            yield StoryLine(self.story, self.symbols)
         if self.guided is not None:
             yield CaptionBox(self.guided.captions, self.symbols)
         yield from self.compose_body()
@@ -117,6 +123,12 @@ class Stage(Screen[None]):
         for panel in self._panels:
             panel.show_frame()
 
+    @property
+    def followed_name(self) -> str | None:
+        """The id of the followed request."""
+        session = next(iter(self.sessions()))
+        return None if session.followed is None else session.request_name(session.followed)
+
     def follow(self, request: int | None) -> None:
         """Keep one request lit, and show its figures."""
         raise NotImplementedError
@@ -131,6 +143,10 @@ class Stage(Screen[None]):
 
     def action_zoom(self, direction: int) -> None:
         """Show more or less detail."""
+        raise NotImplementedError
+
+    def action_color(self) -> None:
+        """Let colour mean something else: owner, state, sharing, age."""
         raise NotImplementedError
 
     def action_find(self) -> None:
@@ -221,6 +237,11 @@ class Stage(Screen[None]):
     def action_back(self) -> None:
         """Return to the screen before this one, where there is one."""
         self.app.leave_stage()
+
+    def on_key(self) -> None:
+        """Whoever has pressed a key needs no hint any more."""
+        for line in self.query(StoryLine):
+            line.stop_hinting()
 
     def action_help(self) -> None:
         """Explain the screen and the keys."""

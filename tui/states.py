@@ -1,6 +1,6 @@
 """How the seven states of a slot are called and drawn.
 
-Colour means state, and nothing else. The colours keep the hues of Okabe and Ito's colour-blind safe set, moved apart
+Where colour means state, the colours keep the hues of Okabe and Ito's colour-blind safe set, moved apart
 in luminance until they stay distinct in greyscale; where there is no colour, each state has its own glyph, and where
 there is no Unicode, its own letter.
 """
@@ -38,7 +38,7 @@ LOOKS: Final[dict[SlotState, StateLook]] = {
     SlotState.EXTERNAL: StateLook(
         name="external", meaning="free, but in pieces", color="#d58fb8", glyph="~", letter="~"
     ),
-    SlotState.FREE: StateLook(name="free", meaning="free and usable", color="#262c35", glyph="·", letter="."),
+    SlotState.FREE: StateLook(name="free", meaning="free and usable", color="#3a424d", glyph="·", letter="."),
 }
 
 STACK: Final = (
@@ -64,38 +64,89 @@ class Palette:
     """The colours of pictures on a dark or on a light background."""
 
     states: dict[SlotState, str]
+    hues: tuple[str, ...]
+    """What owners are told apart by. Neighbours differ in hue and in lightness, whatever eyes look at them."""
+    shared: str
+    """What several requests hold at once."""
+    changes: tuple[str, str, str, str]
+    """What has just been taken, freed, hit, evicted."""
     free_glyph: str
     """Free memory as a glyph: a dot in its area's colour would not be seen."""
     void: str
     cursor: str
 
-    def dimmed(self, color: str, amount: float = 0.72) -> str:
+    def dimmed(self, color: str, amount: float = 0.55) -> str:
         """`color` moved towards the background, for everything that is not the request being followed."""
-        channels = zip(_channels(color), _channels(self.void), strict=True)
-        return "#" + "".join(f"{round(front + (back - front) * amount):02x}" for front, back in channels)
+        return mixed(color, self.void, amount)
 
+    def on(self, background: str, ink: str) -> Palette:
+        """The palette on another background of the same kind: free memory stands out from it, in its own tone."""
+        free = next(
+            color
+            for share in range(10, 101)
+            if contrast(color := mixed(background, ink, share / 100), background) >= LEAST_CONTRAST
+        )
+        return replace(self, void=background, states=self.states | {SlotState.FREE: free})
+
+
+LEAST_CONTRAST: Final = 1.65
+"""How much free memory differs from what is no memory at all."""
 
 DARK: Final = Palette(
     states={state: look.color for state, look in LOOKS.items()},
+    hues=(
+        "#fecb74", "#856ad6", "#15afbd", "#b0c439", "#febaf7", "#0f88cc", "#26b76e", "#fd93a8",
+        "#ccd1fc", "#119390", "#a99f07", "#e194fa", "#a1defc", "#3b9736", "#e56ca0", "#98b5fe",
+        "#1bf5d8", "#997d0b", "#b37fea", "#20ccf0", "#b1e972", "#be539a", "#509dfc", "#1bd6a3",
+    ),
+    shared="#fff6dc",
+    changes=("#ffe600", "#ff4fd8", "#5dffb0", "#c04bff"),
     free_glyph="#77828f",
     void=VOID_COLOR,
     cursor="#ffffff",
-)
+)  # fmt: skip
 LIGHT: Final = Palette(
     states={
         SlotState.TOKEN: "#083f75",
-        SlotState.RESERVED: "#8fbdf0",
+        SlotState.RESERVED: "#84b4ea",
         SlotState.INTERNAL: "#d9480f",
-        SlotState.PADDING: "#f7dc3a",
+        SlotState.PADDING: "#fae24c",
         SlotState.CACHED: "#0b7a53",
-        SlotState.EXTERNAL: "#c77fae",
-        SlotState.FREE: "#e2e8ee",
+        SlotState.EXTERNAL: "#b970a0",
+        SlotState.FREE: "#bdc3cb",
     },
+    hues=(
+        "#976b03", "#49268e", "#016770", "#8c9d0d", "#a64ba0", "#02476e", "#036d3d", "#e06280",
+        "#6565cf", "#004d4c", "#635d0c", "#b96fd1", "#077fa8", "#065205", "#9a265f", "#678bf3",
+        "#098777", "#504105", "#703ba1", "#14a3c0", "#568502", "#750459", "#0859ac", "#18ab82",
+    ),
+    shared="#2b2b2b",
+    changes=("#ffb300", "#e6009e", "#00a86b", "#8a00d4"),
     free_glyph="#8a95a1",
     void="#f9fafb",
     cursor="#000000",
-)
+)  # fmt: skip
 """The same hues, ordered the other way round in luminance: what is in use stands out from the paper."""
+
+
+def mixed(color: str, other: str, share: float) -> str:
+    """`color` with a `share` of `other`, 0 to 1."""
+    channels = zip(_channels(color), _channels(other), strict=True)
+    return "#" + "".join(f"{round(front + (back - front) * share):02x}" for front, back in channels)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours as WCAG 2 defines it: 1 to 21."""
+    low, high = sorted(_luminance(color) for color in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    linear = (
+        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+        for channel in (value / 255 for value in _channels(color))
+    )
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def luma(color: str) -> float:

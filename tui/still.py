@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .brush import Brush
-from .canvas import Canvas
-from .picture import Lines
+from .pool.brush import Brush
+from .pool.canvas import Canvas
+from .pool.picture import Lines
+from .pool.tiling import best_level, levels, one_cell
 from .states import LOOKS, STACK
-from .tiling import best_level, fit, levels
 from .words import percent
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
     """The pool of `session` now, in at most `width` characters and about `height` lines: each a list of characters."""
     replay = session.replay
-    canvas = Canvas(replay, fit(replay.num_units, 1, 1), half_blocks=symbols.color)
+    canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color)
     tilings = levels(
         replay.num_units,
         replay.unit_tokens,

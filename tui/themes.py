@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
-from .states import LIGHT, VOID_COLOR
+from .states import DARK, LIGHT, VOID_COLOR, Palette
 
 THEMES: Final = (
     Theme(
@@ -52,3 +53,16 @@ THEMES: Final = (
         dark=True,
     ),
 )
+
+
+def palette_of(theme: Theme) -> Palette:
+    """The colours of pictures in `theme`, on its own background."""
+    palette = DARK if theme.dark else LIGHT
+    colors = theme.to_color_system().generate()
+    try:
+        background, ink = (Color.parse(colors[name]) for name in ("background", "foreground"))
+    except ColorParseError:  # a colour that only the terminal knows
+        return palette
+    if background.ansi is not None or ink.ansi is not None:
+        return palette
+    return palette.on(background.hex6.lower(), ink.hex6.lower())

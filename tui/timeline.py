@@ -12,10 +12,10 @@ from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
 
-from .brush import stack_cells
 from .scrubber import GUTTER, Scrubber
 from .stack import EIGHTHS, columns, stacked
 from .states import STACK
+from .swatches import stack_cells
 from .words import percent, seconds
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from textual.content import Content
 from textual.strip import Strip
 from textual.widget import Widget
 
-from .brush import stack_cells, swatch
 from .facts import selection
 from .stack import stacked
 from .states import LOOKS, STACK, ink_on
+from .swatches import stack_cells, swatch
 from .words import percent, shortened
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from textual import on
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from .below_pool import BelowPool
 from .event_list import EventList
 from .events import EventFilter
 from .facts import headline, unit_summary
 from .find import FindScreen
 from .keys import PANEL_BINDINGS
 from .panels import BlockTable, Inspector, Panel, Queue
-from .pool_view import PoolView
+from .pool_view import PoolView, next_color
 from .stage import Stage
 from .step_panel import StepPanel
 from .timeline import Timeline
@@ -36,18 +37,21 @@ class Watch(Stage):
     """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
-    PANELS = "WasteBar, Timeline, Panel, EventList"
+    PANELS = "BelowPool, WasteBar, Timeline, Panel, EventList"
 
     def __init__(self, session: Session, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(session.player, symbols, guided)
         self.session = session
+        self.story = session.story if guided is None else None
 
     def compose_body(self) -> ComposeResult:
         """The panels."""
         session, symbols = self.session, self.symbols
         with Horizontal(id="body"):
             with Vertical(id="main"):
-                yield PoolView(session.replay, symbols)
+                pool = PoolView(session.replay, symbols, flash_s=self.app.flash_s)
+                yield pool
+                yield BelowPool(session, pool, symbols)
                 yield WasteBar(session, symbols)
                 if self.guided is not None and self.guided.lesson.shows_step:
                     yield StepPanel(session, symbols, self.guided.cost)
@@ -62,6 +66,9 @@ class Watch(Stage):
     def on_mount(self) -> None:
         """Show the first frame; and the whole run by states where that takes longer than anybody should wait."""
         super().on_mount()
+        if self.session.followed is not None:
+            self.set_class(True, "-following")
+            self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:
             self.run_worker(self._add_up())
 
@@ -130,6 +137,12 @@ class Watch(Stage):
         """Show the pool in more or less detail."""
         if not self.query_one(PoolView).zoom(direction):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
+
+    def action_color(self) -> None:
+        """Let colour mean something else."""
+        pool = self.query_one(PoolView)
+        pool.color_by = next_color(pool.color_by)
+        self.query_one(BelowPool).show_frame()
 
     def action_find(self) -> None:
         """Ask for a request or a block."""

@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import sys
-from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from kvsim.overwriting import may_replace, replacing_folder
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from kvsim.cli.scenario import Scenario
     from kvsim.recording import Recording
 
 _LIST = "list"
@@ -98,21 +99,22 @@ def command(
     if attach is not None:
         _attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
         return
-    shown: Recording | Sequence[Recording] | Any
+    make: Callable[[Any], Any]
     runs = None
     if lesson is not None:
-        shown = import_module("tui.lessons").find_lesson(lesson)
+        found = import_module("tui.lessons").find_lesson(lesson)
+        make = partial(_found, found)
     elif compare:
-        shown = _runs(flags | {"workload": recording_name or flags["workload"]}, progress)()
+        all_runs = flags | {"workload": recording_name or flags["workload"]}
+        make = partial(_all_policies, all_runs)
     else:
-        shown = _recording(recording_name, policy, flags)
-        if recording_name is not None:
-            flags["workload"] = recording_name
-        runs = _runs(flags, _no_progress)
+        make = partial(_recording, recording_name, policy, flags)
+        others = flags | {"workload": recording_name or flags["workload"]}
+        runs = partial(_all_policies, others, _quiet)
     if screenshot is None:
-        tui.run(shown, at_s=at_s, ascii=ascii_only, runs=runs)
+        tui.run(make, at_s=at_s, ascii=ascii_only, runs=runs)
     else:
-        tui.screenshot(shown, screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
+        tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
         click.echo(screenshot)
 
 
@@ -143,36 +145,48 @@ def _check_companions(output: Path | None, attach: str | None, port: int | None,
         raise UsageError("--port says where to serve, so it needs --serve.")
 
 
-def _recording(name: str | None, policy: str | None, flags: dict[str, Any]) -> Recording:
+def _found(lesson: Any, report: Any) -> Any:
+    """A lesson is there at once; playing it is what takes time."""
+    del report
+    return lesson
+
+
+class _Quiet:
+    """Takes reports of which nobody hears: the interface has the terminal to itself."""
+
+    def begin(self, what: str) -> None:
+        """Another simulation begins."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """It has come so far."""
+
+
+_quiet = _Quiet()
+
+
+def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
+    """What was recorded, or a fresh simulation, which tells `report` how far it has come."""
     if policy is not None:
-        scenario = build_scenario(**flags)
-        with progress(f"simulating {policy}") as report:
-            return scenario.simulate(policy, progress=report)
+        return _simulate(build_scenario(**flags), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 
     return read(find(name or DEFAULT_WORKLOAD))
 
 
-def _runs(flags: dict[str, Any], show: Callable[[str], Any]) -> Callable[[], list[Recording]]:
-    """What simulates every policy on the requests and the machine of the flags, telling `show` about each."""
-
-    def simulate() -> list[Recording]:
-        scenario = build_scenario(**flags)
-        recordings = []
-        for policy in POLICY_NAMES:
-            with show(policy) as report:
-                recordings.append(scenario.simulate(policy, progress=report))
-        return recordings
-
-    return simulate
+def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
+    """Every policy on the requests and the machine of the flags."""
+    scenario = build_scenario(**flags)
+    return [_simulate(scenario, policy, report) for policy in POLICY_NAMES]
 
 
-@contextmanager
-def _no_progress(label: str) -> Iterator[None]:
-    """The interface has the terminal to itself."""
-    del label
-    yield None
+def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
+    """One policy; without a screen that reports, a bar in the terminal where it takes long."""
+    if report is not None:
+        report.begin(f"simulating {policy}")
+        return scenario.simulate(policy, progress=report)
+    with progress(f"simulating {policy}") as show:
+        return scenario.simulate(policy, progress=show)
 
 
 def _list_lessons() -> None:

@@ -54,7 +54,7 @@ def make_app() -> Callable[..., KvsimApp]:
     """An application whose clock stands still until a test moves it."""
 
     def make(recording: Recording, *, at_s: float | None = None, ascii: bool = False) -> KvsimApp:  # noqa: A002
-        return KvsimApp(Session(recording, at_s=at_s), clock=lambda: 0.0, ascii=ascii)
+        return KvsimApp(Session(recording, at_s=at_s), clock=lambda: 0.0, ascii=ascii, flash_s=0)
 
     return make
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording, Replay
-from tui.picture import EMPTY, Cells, Lines, UnitStates
-from tui.tiling import fit
+from tui.pool.paint import EMPTY, NUM_HUES, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from tui.pool.picture import EIGHTHS, Cells, Lines, Paints, UnitStates
+from tui.pool.tiling import levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,33 +22,70 @@ if TYPE_CHECKING:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    states=st.lists(st.integers(0, NUM_STATES - 1), min_size=1, max_size=400),
-    later=st.lists(st.integers(0, NUM_STATES - 1), min_size=400, max_size=400),
+    states=st.lists(st.integers(0, NUM_PAINTS - 1), min_size=1, max_size=400),
+    later=st.lists(st.integers(0, NUM_PAINTS - 1), min_size=400, max_size=400),
     width=st.integers(5, 40),
     height=st.integers(1, 12),
 )
 def test_cells_conserve_units_and_follow_changes(states: list[int], later: list[int], width: int, height: int) -> None:
     before = np.array(states, np.uint8)
     after = np.array(later[: len(states)], np.uint8)
-    tiling = fit(len(states), width, height)
+    tiling = levels(len(states), 16, width, height, stride=None, half_blocks=False)[0]
     cells = Cells(tiling, before)
-    assert np.array_equal(cells.counts.sum(axis=0), np.bincount(before, minlength=NUM_STATES))
+    assert np.array_equal(cells.counts.sum(axis=0), np.bincount(before, minlength=NUM_PAINTS))
 
     cells.update(np.arange(len(states)), after)
     fresh = Cells(tiling, after)
     assert np.array_equal(cells.counts, fresh.counts)
-    assert np.array_equal(cells.codes, fresh.codes)
+    for name in ("first", "second", "eighths"):
+        assert np.array_equal(getattr(cells, name), getattr(fresh, name))
 
 
-def test_a_cell_shows_its_most_frequent_state() -> None:
-    states = np.array([SlotState.FREE, SlotState.PADDING, SlotState.PADDING, SlotState.TOKEN], np.uint8)
-    assert Cells(fit(4, 1, 1), states).codes.tolist() == [SlotState.PADDING]
+def _one_cell(paints: list[int]) -> tuple[int, int, int]:
+    cells = Cells(levels(len(paints), 16, 1, 1, stride=None, half_blocks=False)[0], np.array(paints, np.uint8))
+    return int(cells.first[0]), int(cells.second[0]), int(cells.eighths[0])
+
+
+def test_a_cell_shows_the_two_paints_that_matter_most_in_the_order_of_memory() -> None:
+    assert _one_cell([OWNER + 1] * 6 + [OWNER + 2] * 2) == (OWNER + 1, OWNER + 2, 6)
+    assert _one_cell([OWNER + 2] * 2 + [OWNER + 1] * 6) == (OWNER + 2, OWNER + 1, 2)
+    assert _one_cell([OWNER] * 8)[2] == EIGHTHS
+
+
+@pytest.mark.parametrize("rare", [SlotState.INTERNAL, SHARED])
+def test_what_is_rare_and_important_survives_in_a_cell_of_many(rare: int) -> None:
+    first, second, eighths = _one_cell([OWNER] * 30 + [OWNER + 1] * 20 + [rare])
+    assert (first, second) == (OWNER, rare)
+    assert eighths == EIGHTHS - 1
 
 
 def test_a_cell_without_units_is_empty() -> None:
-    tiling = fit(5, 3, 2)
-    codes = Cells(tiling, np.zeros(5, np.uint8)).codes
-    assert np.count_nonzero(codes == EMPTY) == tiling.num_cells - len(np.unique(tiling.cell_of(np.arange(5))))
+    tiling = levels(5, 16, 3, 2, stride=None, half_blocks=False)[0]
+    first = Cells(tiling, np.zeros(5, np.uint8)).first
+    assert np.count_nonzero(first == EMPTY) == tiling.num_cells - len(np.unique(tiling.cell_of(np.arange(5))))
+
+
+@pytest.mark.parametrize("by", ColorBy)
+def test_paints_kept_up_to_date_equal_paints_computed_afresh(shipped: Callable[[str], Recording], by: ColorBy) -> None:
+    replay = Replay(shipped("paged"))
+    states = UnitStates(replay)
+    paints = Paints(replay, states, by)
+    last = replay.num_frames - 1
+    for frame in (1, 2, last // 2, last // 2 + 1, last // 2 - 7, last, 0):
+        replay.seek(frame)
+        paints.update(states.update())
+        fresh = Paints(replay, UnitStates(replay), by)
+        for name in ("written", "rest", "whole"):
+            assert np.array_equal(getattr(paints, name), getattr(fresh, name)), (frame, name)
+
+
+def test_owners_have_hues_and_what_they_have_not_written_a_tint(tiny: Recording) -> None:
+    replay = Replay(tiny)
+    paints = Paints(replay, UnitStates(replay), ColorBy.OWNER)
+    assert paints.written[:2].tolist() == [OWNER, OWNER]
+    assert paints.rest[1] == TINT
+    assert paints.whole[2] == SlotState.FREE
+    assert OWNER + NUM_HUES == TINT
 
 
 @pytest.mark.parametrize("name", ["paged", "large", "static"])

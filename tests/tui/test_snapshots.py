@@ -93,7 +93,7 @@ async def test_guided_and_compared(
     three_runs: list[Recording], picture: SnapshotAssertion, kind: str, size: tuple[int, int]
 ) -> None:
     opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
-    assert await _draw(KvsimApp(opening, clock=lambda: 0.0), size, *(["]"] * (kind == "lesson"))) == picture
+    assert await _draw(KvsimApp(opening, clock=lambda: 0.0, flash_s=0), size, *(["]"] * (kind == "lesson"))) == picture
 
 
 @pytest.mark.parametrize("kind", ["compare", "lesson"])
@@ -102,7 +102,7 @@ async def test_guided_and_compared_without_color(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
-    assert await _draw(KvsimApp(opening, clock=lambda: 0.0), (120, 40)) == picture
+    assert await _draw(KvsimApp(opening, clock=lambda: 0.0, flash_s=0), (120, 40)) == picture
 
 
 async def test_light(

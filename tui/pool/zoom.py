@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..words import plural
 from .tiling import Detail, Tiling, best_level, levels
-from .words import plural
 
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
+
+    from .paint import ColorBy
 
 
 class Zoom:
@@ -54,18 +56,23 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int) -> str:
-        """What the picture shows, and what one cell is."""
+    def title(self, unit_tokens: int, color_by: ColorBy, dot: str) -> str:
+        """What the picture shows, what one cell is, and what colour means."""
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
             case Detail.SLOTS:
                 cell = f"1 cell = 1 slot, {unit_tokens} to a block"
             case Detail.FILL:
-                cell = "1 cell = 1 block, filled from below"
-            case Detail.AREA if self._stride is not None and tiling.down > 1:
-                cell = f"1 cell = {plural(tiling.across, unit)} of {plural(tiling.down, 'row')}"
-            case Detail.AREA:
-                cell = f"1 cell = {plural(tiling.across, unit)}"
+                cell = "1 cell = 1 block"
+            case _ if self._stride is not None and tiling.down > 1:
+                cell = f"1 cell = {_about(tiling.across, unit)} of {_about(tiling.down, 'row')}"
+            case _:
+                cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
             return f"{self._heading}: {cell}"
-        return f"memory pool, {plural(tiling.num_units, unit)}: {cell}"
+        return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {dot} colour: {color_by.value}"
+
+
+def _about(number: float, noun: str) -> str:
+    """`1 block`, `44 blocks`; cells may differ by one."""
+    return plural(round(number), noun)

@@ -1,6 +1,6 @@
 """Names on the picture, where there is room: whose row or reservation this is, which block, and whose.
 
-Colour tells states; only a name can tell whose memory it is.
+Hues tell owners apart; only a name says which request each is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from kvsim.recording.ledger import NOBODY
 
+from ..words import ending
 from .brush import text_keys
 from .tiling import Detail
-from .words import ending
 
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
@@ -31,14 +31,15 @@ def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cel
     """
     for place, unit in enumerate(cells[cells < tiling.num_units].tolist()):
         row, column = divmod(place, tiling.columns)
+        begin, end = tiling.column_edges[column : column + 2].tolist()
         owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
         # The last character of a cell keeps it apart from the next one.
-        room = tiling.wide - 1
+        room = end - begin - 1
         text = f"{unit + replay.first_unit}"
         if owner != NOBODY:
             others = f"+{refs - 1}" if refs > 1 else ""
             text += f" {_name(replay, owner, max(room - len(text) - len(others) - 1, 1))}{others}"
-        _write(text[:room], lines[row, column * tiling.wide :])
+        _write(text[:room], lines[row, begin:])
 
 
 def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:
@@ -46,18 +47,19 @@ def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cell
 
     `lines` are a line of characters through each row of cells: shape (rows, characters).
     """
-    row, column = np.divmod(cells, tiling.columns)
-    units = row * tiling.stride * tiling.down + column * tiling.across
-    owners = np.where(units < tiling.num_units, replay.owner[units.clip(max=tiling.num_units - 1)], NOBODY)
+    first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
+    units = np.array(first, np.int64)
+    owners = np.where(units >= 0, replay.owner[units.clip(min=0)], NOBODY)
+    edges = tiling.column_edges
     for line, held in zip(lines, owners.reshape(-1, tiling.columns), strict=True):
         begins = np.flatnonzero(np.diff(held, prepend=NOBODY)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
-            owner, room = int(held[begin]), (end - begin) * tiling.wide - 2
+            owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
             # What has no prompt is not a request but the end of a row, which needs no name.
             if owner != NOBODY and room > 0 and replay.recording.requests.prompt_tokens[owner]:
                 # How far a unit is filled shows on either side of the name.
                 side = "" if tiling.detail is Detail.FILL else " "
-                _write(f"{side}{_name(replay, owner, room)}{side}", line[begin * tiling.wide + (not side) :])
+                _write(f"{side}{_name(replay, owner, room)}{side}", line[edges[begin] + (not side) : edges[end]])
 
 
 def _write(text: str, place: npt.NDArray[np.int32]) -> None:

@@ -1,0 +1,115 @@
+"""What a step changes is seen, and said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.recording import Replay
+from tui.app import KvsimApp
+from tui.below_pool import BelowPool, factor, sharing
+from tui.lessons import Guided, find_lesson
+from tui.pool.changes import changes_between
+from tui.pool.paint import Change
+from tui.pool_view import PoolView
+from tui.session import Session
+from tui.step_story import last_step
+from tui.story import begin_story, story_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
+
+
+def test_a_step_takes_and_frees(tiny: Recording) -> None:
+    replay = Replay(tiny)
+    assert changes_between(replay, -1, 0).taken.tolist() == [0, 1]
+    assert changes_between(replay, 0, 1).taken.tolist() == [2, 3]
+    preempting = changes_between(replay, 1, 2)
+    assert sorted(preempting.freed.tolist()) == [2, 3]
+    assert not len(preempting.taken)
+    assert changes_between(replay, 1, 2).paints(8).tolist() == [0, 0, Change.FREED, Change.FREED, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["paged", "large"])
+def test_what_is_taken_and_freed_adds_up_to_what_is_held(shipped: Callable[[str], Recording], name: str) -> None:
+    replay = Replay(shipped(name))
+    last = replay.num_frames - 1
+    for before, after in ((0, 1), (last // 3, last // 3 + 40), (last // 2, last // 2 + 1), (-1, last // 2)):
+        replay.seek(max(before, 0))
+        held = int((replay.refs > 0).sum()) if before >= 0 else 0
+        replay.seek(after)
+        changes = changes_between(replay, before, after)
+        # A unit that is hit while nobody holds it is held from then on; one that is shared was held already.
+        least = held + len(changes.taken) - len(changes.freed)
+        assert least <= int((replay.refs > 0).sum()) <= least + len(changes.hit)
+
+
+def test_the_last_step_says_whom_it_preempted_and_what_that_costs(tiny: Recording) -> None:
+    session = Session(tiny)
+    session.player.go_to_frame(2)
+    session.show()
+    words = [text for _, text in last_step(session)]
+    assert words[0] == "second preempted: loses 2 blocks, 5 tokens to compute again"
+    assert "2 blocks freed" in words
+    session.player.go_to_frame(1)
+    session.show()
+    assert [text for _, text in last_step(session)] == ["2 blocks taken"]
+
+
+def test_sharing_is_counted() -> None:
+    guided = Guided(find_lesson("5"))
+    guided.show(guided.captions[2].frame)
+    refs = guided.sessions[0].replay.refs
+    assert sharing(guided.sessions[0]) == f"{(refs > 0).sum()} blocks hold {refs.sum()}: {factor(guided.sessions[0])}"
+    assert sharing(guided.sessions[0]).startswith("20 blocks hold 50")
+
+
+def test_the_story_of_a_pool_that_is_full(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("paged"))
+    story = story_of(session)
+    steps = session.recording.steps
+    assert steps.preempted[story.frame] > 0
+    assert not steps.preempted[: story.frame].any()
+    assert story.parts[0].startswith("pool full from ")
+    assert story.parts[1] == f"{int(steps.preempted.sum())} preemptions"
+
+
+def test_the_story_of_a_batch_is_its_padding(shipped: Callable[[str], Recording]) -> None:
+    story = story_of(Session(shipped("static")))
+    assert story.parts[0].endswith("of the pool is padding")
+
+
+def test_playing_begins_shortly_before_the_most_telling_moment(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("paged"))
+    story = begin_story(session, playing=True)
+    assert session.player.playing
+    assert 0 < session.times_s[story.frame] - session.player.clock_s <= session.player.speed * 1.001
+    assert session.followed is not None
+
+
+async def test_what_has_changed_is_lit_up_and_goes_out(tiny: Recording) -> None:
+    app = KvsimApp(Session(tiny), clock=lambda: 0.0, flash_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        pool = app.query_one(PoolView)
+        await pilot.press("right")
+        lit = pool._canvas._paints.whole.copy()
+        assert np.flatnonzero(lit == Change.TAKEN).tolist() == [2, 3]
+        assert "2 blocks taken" in app.query_one(BelowPool).render_line(0).text
+        pool._flash_s = 0.0
+        pool._put_out()
+        assert not (pool._canvas._paints.whole == Change.TAKEN).any()
+
+
+async def test_o_changes_what_colour_means(tiny: Recording) -> None:
+    app = KvsimApp(Session(tiny), clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        pool = app.query_one(PoolView)
+        seen = []
+        for _ in range(4):
+            seen.append(pool.color_by.value)
+            await pilot.press("o")
+        assert seen == ["owner", "state", "sharing", "age"]

@@ -1,0 +1,153 @@
+"""From paints to characters: what each character of a picture of the pool is drawn with.
+
+A key is a small integer that says all there is to say about one character: two paints and the shape between them, or
+a letter on a paint. `Brush` turns it into a character and a style, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+from rich.style import Style
+
+from kvsim.memory.waste import SlotState
+
+from ..states import ink_on
+from .paint import CURSOR, DIM, EMPTY, paint_colors, paint_glyphs
+
+if TYPE_CHECKING:
+    from rich.style import Style as RichStyle
+
+    from ..states import Symbols
+
+HALF: Final = 0
+"""The first paint above the second, half a character each."""
+UP: Final = 0
+"""Added to a number of eighths: the first paint grows from below, the second is above it."""
+RIGHT: Final = 8
+"""Added to a number of eighths: the first paint grows from the left."""
+GLYPH: Final = 17
+"""The first paint as a glyph, where there are no colours."""
+HAIR: Final = 18
+"""The first paint with a hairline at its right."""
+LEDGE: Final = 19
+"""The first paint in the upper half, nothing below: the gap between two rows."""
+HOLLOW: Final = 20
+"""An outline in the first paint on the second."""
+DIGIT: Final = 21
+"""How many eighths are written, as a digit: the first of nine shapes, for states where there are no colours."""
+_SHAPE: Final = 16
+_REVERSE = 1 << 24
+"""Set in the key of a character under the cursor."""
+_TEXT = 1 << 30
+_PAINT = 0xFF
+
+
+def keys_of(
+    shape: npt.NDArray[np.int32] | int, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8] | int
+) -> npt.NDArray[np.int32]:
+    """Keys of characters with two paints each."""
+    found: npt.NDArray[np.int32] = (
+        (np.asarray(shape, np.int32) << _SHAPE) | (np.asarray(second).astype(np.int32) << 8) | first.astype(np.int32)
+    )
+    return found
+
+
+BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
+"""The key of a character outside the pool."""
+
+
+def half_keys(paints: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Keys of characters that show two rows of `paints` each; an odd last row is paired with nothing."""
+    if len(paints) % 2:
+        paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
+    return keys_of(HALF, paints[0::2], paints[1::2])
+
+
+def reverse(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same characters under the cursor."""
+    return keys | _REVERSE
+
+
+def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Keys of `text`, as far as there are characters `under` it, on what most of each is; those under the cursor stay
+    as they are.
+    """
+    under = under[: len(text)]
+    letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
+    shape, first, second = (under >> _SHAPE) & _PAINT, under & _PAINT, (under >> 8) & _PAINT
+    mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4)) | (shape == HOLLOW)
+    mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
+    paint = np.where(mostly_second, second, first)
+    if len(paint):  # one ground for all letters: a name is not to be broken where colours change below it
+        paint = np.full_like(paint, np.bincount(paint).argmax())
+    taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
+    return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
+
+
+class Brush:
+    """The character and the style of every key."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self._symbols = symbols
+        self._colors = paint_colors(symbols.palette)
+        self._glyphs = paint_glyphs(symbols)
+        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀", HOLLOW: "□"}
+        for eighth in range(1, 9):
+            self._shapes[UP + eighth], self._shapes[RIGHT + eighth] = symbols.up[eighth], symbols.right[eighth:][:1]
+        self._known: dict[int, tuple[str, RichStyle]] = {}
+
+    def __getitem__(self, key: int) -> tuple[str, RichStyle]:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._draw(key)
+        return found
+
+    def _draw(self, key: int) -> tuple[str, RichStyle]:
+        if key >= _TEXT:
+            return self._draw_letter((key - _TEXT) >> 8, key & _PAINT)
+        if key & _REVERSE:
+            return self._draw_cursor(key & ~_REVERSE)
+        shape, second, first = key >> _SHAPE, (key >> 8) & _PAINT, key & _PAINT
+        if not self._symbols.color:
+            return self._draw_glyph(shape, first)
+        if first == EMPTY and shape == GLYPH:
+            second = EMPTY
+        if first == second and shape <= GLYPH:
+            return " ", self._style(first, first)
+        # A glyph takes seven eighths, so that lines of units do not run into each other.
+        character = self._shapes.get(shape, "▇")
+        return character, self._style(first, EMPTY if shape in (GLYPH, HAIR, LEDGE) else second)
+
+    def _draw_glyph(self, shape: int, first: int) -> tuple[str, RichStyle]:
+        paint = first % DIM
+        style = Style(color=self._glyph_color(first), bgcolor=self._symbols.palette.void)
+        if shape == LEDGE or paint == EMPTY:
+            return " ", style
+        if DIGIT < shape < DIGIT + 8 and paint < EMPTY:
+            return str(shape - DIGIT), style
+        return self._glyphs[paint], style
+
+    def _draw_cursor(self, key: int) -> tuple[str, RichStyle]:
+        palette = self._symbols.palette
+        if self._symbols.color:
+            return "▇", Style(color=palette.cursor, bgcolor=palette.void)
+        character, style = self._draw(key)
+        character = character if character.strip() else "_"
+        return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
+
+    def _draw_letter(self, letter: int, paint: int) -> tuple[str, RichStyle]:
+        # On what nobody holds there is nothing to be read in the first place.
+        if self._symbols.color and paint % DIM not in (EMPTY, SlotState.FREE):
+            color = self._colors[paint]
+            return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)
+        back = self._colors[paint if self._symbols.color else EMPTY]
+        return chr(letter), Style(color=self._symbols.palette.free_glyph, bgcolor=back)
+
+    def _glyph_color(self, paint: int) -> str:
+        return self._symbols.palette.free_glyph if paint == SlotState.FREE else self._colors[paint]
+
+    def _style(self, front: int, back: int) -> RichStyle:
+        return Style(color=self._colors[front], bgcolor=self._colors[back])

@@ -1,0 +1,327 @@
+"""The pool as lines of keys: what is drawn where, for any level of detail, cursor and followed request.
+
+A canvas draws the lines that are in view and nothing else, so its cost does not grow with the pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.recording.ledger import NOBODY
+
+from .brush import BLANK, DIGIT, GLYPH, HAIR, HOLLOW, LEDGE, RIGHT, UP, half_keys, keys_of, reverse, text_keys
+from .labels import name_runs, name_units
+from .paint import CURSOR, DIM, EMPTY, NUM_HUES, OWNER, SHARED, TINT, ColorBy
+from .picture import EIGHTHS, Cells, Paints, UnitStates, dimmed
+from .tiling import Detail, Tiling
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+_WIDE_ENOUGH = 3
+"""Characters of a unit that leave something to be seen of it beside a name."""
+_DRAWING_ORDER = (
+    SlotState.PADDING,
+    SlotState.TOKEN,
+    SlotState.RESERVED,
+    SlotState.INTERNAL,
+    SlotState.EXTERNAL,
+    SlotState.CACHED,
+    SlotState.FREE,
+)
+"""The order of the states inside one unit, by address."""
+_MOST_COUNTED = 9
+"""Holders of a shared unit that one digit can tell."""
+
+
+class Canvas:
+    """Draws the pool of `replay` at its current frame."""
+
+    def __init__(self, replay: Replay, tiling: Tiling, *, half_blocks: bool, color_by: ColorBy = ColorBy.STATE) -> None:
+        self._replay = replay
+        self._half_blocks = half_blocks
+        self._states = UnitStates(replay)
+        self._paints = Paints(replay, self._states, color_by)
+        self.followed: int | None = None
+        """The request that stays lit while all else is in shade."""
+        self.cursor: int | None = None
+        """The selected unit, from 0 in address order."""
+        self.tiling = tiling
+
+    @property
+    def tiling(self) -> Tiling:
+        """What the cells are."""
+        return self._tiling
+
+    @tiling.setter
+    def tiling(self, tiling: Tiling) -> None:
+        self._tiling = tiling
+        self._cells = Cells(tiling, self._paints.whole) if tiling.detail is Detail.MIX else None
+
+    @property
+    def color_by(self) -> ColorBy:
+        """What colour means."""
+        return self._paints.by
+
+    @color_by.setter
+    def color_by(self, color_by: ColorBy) -> None:
+        self._paints = Paints(self._replay, self._states, color_by)
+        self.tiling = self._tiling
+
+    @property
+    def lines_per_character(self) -> int:
+        """Lines of the picture that share one character."""
+        return 2 if self.tiling.detail is Detail.HALF else 1
+
+    @property
+    def height(self) -> int:
+        """Lines of characters that the whole picture takes."""
+        return -(-self.tiling.height // self.lines_per_character)
+
+    def update(self) -> None:
+        """Follow the replay to its current frame."""
+        self._repaint(self._paints.update(self._states.update()))
+
+    def light_up(self, changes: npt.NDArray[np.uint8] | None) -> None:
+        """Show units in the paint of what has just happened to them, 0 for nothing; None ends that."""
+        self._repaint(self._paints.light_up(changes))
+
+    def _repaint(self, units: npt.NDArray[np.int64]) -> None:
+        if self._cells is not None and len(units):
+            self._cells.update(units, self._paints.whole)
+
+    def unit_at(self, x: int, y: int) -> int | None:
+        """The first unit of the cell drawn at character `x` of line `y`, or None outside the pool."""
+        tiling, line = self.tiling, y * self.lines_per_character
+        if not (0 <= x < tiling.width and 0 <= line < tiling.height):
+            return None
+        column, row = (
+            int(np.searchsorted(edges, at, side="right")) - 1
+            for edges, at in ((tiling.column_edges, x), (tiling.row_edges, line))
+        )
+        units = tiling.units_of(row * tiling.columns + column)
+        return int(units[0]) if len(units) else None
+
+    def place_of(self, unit: int) -> tuple[int, int]:
+        """The character and the line at which the cell of `unit` begins."""
+        row, column = divmod(self._cell(unit), self.tiling.columns)
+        return int(self.tiling.column_edges[column]), int(self.tiling.row_edges[row]) // self.lines_per_character
+
+    def moved(self, unit: int, right: int, down: int) -> int:
+        """The first unit of the cell some cells away from that of `unit`, which stays where the pool ends."""
+        tiling = self.tiling
+        row, column = divmod(self._cell(unit), tiling.columns)
+        column = min(max(column + right, 0), tiling.columns - 1)
+        if not 0 <= row + down < tiling.rows:
+            return unit
+        units = tiling.units_of((row + down) * tiling.columns + column)
+        return int(units[0]) if len(units) else unit
+
+    def draw(self, top: int, height: int) -> npt.NDArray[np.int32]:
+        """Keys of the lines [top, top + height) that exist: shape (lines, characters)."""
+        tiling, per_character = self.tiling, self.lines_per_character
+        begin, end = top * per_character, min((top + height) * per_character, tiling.height)
+        line = np.arange(begin, max(end, begin))
+        row = np.searchsorted(tiling.row_edges, line, side="right") - 1
+        rows = np.arange(row[0], row[-1] + 1) if len(row) else row
+        if not len(rows):
+            return np.empty((0, tiling.width), np.int32)
+        cells = np.add.outer(rows * tiling.columns, np.arange(tiling.columns)).ravel()
+        keys = {
+            Detail.MIX: self._mix,
+            Detail.HALF: self._halves,
+            Detail.FILL: self._fill,
+            Detail.SLOTS: self._slots,
+        }[tiling.detail](cells)
+        lines: npt.NDArray[np.int32] = keys[row - rows[0]]
+        last = line == tiling.row_edges[row + 1] - 1
+        if tiling.gap:
+            lines[last] = EMPTY if per_character == 2 else BLANK
+        elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
+            lines[last] = _ledges(lines[last])
+        picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
+        self._write_names(picture, top, rows, cells)
+        return picture
+
+    def _write_names(
+        self, picture: npt.NDArray[np.int32], top: int, rows: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]
+    ) -> None:
+        """Say whose memory it is, where a row of `cells` has a whole line of the picture for that."""
+        tiling, per_character = self.tiling, self.lines_per_character
+        match tiling.detail:
+            case Detail.MIX | Detail.HALF if self._replay.unit_tokens > 1 or tiling.down > 1:
+                return
+            case Detail.FILL if not tiling.gap:
+                self._count_holders(picture, top, cells)
+                if tiling.wide < _WIDE_ENOUGH or not self._half_blocks:
+                    return
+                # On the first of neighbouring units of one request.
+                name, lines = name_runs, tiling.row_edges[rows] - top
+            case Detail.MIX | Detail.HALF:
+                name = name_runs
+                first = -(-tiling.row_edges[rows] // per_character)
+                last = (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
+                lines = np.where(first <= last, (first + last) // 2 - top, -1)
+            case _:  # below each unit, or else on it
+                name = name_units
+                lines = tiling.row_edges[rows + 1] - 1 - top
+        seen = (lines >= 0) & (lines < len(picture))
+        if seen.any():
+            through = picture[lines[seen]]
+            name(through, tiling, self._replay, cells.reshape(len(rows), -1)[seen].ravel())
+            picture[lines[seen]] = through
+
+    def _count_holders(self, picture: npt.NDArray[np.int32], top: int, cells: npt.NDArray[np.int64]) -> None:
+        """Write on every shared unit how many hold it."""
+        if self.color_by not in (ColorBy.OWNER, ColorBy.SHARING):
+            return
+        tiling = self.tiling
+        units = cells[cells < tiling.num_units]
+        for unit in units[self._replay.refs[units] > 1].tolist():
+            row, column = divmod(unit, tiling.columns)
+            line, x = int(tiling.row_edges[row]) - top, int(tiling.column_edges[column])
+            if 0 <= line < len(picture):
+                holders = int(self._replay.refs[unit])
+                room = max(tiling.wide - 1, 1)
+                text = str(holders) if len(str(holders)) <= room and holders <= 10**room - 1 else "+"
+                place = picture[line, x : x + room]
+                place[: len(text)] = text_keys(text, place)
+
+    def _mix(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        assert self._cells is not None  # the tiling's setter made them
+        lit = self._lit(cells)
+        first, second = (dimmed(paints[cells], lit) for paints in (self._cells.first, self._cells.second))
+        return self._spread(cells, first, second, self._cells.eighths[cells], hairlines=False)
+
+    def _halves(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
+        paints[cells >= self.tiling.num_units] = EMPTY
+        paints[self._at_cursor(cells)] = CURSOR
+        rows = paints.reshape(-1, self.tiling.columns).astype(np.int32)
+        return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
+
+    def _fill(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        tiling, lit = self.tiling, self._lit(cells)
+        units = np.minimum(cells, tiling.num_units - 1)
+        first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
+        fill = self._states.fill[units].copy()
+        first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
+        if tiling.wide > 1 and self._half_blocks:
+            return self._spread(cells, first, second, fill, hairlines=True)
+        shape: npt.NDArray[np.int32] = UP + fill.astype(np.int32)
+        if not self._half_blocks:
+            # A letter tells whose it is, a digit how full it is.
+            shape = np.where((fill > 0) & (fill < EIGHTHS) & (first % DIM < EMPTY), DIGIT + fill, GLYPH)
+            first = np.where((fill == 0) | ((fill < EIGHTHS) & (first % DIM >= EMPTY)), second, first)
+        first, second = np.where(fill == 0, second, first), np.where(fill == EIGHTHS, first, second)
+        hollow = (first % DIM == SlotState.CACHED) & (first == second) & self._half_blocks
+        keys = keys_of(
+            np.where(hollow, HOLLOW, shape), first, np.where(hollow, SlotState.FREE + first // DIM * DIM, second)
+        )
+        at_cursor = self._at_cursor(cells)
+        keys[at_cursor] = reverse(keys[at_cursor])
+        keys[cells >= tiling.num_units] = BLANK
+        return keys.reshape(-1, tiling.columns).repeat(np.diff(tiling.column_edges), axis=1)
+
+    def _spread(
+        self,
+        cells: npt.NDArray[np.int64],
+        first: npt.NDArray[np.uint8],
+        second: npt.NDArray[np.uint8],
+        eighths: npt.NDArray[np.uint8],
+        *,
+        hairlines: bool,
+    ) -> npt.NDArray[np.int32]:
+        """Cells with `eighths` of the first paint from the left, then the second, over all characters of each."""
+        edges = self.tiling.column_edges
+        wide = np.diff(edges)
+        column = np.arange(self.tiling.columns).repeat(wide)
+        offset, width = np.arange(self.tiling.width) - edges[column], wide[column]
+        by_row = (values.reshape(-1, self.tiling.columns)[:, column] for values in (first, second, eighths))
+        front, back, share = by_row
+        filled = np.clip(share.astype(np.int64) * width - EIGHTHS * offset, 0, EIGHTHS)
+        front, back = np.where(filled == 0, back, front), np.where(filled == EIGHTHS, front, back)
+        if not self._half_blocks:
+            mostly = np.where(filled >= EIGHTHS // 2, front, back)
+            keys = keys_of(GLYPH, mostly, mostly)
+        else:
+            shape = RIGHT + np.where(front == back, EIGHTHS, filled)
+            hollow = (front % DIM == SlotState.CACHED) & (front == back) & hairlines
+            shape = np.where(hollow & (offset == 0), HOLLOW, shape)
+            free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
+            front = np.where(hollow & (offset > 0), free, front)
+            back = np.where(hollow, free, back)
+            if hairlines:
+                shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
+            keys = keys_of(shape, front, back)
+        in_pool = (cells < self.tiling.num_units).reshape(-1, self.tiling.columns)[:, column]
+        if hairlines:
+            keys[~in_pool] = BLANK
+        keys[front == EMPTY] = BLANK
+        at_cursor = self._at_cursor(cells).reshape(-1, self.tiling.columns)[:, column]
+        keys[at_cursor] = reverse(keys[at_cursor])
+        return keys
+
+    def _slots(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Units slot by slot; where there is room behind what is inside, it stays empty."""
+        tiling, tokens = self.tiling, self._replay.unit_tokens
+        units = np.minimum(cells, tiling.num_units - 1)
+        counts = self._replay.slots(units)[:, _DRAWING_ORDER]
+        paints = self._paints_of_slots(units)[:, _DRAWING_ORDER]
+        paints = dimmed(paints, np.broadcast_to(self._lit(cells)[:, None], paints.shape))
+        slots = paints.ravel().repeat(counts.ravel()).reshape(len(units), tokens)
+        # Lines of one unit run into each other where a gap follows; where none does, each ends in a seam.
+        keys = keys_of(RIGHT + EIGHTHS if self._half_blocks and tiling.gap else GLYPH, slots, slots)
+        keys = keys.repeat((tiling.wide - 1) // tokens, axis=1)
+        keys[cells >= tiling.num_units] = BLANK
+        at_cursor = self._at_cursor(cells)
+        keys[at_cursor] = reverse(keys[at_cursor])
+        picture = np.full((len(cells) // tiling.columns, tiling.width), BLANK, np.int32)
+        for column, begin in enumerate(tiling.column_edges[:-1].tolist()):
+            picture[:, begin : begin + keys.shape[1]] = keys[column :: tiling.columns]
+        return picture
+
+    def _paints_of_slots(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """The paint that each state has inside each of `units`: shape (units, 7)."""
+        paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
+        owner = self._replay.owner[units]
+        held = owner != NOBODY
+        if self.color_by is ColorBy.STATE:
+            return paints
+        paints[held, SlotState.TOKEN] = self._paints.written[units][held]
+        if self.color_by is ColorBy.OWNER:
+            hue = (owner % NUM_HUES).astype(np.uint8)
+            paints[held, SlotState.TOKEN] = np.where(self._replay.refs[units] > 1, SHARED, OWNER + hue)[held]
+            paints[held, SlotState.RESERVED] = (TINT + hue)[held]
+            paints[:, SlotState.PADDING] = SlotState.INTERNAL
+        return paints
+
+    def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each cell has something of the followed request; all are lit where it has nothing, or nobody is."""
+        lit: npt.NDArray[np.bool_] = np.ones(len(cells), np.bool_)
+        if self.followed is not None:
+            _, addresses = self._replay.block_table(self.followed)
+            if len(addresses):
+                lit = np.isin(cells, self.tiling.cell_of(addresses - self._replay.first_unit))
+        return lit
+
+    def _at_cursor(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        at_cursor: npt.NDArray[np.bool_] = cells == (-1 if self.cursor is None else self._cell(self.cursor))
+        return at_cursor
+
+    def _cell(self, unit: int) -> int:
+        return int(self.tiling.cell_of(np.array([unit]))[0])
+
+
+def _ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same paints in the upper half of the line only, so that rows stay apart."""
+    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
+    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
+    return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)
+
+
+assert len(_DRAWING_ORDER) == NUM_STATES

@@ -1,0 +1,82 @@
+"""What happens to the pool between two frames: which units are taken, hit, evicted and freed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.ledger import NOBODY
+from kvsim.recording.order import units_of_runs
+from kvsim.recording.tables import MemoryKind
+
+from .paint import Change
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Changes:
+    """Units from 0 in address order, as often as something happened to each."""
+
+    taken: npt.NDArray[np.int64]
+    """Handed to a request, not counting `hit`."""
+    freed: npt.NDArray[np.int64]
+    """Given back by the last request that held them; they may keep a prefix."""
+    hit: npt.NDArray[np.int64]
+    """Found in the prefix cache, and taken or shared as they are."""
+    evicted: npt.NDArray[np.int64]
+    """Have lost the prefix that they kept, because they were taken."""
+
+    def __len__(self) -> int:
+        return sum(map(len, (self.taken, self.freed, self.hit, self.evicted)))
+
+    def paints(self, num_units: int) -> npt.NDArray[np.uint8]:
+        """The paint of what has happened to each unit, 0 for nothing; an eviction counts more than what it was for."""
+        paints = np.zeros(num_units, np.uint8)
+        paints[self.freed] = Change.FREED
+        paints[self.taken] = Change.TAKEN
+        paints[self.hit] = Change.HIT
+        paints[self.evicted] = Change.EVICTED
+        return paints
+
+
+def changes_between(replay: Replay, before: int, after: int) -> Changes:
+    """What happens after frame `before` up to frame `after`; with -1, from the beginning."""
+    memory, ledger = replay.recording.memory, replay.ledger
+    since = int(replay.frame_seq[before]) if before >= 0 else -1
+    begin, end = np.searchsorted(memory.seq, (since, int(replay.frame_seq[after])), side="right")
+    rows = slice(int(begin), max(int(begin), int(end)))
+    kind, address, length = memory.kind[rows], memory.address[rows].astype(np.int64), memory.length[rows]
+
+    def units(which: MemoryKind) -> npt.NDArray[np.int64]:
+        runs = kind == which
+        run, offset = units_of_runs(length[runs].astype(np.int64))
+        return _inside(address[runs][run] + offset, replay)
+
+    ops = slice(replay.num_ops(before) if before >= 0 else 0, replay.num_ops(after))
+    nobody = np.flatnonzero(ledger.owner[ops] == NOBODY)
+    run, offset = units_of_runs(ledger.length[ops][nobody].astype(np.int64))
+    gone = _inside(ledger.address[ops][nobody][run].astype(np.int64) + offset, replay)
+    evicted = units(MemoryKind.EVICT)
+    return Changes(
+        taken=units(MemoryKind.APPEND), freed=_without(gone, evicted), hit=units(MemoryKind.SHARE), evicted=evicted
+    )
+
+
+def _inside(addresses: npt.NDArray[np.int64], replay: Replay) -> npt.NDArray[np.int64]:
+    units = addresses - replay.first_unit
+    return units[(units >= 0) & (units < replay.num_units)]
+
+
+def _without(units: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`units` without one occurrence for each of `others`: evictions leave units to nobody, and so do releases."""
+    if not len(others):
+        return units
+    counts = np.bincount(units) if len(units) else np.zeros(0, np.int64)
+    np.subtract.at(counts, others[others < len(counts)], 1)
+    found: npt.NDArray[np.int64] = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
+    return found

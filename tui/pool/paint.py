@@ -1,0 +1,106 @@
+"""The paints of the pool's pictures: a number for everything that a cell may be coloured as, and its colour.
+
+Colour means one thing at a time, and a person chooses which: whose memory it is, what it is doing, how many hold it,
+or how long ago it was taken.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Final
+
+from kvsim.memory.waste import NUM_STATES, SlotState
+
+if TYPE_CHECKING:
+    from ..states import Palette, Symbols
+
+
+class ColorBy(Enum):
+    """What colour means; the value is what people read."""
+
+    OWNER = "owner"
+    STATE = "state"
+    SHARING = "sharing"
+    AGE = "age"
+
+
+class Change(IntEnum):
+    """What has just happened to a unit."""
+
+    TAKEN = 10
+    FREED = 11
+    HIT = 12
+    EVICTED = 13
+
+
+EMPTY: Final = NUM_STATES
+"""The paint of a cell without units. Paints below it are the states of `SlotState`."""
+CURSOR: Final = 8
+SHARED: Final = 9
+"""Held by several requests at once."""
+NUM_HUES: Final = 24
+OWNER: Final = 16
+"""The first paint of what an owner has written; hues follow each other by the owner's number."""
+TINT: Final = OWNER + NUM_HUES
+"""The first paint of what an owner has not written yet."""
+AGES: Final = 8
+AGE: Final = TINT + NUM_HUES
+"""The first paint of ages, from old to new."""
+HOLDERS: Final = AGE + AGES
+"""The first paint of numbers of holders."""
+HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
+"""Up to how many holders each paint of `HOLDERS` stands for; one more paint for all above."""
+DIM: Final = 128
+"""Added to the paint of a cell that is not part of the request being followed."""
+NUM_PAINTS: Final = HOLDERS + len(HOLDER_STEPS) + 1
+
+_IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
+"""What is seen in a cell of many units even if only one of them is it."""
+
+
+def importance() -> list[int]:
+    """How much a unit of each paint counts towards being seen beside the most frequent paint of its cell."""
+    weights = [4] * NUM_PAINTS
+    for paint in _IMPORTANT:
+        weights[paint] = 1 << 20
+    weights[SlotState.FREE] = 1
+    return weights
+
+
+def hue_of(request: int) -> int:
+    """The number of the hue of a request, by its row in the recording: neighbours in time are far apart."""
+    return request % NUM_HUES
+
+
+def paint_colors(palette: Palette) -> list[str]:
+    """The colour of every paint, with those in shade from `DIM` on."""
+    colors = [palette.void] * DIM
+    colors[: len(SlotState)] = [palette.states[state] for state in SlotState]
+    colors[CURSOR], colors[SHARED] = palette.cursor, palette.shared
+    for change in Change:
+        colors[change] = palette.changes[change - Change.TAKEN]
+    colors[OWNER : OWNER + NUM_HUES] = palette.hues
+    colors[TINT : TINT + NUM_HUES] = [palette.dimmed(hue, 0.62) for hue in palette.hues]
+    bright = palette.states[SlotState.TOKEN]
+    colors[AGE : AGE + AGES] = [palette.dimmed(bright, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
+    steps = len(HOLDER_STEPS)
+    colors[HOLDERS] = palette.dimmed(bright, 0.6)
+    colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
+        palette.dimmed(palette.shared, 0.5 * (1 - level / steps)) for level in range(1, steps + 1)
+    ]
+    return [*colors, *(palette.dimmed(color) for color in colors)]
+
+
+def paint_glyphs(symbols: Symbols) -> str:
+    """A character for every paint, where there are no colours."""
+    glyphs = [" "] * NUM_PAINTS
+    glyphs[: len(SlotState)] = symbols.states
+    glyphs[CURSOR], glyphs[SHARED] = "_", "&"
+    for change, glyph in zip(Change, "+-=!", strict=True):
+        glyphs[change] = glyph
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:NUM_HUES]
+    glyphs[OWNER : OWNER + NUM_HUES] = letters
+    glyphs[TINT : TINT + NUM_HUES] = letters.lower()
+    glyphs[AGE : AGE + AGES] = "12345678"
+    glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
+    return "".join(glyphs)
