@@ -6,7 +6,6 @@ The page has its figures in it and needs no network; a Markdown file beside it s
 from __future__ import annotations
 
 import base64
-import html
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ from kvsim.metrics import Summary, summarize
 from kvsim.overwriting import mark, replacing_folder
 from kvsim.plots import STATE_LABELS, plans, save
 from kvsim.plots.shared import waste_of
-from kvsim.plots.words import distinct_names, memory, policy_label, provenance, seconds
+from kvsim.plots.words import distinct_names, label, memory, policy_label, provenance, seconds
+from kvsim.text import filled, html_text, markdown_code, markdown_text, printable
 
 if TYPE_CHECKING:
     import os
@@ -103,7 +103,9 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
     summaries = [
         summarize(recording, waste_of(recording) if len(recording.steps) else None) for recording in recordings
     ]
-    made_by = [f"{recording.meta.command}" for recording in recordings if recording.meta.command.startswith("kvsim ")]
+    made_by = [
+        printable(recording.meta.command) for recording in recordings if recording.meta.command.startswith("kvsim ")
+    ]
     return Facts(
         title=f"Where the KV memory went: {', '.join(names)}",
         lead=tuple(_lead(names, summaries)),
@@ -159,7 +161,7 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
 
     def beyond(recording: Recording) -> str:
         where = recording.meta.extra.get(extrapolation.KEY)
-        return "; ".join(map(str, where)) if isinstance(where, list) else "no"
+        return "; ".join(map(label, where)) if isinstance(where, list) else "no"
 
     def pool(recording: Recording) -> str:
         of = recording.meta.pool
@@ -176,7 +178,7 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
         row("KV pool", pool),
         row("requests", lambda recording: f"{len(recording.requests):,}"),
         row("steps", lambda recording: f"{len(recording.steps):,}"),
-        row("notes", lambda recording: recording.meta.notes),
+        row("notes", lambda recording: printable(recording.meta.notes)),
     )
 
 
@@ -212,35 +214,35 @@ def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", " ")
-
     def table(rows: Sequence[tuple[str, tuple[str, ...]]], align: str) -> str:
         lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]
-        return "\n".join(f"| {' | '.join([cell(label), *map(cell, cells)])} |" for label, cells in lines)
+        return "\n".join(f"| {' | '.join(map(markdown_text, (label, *cells)))} |" for label, cells in lines)
 
     blocks = [
-        f"# {facts.title}",
-        "\n".join(f"- {sentence}" for sentence in facts.lead),
+        f"# {markdown_text(facts.title)}",
+        "\n".join(f"- {markdown_text(sentence)}" for sentence in facts.lead),
         "## What happened",
         table(facts.results, "---:"),
         "## What was recorded",
         table(facts.about, "---"),
         "## Figures",
-        *(f"![{figure.alt_text}]({figure.file})\n\n`{figure.command}`" for figure in figures),
+        *(
+            f"![{markdown_text(figure.alt_text)}]({figure.file})\n\n{markdown_code(figure.command)}"
+            for figure in figures
+        ),
         "## To repeat it",
-        "```\n" + "\n".join(facts.commands) + "\n```",
-        f"Source: {facts.source}",
+        markdown_code("\n".join(facts.commands), least=3),
+        f"Source: {markdown_text(facts.source)}",
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
     def table(rows: Sequence[tuple[str, tuple[str, ...]]], kind: str) -> str:
-        head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in facts.names)
+        head = "".join(f'<th scope="col">{html_text(name)}</th>' for name in facts.names)
         body = "".join(
-            f'<tr><th scope="row">{html.escape(label)}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            f'<tr><th scope="row">{html_text(label)}</th>'
+            + "".join(f"<td>{html_text(cell)}</td>" for cell in cells)
             + "</tr>"
             for label, cells in rows
         )
@@ -252,21 +254,18 @@ def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
     def figure(shown: Shown) -> str:
         data = base64.b64encode((folder / shown.file).read_bytes()).decode()
         return (
-            f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(shown.alt_text)}">'
-            f"<figcaption><code>{html.escape(shown.command)}</code></figcaption></figure>"
+            f'<figure><img src="data:image/png;base64,{data}" alt="{html_text(shown.alt_text)}">'
+            f"<figcaption><code>{html_text(shown.command)}</code></figcaption></figure>"
         )
 
     parts = {
         "@MARK@": mark("report"),
-        "@TITLE@": html.escape(facts.title),
-        "@LEAD@": "".join(f"<li>{html.escape(sentence)}</li>" for sentence in facts.lead),
+        "@TITLE@": html_text(facts.title),
+        "@LEAD@": "".join(f"<li>{html_text(sentence)}</li>" for sentence in facts.lead),
         "@RESULTS@": table(facts.results, "figures"),
         "@ABOUT@": table(facts.about, "words"),
         "@FIGURES@": "\n".join(map(figure, figures)),
-        "@COMMANDS@": html.escape("\n".join(facts.commands)),
-        "@SOURCE@": html.escape(facts.source),
+        "@COMMANDS@": html_text("\n".join(facts.commands)),
+        "@SOURCE@": html_text(facts.source),
     }
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    for place, value in parts.items():
-        page = page.replace(place, value)
-    return page
+    return filled(_TEMPLATE.read_text(encoding="utf-8"), parts)

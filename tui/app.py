@@ -14,6 +14,7 @@ from textual.binding import Binding
 from textual.events import InputEvent
 
 from kvsim.errors import KvsimError
+from kvsim.text import message
 
 from .commands import choose, commands, themes
 from .compare import Compare
@@ -257,14 +258,14 @@ class KvsimApp(App[None]):
             try:
                 result = await asyncio.to_thread(job)
             except KvsimError as error:
-                self.notify(str(error), severity="error", timeout=10, markup=False)
+                self.notify(message(str(error)), severity="error", timeout=10, markup=False)
             else:
                 then(result)
             finally:
                 self._busy = False
 
         self._busy = True
-        self.notify(f"{what}.", timeout=3)
+        self.notify(f"{what}.", timeout=3, markup=False)
         self.run_worker(work())
 
     def action_save(self) -> None:

@@ -78,7 +78,7 @@ class Live(Watch):
         self._ended = sentence
         self.show_headline()
         self.show_transport()
-        self.notify(f"{sentence[0].upper()}{sentence[1:]} What was seen stays here.", timeout=10)
+        self.notify(f"{sentence[0].upper()}{sentence[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _take(self, session: Session) -> None:
         """Show `session` in place of the present one, at the same moment or at its end."""

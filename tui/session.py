@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from kvsim.metrics import waste
 from kvsim.recording.ledger import NOBODY
 from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
+from kvsim.text import printable, printable_values
 
 from .events import NOTABLE, EventFilter, EventKind, Events, events_of
 from .history import Stay, stays
@@ -63,7 +64,7 @@ class Session:
 
     def __init__(self, recording: Recording, *, at_s: float | None = None, later: bool = False) -> None:
         """Args: what to watch, where to begin, and whether `add_up` is called once there is a picture to look at."""
-        self.replay = Replay(recording)
+        self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
         self.slots = np.zeros((0, len(SlotState)), np.int64)
         """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
@@ -210,3 +211,24 @@ class Session:
     def request_name(self, request: int) -> str:
         """What the recording calls a request."""
         return str(self.recording.requests.id[request])
+
+
+def _printable(recording: Recording) -> Recording:
+    """`recording` with every name and note safe to draw: they come from a file, or from a server."""
+    meta, requests = recording.meta, recording.requests
+    letters = np.ascontiguousarray(requests.id).view(np.uint32)
+    if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
+        requests = replace(requests, id=np.array([printable(name) for name in requests.id.tolist()]))
+    return replace(
+        recording,
+        name=printable(recording.name),
+        requests=requests,
+        meta=replace(
+            meta,
+            gpu=printable(meta.gpu),
+            notes=printable(meta.notes),
+            engine=printable_values(meta.engine),
+            model=printable_values(meta.model),
+            policy=printable_values(meta.policy),
+        ),
+    )

@@ -9,6 +9,8 @@ from textual import on
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from kvsim.text import file_stem
+
 from .below_pool import BelowPool
 from .event_list import EventList
 from .events import EventFilter
@@ -105,7 +107,7 @@ class Watch(Stage):
 
     def file_name(self) -> str:
         """The recording and the step."""
-        return f"{self.session.recording.name or 'kvsim'}-step{self.player.frame}"
+        return f"{file_stem(self.session.recording.name)}-step{self.player.frame}"
 
     def action_filter(self) -> None:
         """List and jump to the next kind of events; kinds of which there are none are passed over."""

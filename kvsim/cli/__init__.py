@@ -5,6 +5,7 @@ A command turns flags into values, calls the library and shows what comes back; 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import click
 
 from kvsim import __version__
 from kvsim.errors import KvsimError
+from kvsim.text import message
 
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
@@ -85,10 +87,12 @@ def main() -> None:
     try:
         cli(standalone_mode=False, prog_name="kvsim")
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(file=said)
+        print(message(said.getvalue()), end="", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     except KvsimError as error:
-        print(f"kvsim: {error}", file=sys.stderr)  # noqa: T201
+        _complain(str(error))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
@@ -99,5 +103,10 @@ def main() -> None:
     except OSError as error:
         # A full disk, a folder that is gone: nothing that a traceback would explain better.
         where = f"{error.filename}: " if error.filename else ""
-        print(f"kvsim: {where}{error.strerror or error}.", file=sys.stderr)  # noqa: T201
+        _complain(f"{where}{error.strerror or error}.")
         sys.exit(1)
+
+
+def _complain(sentence: str) -> None:
+    """Say what was wrong. The sentence may quote what stands in a file, or what another library says of it."""
+    print(f"kvsim: {message(sentence)}", file=sys.stderr)  # noqa: T201

@@ -101,7 +101,7 @@ def _write_all(
     recordings: list[Recording], folder: Path, file_type: str, purpose: str, *, titled: bool, overwrite: bool
 ) -> None:
     """Write every figure that suits the recordings; one that they have no data for is named and left out."""
-    from kvsim.cli.show import progress
+    from kvsim.cli.show import echo, progress
     from kvsim.plots import may_save, plans, save
 
     written = 0
@@ -114,7 +114,7 @@ def _write_all(
             try:
                 picture = plan.draw(purpose=purpose)
             except (RecordingError, UsageError) as error:
-                click.echo(f"left out {plan.file_stem}: {error}", err=True)
+                echo(f"left out {plan.file_stem}: {error}", err=True)
                 continue
             click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", titled=titled))
             written += 1

@@ -10,10 +10,17 @@ from typing import Any
 
 import click
 
+from kvsim.text import printable, printable_lines
+
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace what is there already, whichever command or program wrote it."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print `text`, which may quote what stands in a file, on standard output or standard error."""
+    click.echo(printable_lines(str(text)), err=err)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -34,13 +41,15 @@ def print_table(
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if index in figures else "left", no_wrap=index in figures)
+        table.add_column(
+            Text(printable(column)), justify="right" if index in figures else "left", no_wrap=index in figures
+        )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(Text(title, style="bold"))
+        table.add_row(*(Text(printable_lines(cell)) for cell in row))
+    console.print(Text(printable(title), style="bold"))
     console.print(table)
     if note:
-        console.print(Text(note))
+        console.print(Text(printable_lines(note)))
 
 
 @contextmanager
@@ -50,6 +59,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None  # noqa: ARG005
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     bar = Progress(
@@ -57,7 +67,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         console=Console(stderr=True), transient=True,
     )  # fmt: skip
     with bar:
-        task = bar.add_task(label, total=None)
+        task = bar.add_task(escape(printable(label)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

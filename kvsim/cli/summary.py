@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
-from kvsim.cli.show import print_table, seconds, size
+from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.extrapolation import KEY
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
@@ -60,7 +58,7 @@ def _warn(recording: Recording | Measured) -> None:
     """One line on standard error where the step times were asked for more than they were fitted to."""
     beyond = recording.meta.extra.get(KEY, ())
     if beyond:
-        click.echo(f"warning: {recording.meta.policy_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
+        echo(f"warning: {recording.meta.policy_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
 
 
 def time_source(recording: Recording | Measured) -> str:

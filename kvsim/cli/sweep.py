@@ -11,7 +11,7 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
@@ -101,7 +101,7 @@ def command(
         return
     click.echo(f"{output}: " + ", ".join(f"{count} {name}" for name, count in facts.items()))
     for settings in outcome.lost:
-        click.echo(f"lost with its worker: {dict(settings)}", err=True)
+        echo(f"lost with its worker: {dict(settings)}", err=True)
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:

@@ -17,10 +17,11 @@ import click
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import overwrite_option, progress
+from kvsim.cli.show import echo, overwrite_option, progress
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.overwriting import may_replace, replacing_folder
 from kvsim.policies import POLICY_NAMES
+from kvsim.text import message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,7 +214,7 @@ def _attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, asc
     finally:
         feed.close()
     if ended is not None:
-        click.echo(ended, err=True)
+        echo(message(ended), err=True)
     if output is not None:
         from kvsim.recording import write
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table, progress
+from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict
@@ -35,7 +35,7 @@ def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(verdict.as_dict())
     else:
-        click.echo(f"{subject}: {verdict}")
+        echo(f"{subject}: {verdict}")
         if verdict.difference is not None:
             rows = [
                 (("> " if line.differs else "  ") + line.label, line.recorded, line.simulated)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from kvsim.plots.style import LINES
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label
+from kvsim.text import file_stem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
         found.append(("agreement", (simulated.index(False), simulated.index(True))))
 
     names = distinct_names(recordings)
-    stems = [re.sub(r"[^A-Za-z0-9.+-]+", "-", name).strip("-") for name in names]
+    stems = [file_stem(name) for name in names]
     return [
         Plan(
             kind=kind,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
-import json
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.overwriting import mark
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.text import filled, html_text, script_json
 
 if TYPE_CHECKING:
     import os
@@ -59,16 +58,14 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
             for reel in film.reels
         ],
     }
-    names = " and ".join(html.escape(reel.name) for reel in film.reels)
-    # "</" would end the script, wherever it stands.
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    for place, value in (
-        ("@MARK@", mark("animate")),
-        ("@TITLE@", f"KV pool over time: {names}"),
-        ("@ALT@", html.escape(film.alt_text, quote=True)),
-        ("@SOURCE@", html.escape(film.source)),
-        ("@DATA@", text),
-    ):
-        page = page.replace(place, value)
-    return page
+    names = " and ".join(html_text(reel.name) for reel in film.reels)
+    return filled(
+        _TEMPLATE.read_text(encoding="utf-8"),
+        {
+            "@MARK@": mark("animate"),
+            "@TITLE@": f"KV pool over time: {names}",
+            "@ALT@": html_text(film.alt_text),
+            "@SOURCE@": html_text(film.source),
+            "@DATA@": script_json(data),
+        },
+    )

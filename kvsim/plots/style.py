@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from kvsim.errors import UnknownNameError
@@ -130,6 +130,7 @@ def style(purpose: Purpose) -> AbstractContextManager[None]:
         "pdf.fonttype": 42,
         "svg.hashsalt": "kvsim",
         "path.simplify": True,
+        "text.parse_math": False,  # names come from files, and a $ in one is a $
     }
     return mpl.rc_context(sheet)  # type: ignore[arg-type]  # the stubs want every key's literal name
 
@@ -217,7 +218,9 @@ class Picture(Figure):
     def settle(self) -> None:
         """Lay the panels out once and for all. The solver's last digits vary from run to run, and a file must not."""
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
-            if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(axis.get_view_interval()) >= 10_000:
+            formatter = axis.get_major_formatter()
+            large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
+            if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
         self.draw_without_rendering()
         self.set_layout_engine("none")

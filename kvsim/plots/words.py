@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.text import printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
 
 _UNBROKEN = 30
 """Letters of a title that may stay together: about the width of a column."""
+_LONGEST_NAME = 160
+"""Letters of a name; step times name the recordings that they were fitted to."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
+
+
+def label(name: object) -> str:
+    """A name from a file as figures show it: no character that cannot be seen, and not longer than a line or two."""
+    return shortened(printable(str(name)), _LONGEST_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +55,13 @@ def provenance(*recordings: Recording) -> str:
     policies: dict[tuple[str, ...], list[str]] = {}
     for recording in recordings:
         meta = recording.meta
-        name, version = str(meta.engine.get("name", meta.source)), str(meta.engine.get("version", ""))
+        name, version = label(meta.engine.get("name", meta.source)), label(meta.engine.get("version", ""))
         engine = " ".join(filter(None, (_ENGINES.get(name, name), version)))
-        model = str(meta.model.get("name", "")).rpartition("/")[2]
-        step_time = str(meta.engine.get("step_time", ""))
+        model = label(meta.model.get("name", "")).rpartition("/")[2]
+        step_time = label(meta.engine.get("step_time", ""))
         key = (
             f"{'simulated by' if meta.source == 'simulation' else 'measured on'} {engine}",
-            *filter(None, (model, meta.gpu, step_time and f"step time: {step_time}")),
+            *filter(None, (model, label(meta.gpu), step_time and f"step time: {step_time}")),
         )
         policies.setdefault(key, []).append(policy_label(meta.policy))
     return "; ".join(
@@ -68,15 +76,15 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
     """What to call each recording: its name, or its policy where two have the same."""
-    named = [(recording.name, policy_label(recording.meta.policy)) for recording in recordings]
+    named = [(label(recording.name), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:
     """A policy as a legend names it: "contiguous (reserve max)"."""
-    name = str(policy.get("name", "paged"))
-    reserve = f" (reserve {policy['reserve']})" if "reserve" in policy else ""
+    name = label(policy.get("name", "paged"))
+    reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     return f"{name}{reserve}"
 
 

@@ -40,6 +40,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.text import printable_lines, printable_values
 from kvsim.workload import Request, SharedPrefix, Workload
 
 from .rows import Rows
@@ -110,7 +111,7 @@ def read_lesson(file: Path) -> Lesson:
     if number is None:
         raise LessonError(f"{file}: a lesson's file name should begin with its number, such as 3-pages.toml.")
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = printable_values(tomllib.loads(file.read_text(encoding="utf-8")), printable_lines)
     except OSError as error:
         raise LessonError(f"{file} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
