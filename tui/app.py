@@ -224,7 +224,8 @@ class KvsimApp(App[None]):
         elif self._runs is None:
             self.notify("There are no requests here that could be served again under other policies.")
         else:
-            runs, time_s, name, playing = self._runs, stage.player.clock_s, stage.followed_name, stage.player.playing
+            runs, time_s, name = self._runs, stage.player.clock_s, stage.followed_name
+            playing = stage.player.playing or not stage.player.frame
 
             def play(comparison: Comparison) -> None:
                 comparison.follow(name)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .states import Symbols
 
 _LABEL = 14
+_MOST_TIMES = 4
+"""How many times the fastest run's duration the axis shows at most, where the slowest takes more than twice as long."""
 
 
 class Race(Scrubber):
@@ -46,6 +48,13 @@ class Race(Scrubber):
     def show_frame(self) -> None:
         """Follow the comparison to its current frame."""
         self.refresh()
+
+    @property
+    def _span_s(self) -> float:
+        """The part of time that the axis shows: where one run takes many times as long as another, not all of it."""
+        durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
+        whole_s = super()._span_s
+        return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
 
     def place(self) -> str:
         """Steps of several runs have no common number."""
@@ -86,7 +95,9 @@ class Race(Scrubber):
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
-        when = f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
+        beyond = session.player.duration_s > self.player.begin_s + self._span_s * 1.001
+        when = f" {self.symbols.arrow}" if beyond else ""
+        when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
@@ -141,8 +152,18 @@ class Compare(Stage):
             pool.follow(session.followed)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """What is the same for all."""
-        return comparison_headline(self.comparison, short=False), comparison_headline(self.comparison, short=True)
+        """What is the same for all, the engine's step times among it where they are."""
+        long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
+        times = self._step_times()
+        return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
+
+    def _step_times(self) -> list[str]:
+        """Whether the runs differ in their policies alone, or in their engines too."""
+        metas = [lane.session.recording.meta for lane in self.comparison.lanes]
+        if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
+            return []
+        labels = {str(meta.engine.get("step_time")) for meta in metas}
+        return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
 
     def sessions(self) -> Iterable[Session]:
         """Those of all runs."""

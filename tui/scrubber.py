@@ -92,7 +92,7 @@ class Scrubber(Widget):
 
     def edges_s(self, width: int) -> npt.NDArray[np.float64]:
         """The moments between which the columns of an axis of `width` lie."""
-        return np.linspace(self.player.begin_s, self.player.duration_s, width + 1)
+        return np.linspace(self.player.begin_s, self.player.begin_s + self._span_s, width + 1)
 
     @property
     def _span_s(self) -> float:

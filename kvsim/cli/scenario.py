@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.hardware import Gpu
+    from kvsim.ladder import Rung
     from kvsim.models import Model
     from kvsim.policies import Policy
     from kvsim.recording import Meta, Recording
@@ -91,12 +92,16 @@ class Scenario:
         return flags | {"acceptance_seed": self.flags["seed"]}
 
     def machine(self, policy: Policy) -> Machine:
-        """The machine that `policy` runs on: static batches run on Hugging Face's engine, the others on vLLM's."""
+        """The machine that `policy` runs on.
+
+        With the flag `times` at `own`, as without it, static batches run on Hugging Face's engine and the others on
+        vLLM's; at `one`, every policy has the step times of vLLM's engine, so that a comparison is like for like.
+        """
         from kvsim.simulation import Machine
 
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
 
-    def _step_time(self, policy: Policy) -> StepTimeModel:
+    def _step_time(self, policy: Policy, *, captured: bool = True) -> StepTimeModel:
         """The profile that was asked for, carried to another GPU if need be, or the shipped one that matches.
 
         A roofline, uncalibrated, where there is none, and for an engine that the profile is not of. Profiles are
@@ -111,17 +116,19 @@ class Scenario:
         from kvsim.steptime import Roofline
 
         cache = self.flags["cache"]
-        engine = f"hf-{cache}" if isinstance(policy, Static) else "vllm"
+        own = isinstance(policy, Static) and self.flags.get("times", "own") == "own"
+        engine = f"hf-{cache}" if own else "vllm"
         if self.flags["profile"] and self.flags["profile"] != "none":
             chosen = find(self.flags["profile"])
             if chosen.engine == engine:
-                return Watched(carried(chosen, self.gpu, self.model, engine))
+                fitted = carried(chosen, self.gpu, self.model, engine)
+                return Watched(fitted, None if captured else fitted.times.uncaptured())
         profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
         if profile is not None:
-            return Watched(profile)
-        if isinstance(policy, Static):
+            return Watched(profile, None if captured else profile.times.uncaptured())
+        if own:
             return Roofline.for_hugging_face(self.gpu, self.model, cache=cache)
-        return Roofline.for_gpu(self.gpu, self.model)
+        return Roofline.for_gpu(self.gpu, self.model, enforce_eager=not captured)
 
     def simulate(self, policy_name: str, *, progress: Callable[[int, int], None] | None = None) -> Recording:
         """Run it under one policy."""
@@ -137,6 +144,26 @@ class Scenario:
             progress=progress,
             command=shlex.join(["kvsim", *sys.argv[1:]]),
         )
+
+    def ladder(self) -> tuple[Rung, ...]:
+        """The rungs of `kvsim compare --ladder` with the limits of the flags."""
+        from kvsim.ladder import rungs
+
+        flags = self.flags
+        return rungs(
+            self._scheduler(),
+            block_size=flags["block_size"],
+            batch_size=flags["batch_size"],
+            watermark=flags["watermark"],
+        )
+
+    def times_of(self, rung: Rung) -> StepTimeModel:
+        """Step times of one engine, vLLM's, launched as captured graphs or kernel by kernel."""
+        from dataclasses import replace
+
+        from kvsim.policies import Paged
+
+        return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
 
     def _scheduler(self) -> Any:
         from kvsim.scheduling.settings import ContinuousSettings, EngineDefaults, Order

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.compare import times_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
@@ -49,6 +50,7 @@ _HOST, _PORT = "127.0.0.1", 8000
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="With --attach: write what was seen here.")
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
+@times_option
 @scenario_options
 @click.option("--at", "at_s", type=float, metavar="SECONDS", help="Begin at this time of the recording.")
 @click.option(
@@ -167,8 +169,8 @@ _quiet = _Quiet()
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
     """What was recorded, or a fresh simulation, which tells `report` how far it has come."""
-    if policy is not None:
-        return _simulate(build_scenario(**flags), policy, report)
+    if policy is not None:  # nothing is compared, so each policy has its own engine
+        return _simulate(build_scenario(**flags | {"times": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 

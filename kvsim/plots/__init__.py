@@ -10,6 +10,7 @@ from kvsim.plots.film import Film, film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import write_gif, write_mp4
 from kvsim.plots.free_runs import free_runs
+from kvsim.plots.ladder import ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes
 from kvsim.plots.memory_map import memory_map
@@ -41,6 +42,7 @@ __all__ = [
     "film_of",
     "free_runs",
     "hits_capacity",
+    "ladder",
     "latency",
     "lifetimes",
     "may_save",

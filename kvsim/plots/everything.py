@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
+from kvsim.plots.ladder import is_ladder, ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes
 from kvsim.plots.memory_map import memory_map
@@ -54,7 +55,10 @@ OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
 """What sets a simulation beside the run it is of."""
 
-FIGURES = OF_SEVERAL | OF_ONE | OF_A_SWEEP | OF_A_PAIR
+OF_A_LADDER: dict[str, Callable[..., Picture]] = {"ladder": ladder}
+"""What shows the rungs of `kvsim compare --ladder`."""
+
+FIGURES = OF_SEVERAL | OF_A_LADDER | OF_ONE | OF_A_SWEEP | OF_A_PAIR
 """Name on the command line -> what draws it."""
 
 
@@ -87,6 +91,8 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
             found.append(("hits-capacity", everyone))
     if _varies(recordings, [pool.unit_tokens for pool in pools]):
         found.append(("throughput-block-size", everyone))
+    if is_ladder(list(recordings)):
+        found.append(("ladder", everyone))
     simulated = [recording.meta.source == "simulation" for recording in recordings]
     if sorted(simulated) == [False, True]:
         found.append(("agreement", (simulated.index(False), simulated.index(True))))

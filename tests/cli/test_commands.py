@@ -111,7 +111,9 @@ def test_compare(kvsim: Kvsim, tmp_path: Path) -> None:
         line.rpartition("  ")[0].split("  ")[0].strip(): line.split()[-3:] for line in text.splitlines() if "  " in line
     }
     assert rows["sum, %"] == ["100.0"] * 3
-    assert text.count("times: calibrated on H200") == 2, "one engine for paged and contiguous, one for static"
+    assert text.count("times: calibrated on H200") == 1, "one engine for all"
+    own = succeed(kvsim("compare", *FEW, "--times", "own"))
+    assert own.count("times: calibrated on H200") == 2, "one engine for paged and contiguous, one for static"
     document = strict_json(succeed(kvsim("compare", *FEW, "--json", "-o", "all", folder=tmp_path)))
     assert list(document) == ["paged", "contiguous", "static"]
     for policy, summary in document.items():
@@ -261,3 +263,17 @@ def test_plot(kvsim: Kvsim, tmp_path: Path, pressure: Recording, kind: str, name
 def test_a_figure_is_named_after_its_kind(kvsim: Kvsim, tmp_path: Path) -> None:
     assert succeed(kvsim("plot", "waste-bars", PRESSURE, "--for", "paper", folder=tmp_path)) == "waste-bars.png\n"
     assert (tmp_path / "waste-bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_ladder_is_printed_and_written(kvsim: Kvsim, tmp_path: Path) -> None:
+    few = ["--num-requests", "40", "--arrivals", "at-once", "--model", "Meta-Llama-3-8B", "--gpu", "H200"]
+    few += ["--kv-gib", "1", "--max-model-len", "1024"]
+    printed = succeed(kvsim("compare", "--ladder", *few, "-o", str(tmp_path / "rungs")))
+    for name in ("one by one", "padded batches", "continuous", "pages", "asynchronous"):
+        assert name in printed
+    assert len([path for path in (tmp_path / "rungs").iterdir() if path.is_dir()]) == 8
+    document = strict_json(succeed(kvsim("compare", "--ladder", *few, "--json")))
+    assert [round(rung["memory_gain"] * rung["time_gain"] / rung["gain"], 6) for rung in document["rungs"]] == [1] * 8
+    rungs = [str(path) for path in (tmp_path / "rungs").iterdir() if path.is_dir()]
+    succeed(kvsim("plot", "ladder", *rungs, "-o", str(tmp_path / "ladder.png")))
+    assert (tmp_path / "ladder.png").stat().st_size > 10_000

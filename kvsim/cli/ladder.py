@@ -1,0 +1,68 @@
+"""`kvsim compare --ladder`: the same requests, served in eight ways, one change each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.scenario import build_scenario
+from kvsim.cli.show import print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from kvsim.ladder import Climbed
+
+LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
+"""Requests of a recorded run under memory pressure, many of which begin alike: every rung has something to do."""
+
+
+def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
+    """Run the ladder, print it, and write its recordings where that was asked for."""
+    from kvsim.ladder import at_once, climb, rung_recordings
+    from kvsim.overwriting import may_replace, replacing_folder
+
+    if output is not None:
+        may_replace(output, "compare", overwrite=overwrite, is_folder=True)
+    generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
+    if flags["workload"] is None and not generated:
+        flags = flags | {"workload": LADDER_WORKLOAD}
+    scenario = build_scenario(**flags)
+    scenario = replace(scenario, workload=at_once(scenario.workload))
+    rungs = scenario.ladder()
+    machine = scenario.machine(rungs[-1].policy)
+    with progress("ladder") as report:
+        climbed = climb(scenario.workload, machine, rungs, scenario.times_of, progress=report)
+    if output is not None:
+        from kvsim.recording import write
+
+        recordings = rung_recordings(scenario.workload, machine, rungs, scenario.times_of, climbed)
+        with replacing_folder(output, "compare", overwrite=overwrite) as folder:
+            for number, (rung, recording) in enumerate(zip(rungs, recordings, strict=True), start=1):
+                write(recording, folder / f"{number}-{rung.name.replace(' ', '-')}")
+    if as_json:
+        print_json({"step_times": machine.step_time.label, "rungs": [rung.as_dict() for rung in climbed]})
+        return
+    title = f"{scenario.workload.description} {scenario.kv_bytes / 2**30:.2f} GiB of KV memory"
+    rows = [_row(number, rung) for number, rung in enumerate(climbed, start=1)]
+    columns = ["", "way to serve", "what is new", "tokens/s", "at a time", "gain", "of it memory", "of it time"]
+    print_table(title, columns, rows, figures=range(3, len(columns)), note=_note(climbed, machine.step_time.label))
+
+
+def _row(number: int, rung: Climbed) -> tuple[str, ...]:
+    gains = ("", "", "") if number == 1 else (_times(rung.gain), _times(rung.memory_gain), _times(rung.time_gain))
+    figures = (f"{rung.tokens_per_s:,.0f}", f"{rung.mean_batch:.1f}")
+    return (str(number), rung.name, rung.change, *figures, *gains)
+
+
+def _times(factor: float) -> str:
+    return f"\u00d7{factor:.2f}"
+
+
+def _note(climbed: list[Climbed], label: str) -> str:
+    first, last = climbed[0], climbed[-1]
+    ample = last.ample_tokens_per_s / first.ample_tokens_per_s
+    return (
+        f"From the first to the last: {_times(last.tokens_per_s / first.tokens_per_s)}; with memory for everything "
+        f"{_times(ample)}.\ngain = of it memory \u00d7 of it time: what it would have gained with memory for "
+        f"everything is time, the rest is memory.\nstep times of one engine for all: {label}"
+    )
