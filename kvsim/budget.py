@@ -2,8 +2,8 @@
 
 A share of the card is taken; weights, activations, whatever lives outside PyTorch and the captured graphs come off it,
 and what is left is cut into blocks. vLLM measures activations and overheads by running the model once. Here they are
-estimated from the shape, and their terms say so: expect the pool to be right within a few percent, not to the block. To
-have a known pool exactly, state it (`kv_memory_bytes`).
+estimated from the shape (`kvsim.activations`), and their terms say so. To have a known pool exactly, state it
+(`kv_memory_bytes` or `num_blocks`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvsim.activations import captured_graphs, outside_pytorch, peak_activations
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
+from kvsim.kv_groups import CachePlan, CacheSettings, bytes_per_block, cache_layout, pipeline_stages, plan_cache
+from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-
-NON_TORCH_BYTES = 150 << 20
-"""Estimate of what libraries take outside PyTorch's allocator once a model has run: workspaces and loaded kernels."""
-
-GRAPH_BYTES = 3 << 20
-"""Estimate of what the driver keeps for one captured graph, beside the activations that all graphs share."""
-
-NUM_CAPTURED_SIZES = 51
-"""Batch sizes that vLLM captures by default: 1, 2, 4, 8 to 248 in steps of 8, 256 to 512 in steps of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +38,31 @@ class BudgetTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The KV pool of one GPU, and the terms that led to it."""
+    """The KV pool of one GPU, and the terms that led to it. All bytes are those of one GPU."""
 
     gpu: Gpu
     model: Model
-    block_size: int
-    """Tokens per block."""
-    num_blocks: int
-    """vLLM's N. Block 0 is its null block, so one block fewer can be given to requests."""
-    bytes_per_block: int
-    """Bytes of one block in all layers, on this GPU."""
+    """As it is served: with the types and the parallel sizes that hold."""
+    plan: CachePlan
     terms: tuple[BudgetTerm, ...]
     """In the order of the account; they add up to `kv_bytes`."""
+    stage: int = 0
+    """The stage of the pipeline with the least room, whose GPU the account is of."""
+
+    @property
+    def num_blocks(self) -> int:
+        """vLLM's N. Block 0 is its null block, so one block fewer can be given to requests."""
+        return self.plan.num_blocks
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all layers of the stage."""
+        return self.plan.bytes_per_block[self.stage]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of the smallest block of any group."""
+        return min(group.block_size for group in self.plan.layout.groups)
 
     @property
     def kv_bytes(self) -> int:
@@ -69,30 +76,32 @@ class Budget:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the usable blocks hold: one block fewer than the "GPU KV cache size" that vLLM logs."""
-        return self.num_usable_blocks * self.block_size
+        """Tokens that the usable blocks hold, in sequences of `max_model_len` where there are several groups."""
+        if self.plan.layout.is_uniform:
+            return self.num_usable_blocks * self.block_size
+        length = self.plan.settings.max_model_len
+        return self.num_usable_blocks * length // self.plan.blocks_for(length)
 
     def max_sequences(self, tokens: int) -> int:
-        """How many sequences of `tokens` tokens the pool holds at once, each rounded up to whole blocks.
-
-        A recurrent state is counted as blocks too, since engines keep it in the same pool.
+        """How many sequences of `tokens` tokens the pool holds at once while they decode, each in whole blocks.
 
         Raises:
             UsageError: if `tokens` is not positive.
         """
         _check_count("tokens", tokens)
-        state_blocks = -(-self.model.state_bytes_per_sequence // self.bytes_per_block)
-        return self.num_usable_blocks // (-(-tokens // self.block_size) + state_blocks)
+        return self.plan.max_sequences(tokens)
 
 
-def blocks_for(kv_memory_bytes: int, model: Model, block_size: int, *, tensor_parallel_size: int = 1) -> int:
+def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
     """How many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU; vLLM's N, null block included.
 
     Raises:
         UsageError: if a setting is not positive.
     """
     _check_count("kv_memory_bytes", kv_memory_bytes)
-    return kv_memory_bytes // _bytes_per_block(model, block_size, tensor_parallel_size)
+    _check_count("block_size", block_size)
+    settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
+    return kv_memory_bytes // cache_layout(model, settings).bytes_per_block
 
 
 def plan_budget(
@@ -100,57 +109,98 @@ def plan_budget(
     model: Model,
     *,
     gpu_memory_utilization: float = 0.92,
-    block_size: int = 16,
     max_num_batched_tokens: int = 16384,
     max_num_seqs: int = 1024,
+    max_model_len: int | None = None,
+    find_max_model_len: bool = False,
+    block_size: int | None = None,
+    enable_prefix_caching: bool | None = None,
+    hybrid_manager: bool = True,
     kv_memory_bytes: int | None = None,
-    tensor_parallel_size: int = 1,
+    num_blocks: int | None = None,
+    oversize: bool = False,
 ) -> Budget:
     """The KV pool that vLLM would set up on `gpu` for `model`; the defaults are its `LLM` class's on a large GPU.
 
     Args:
-        gpu: One GPU; with tensor parallelism, each of several of the same kind.
-        model: What is served.
+        gpu: One GPU; with parallelism, each of several of the same kind.
+        model: What is served, and how: `Model.served` says in which types and on how many GPUs.
         gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
-        block_size: Tokens per block.
-        max_num_batched_tokens: Tokens of the largest step, which sets the activations' peak.
+        max_num_batched_tokens: Tokens of the largest step, which sets the activations' peak and what a window holds.
         max_num_seqs: Sequences of the largest step, which sets the size of the logits.
+        max_model_len: Longest sequence in tokens; None: the model's, and it need not fit.
+        find_max_model_len: Let `max_model_len` give way to the longest sequence that fits.
+        block_size: Tokens of a block of full attention; None: what the attention backend prefers.
+        enable_prefix_caching: None: on, but off for models with recurrent layers.
+        hybrid_manager: Whether layers of different kinds get groups of their own.
         kv_memory_bytes: Bytes of the pool; replaces the account above it, and rounding remains.
-        tensor_parallel_size: GPUs among which weights and heads are dealt out.
+        num_blocks: Blocks of the pool; likewise.
+        oversize: Make the pool even if it and the weights are more than the GPU has.
 
     Raises:
-        BudgetError: if the weights do not fit, or no block is left for a request.
+        BudgetError: if the weights do not fit, no block is left for a request, or `max_model_len` does not fit.
         UsageError: if a setting cannot be right.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
-    _check_count("max_num_batched_tokens", max_num_batched_tokens)
     _check_count("max_num_seqs", max_num_seqs)
-    bytes_per_block = _bytes_per_block(model, block_size, tensor_parallel_size)
-    weights = _weights(model, tensor_parallel_size)
-    account: tuple[BudgetTerm, ...]
-    if kv_memory_bytes is None:
-        allowance = _allowance(gpu, gpu_memory_utilization)
-        _check_weights_fit(gpu, model, weights, sum(term.size_bytes for term in allowance), "gpu_memory_utilization")
-        activations = _activations(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
-        account = (*allowance, weights, activations, *_overheads())
-    else:
-        _check_count("kv_memory_bytes", kv_memory_bytes)
-        _check_weights_fit(gpu, model, weights, gpu.memory_bytes - kv_memory_bytes, "kv_memory_bytes")
-        account = (BudgetTerm("KV memory", kv_memory_bytes, "as stated; nothing is estimated"),)
-    available = sum(term.size_bytes for term in account)
-    num_blocks = available // bytes_per_block
-    if num_blocks < 2:
-        raise BudgetError(_nothing_left(gpu, model, account, bytes_per_block))
-    rounding = BudgetTerm("rounding", num_blocks * bytes_per_block - available, f"blocks of {_size(bytes_per_block)}")
-    return Budget(
-        gpu=gpu,
-        model=model,
+    _check_count("max_num_batched_tokens", max_num_batched_tokens)
+    settings = CacheSettings(
+        max_model_len=model.max_position_embeddings if max_model_len is None else max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        num_blocks=num_blocks,
-        bytes_per_block=bytes_per_block,
-        terms=(*account, rounding),
+        enable_prefix_caching=enable_prefix_caching,
+        hybrid_manager=hybrid_manager,
+        mla_block_size=_mla_block_size(gpu),
     )
+    stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
+    weights = [_weights(model, stage) for stage in stages]
+    sizes = bytes_per_block(model, settings)
+    if num_blocks is not None or kv_memory_bytes is not None:
+        accounts = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes]
+        rooms = [gpu.memory_bytes - account[0].size_bytes for account in accounts]
+        setting = "the KV cache"
+    else:
+        allowance = _allowance(gpu, gpu_memory_utilization)
+        steps = (max_num_batched_tokens, max_num_seqs)
+        accounts = [
+            (*allowance, *terms, *_overheads(model, *steps, is_last=stage is stages[-1]))
+            for terms, stage in zip(weights, stages, strict=True)
+        ]
+        rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
+        setting = "gpu_memory_utilization"
+    if not oversize:
+        for terms, room in zip(weights, rooms, strict=True):
+            _check_weights_fit(gpu, model, terms, room, setting)
+    available = [max(0, sum(term.size_bytes for term in account)) for account in accounts]
+    stage = min(range(len(stages)), key=lambda index: available[index] // sizes[index])
+    if available[stage] < 2 * sizes[stage]:
+        raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]))
+    plan = plan_cache(
+        model,
+        settings,
+        available,
+        find_max_model_len=find_max_model_len,
+        insist=max_model_len is None or oversize,
+    )
+    pool = plan.num_blocks * sizes[stage]
+    rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
+    return Budget(gpu=gpu, model=model, plan=plan, terms=(*accounts[stage], rounding), stage=stage)
+
+
+def _mla_block_size(gpu: Gpu) -> int | None:
+    if gpu.architecture.startswith("Hopper"):
+        return None
+    return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
+
+
+def _stated(kv_memory_bytes: int | None, num_blocks: int | None, block_bytes: int) -> tuple[BudgetTerm, ...]:
+    if kv_memory_bytes is not None:
+        _check_count("kv_memory_bytes", kv_memory_bytes)
+        return (BudgetTerm("KV memory", kv_memory_bytes, "as stated; nothing is estimated"),)
+    count = num_blocks or 0
+    _check_count("num_blocks", count)
+    return (BudgetTerm("KV memory", count * block_bytes, f"{count:,} blocks, as stated; nothing is estimated"),)
 
 
 def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
@@ -161,65 +211,52 @@ def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
     )
 
 
-def _weights(model: Model, tensor_parallel_size: int) -> BudgetTerm:
-    why = f"{model.num_parameters:,} parameters, {model.weight_bytes / model.num_parameters:.3g} bytes each"
-    if tensor_parallel_size > 1:
-        why += f", dealt out among {tensor_parallel_size} GPUs"
-    return BudgetTerm("weights", -math.ceil(model.weight_bytes / tensor_parallel_size), why)
+def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
+    """The weights on one GPU of a stage of the pipeline: its layers, and the tables at either end."""
+    table = model.vocab_size * model.hidden_size * model.dtype_bytes
+    tables = table if model.tie_word_embeddings else 2 * table
+    layers = (model.weight_bytes - tables) * len(stage) / model.num_layers
+    ends = (stage.start == 0) + (stage.stop == model.num_layers)
+    on_stage = layers + (tables if model.pipeline_parallel_size == 1 else table * ends)
+    kept = model.quantization.method if model.quantization else model.dtype
+    why = f"{model.num_parameters:,} parameters in {kept}, {model.weight_bytes / model.num_parameters:.3g} bytes each"
+    if model.pipeline_parallel_size > 1:
+        why += f"; layers {stage.start + 1} to {stage.stop} of {model.num_layers}"
+    if model.tensor_parallel_size > 1:
+        why += f"; dealt out among {model.tensor_parallel_size} GPUs"
+    terms = (BudgetTerm("weights", -math.ceil(on_stage / model.tensor_parallel_size), why),)
+    if not model.encoder_bytes or stage.start:
+        return terms
+    tower = math.ceil(model.encoder_bytes / model.tensor_parallel_size)
+    return (*terms, BudgetTerm("tower for images", -tower, "estimate: width and depth of its layers"))
 
 
-def _activations(model: Model, num_tokens: int, num_seqs: int, tensor_parallel_size: int) -> BudgetTerm:
-    """The larger of two peaks that do not coincide: inside a layer, and the logits with their copy in float32."""
-    heads = 2 * model.num_attention_heads + 2 * model.num_kv_heads
-    attention = heads * model.head_dim / tensor_parallel_size
-    feed_forward = 3 * model.intermediate_size / tensor_parallel_size
-    width = 2 * model.hidden_size + max(attention, feed_forward)
-    layer = math.ceil(num_tokens * width * model.dtype_bytes)
-    num_seqs = min(num_seqs, num_tokens)
-    logits = num_seqs * model.vocab_size * (model.dtype_bytes + 4)
-    if logits > layer:
-        why = f"logits of {num_seqs:,} sequences over {model.vocab_size:,} tokens, and a float32 copy"
-    else:
-        why = f"one layer over {num_tokens:,} tokens, {width:,.0f} elements each"
-    return BudgetTerm("activations", -max(layer, logits), f"estimate: {why}")
-
-
-def _overheads() -> tuple[BudgetTerm, BudgetTerm]:
-    graphs = f"estimate: {NUM_CAPTURED_SIZES} batch sizes of {_size(GRAPH_BYTES)}"
-    return (
-        BudgetTerm("outside PyTorch", -NON_TORCH_BYTES, "estimate: workspaces and kernels that libraries load"),
-        BudgetTerm("captured graphs", -NUM_CAPTURED_SIZES * GRAPH_BYTES, graphs),
+def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool) -> tuple[BudgetTerm, ...]:
+    estimates = (
+        ("activations", peak_activations(model, num_tokens, num_seqs, samples=is_last)),
+        ("outside PyTorch", outside_pytorch(model)),
+        ("captured graphs", captured_graphs(model)),
     )
+    return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
 
 
-def _bytes_per_block(model: Model, block_size: int, tensor_parallel_size: int) -> int:
-    # vLLM divides by the page of one layer and then by the layers; for whole numbers that is one division.
-    _check_count("block_size", block_size)
-    _check_count("tensor_parallel_size", tensor_parallel_size)
-    if model.num_attention_heads % tensor_parallel_size:
-        raise UsageError(
-            f"tensor_parallel_size is {tensor_parallel_size}; it must divide the {model.num_attention_heads} attention "
-            f"heads of {model.name}."
-        )
-    return block_size * model.served(tensor_parallel_size=tensor_parallel_size).kv_bytes_per_token
-
-
-def _check_weights_fit(gpu: Gpu, model: Model, weights: BudgetTerm, room_bytes: int, setting: str) -> None:
-    if -weights.size_bytes > room_bytes:
+def _check_weights_fit(gpu: Gpu, model: Model, weights: Sequence[BudgetTerm], room_bytes: int, setting: str) -> None:
+    size = -sum(term.size_bytes for term in weights)
+    if size > room_bytes:
         raise BudgetError(
-            f"the weights of {model.name} take {_size(-weights.size_bytes)} on each {gpu.name}, and {setting} leaves "
+            f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {setting} leaves "
             f"{_size(max(0, room_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a higher "
-            f"tensor_parallel_size, a smaller model or another {setting} would help."
+            f"--tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists."
         )
 
 
-def _nothing_left(gpu: Gpu, model: Model, account: Sequence[BudgetTerm], bytes_per_block: int) -> str:
+def _nothing_left(gpu: Gpu, model: Model, account: Sequence[BudgetTerm], block_bytes: int) -> str:
     terms = ", ".join(f"{term.label} {_size(term.size_bytes)}" for term in account)
     left = _size(sum(term.size_bytes for term in account))
     return (
         f"too little memory is left on {gpu.name} for the KV cache of {model.name}: {terms} make {left}, and two "
-        f"blocks take {_size(2 * bytes_per_block)}; a larger GPU, a higher gpu_memory_utilization or "
-        "tensor_parallel_size, or a smaller max_num_batched_tokens or max_num_seqs would help."
+        f"blocks take {_size(2 * block_bytes)}; a larger GPU, a higher --gpu-memory-utilization or "
+        "--tensor-parallel-size, or a smaller --max-num-batched-tokens or --max-num-seqs would help."
     )
 
 

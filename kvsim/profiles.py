@@ -263,8 +263,8 @@ def listed_name(model: Model) -> str:
 
     def shape(item: Model) -> tuple[object, ...]:
         heads = (item.num_attention_heads, item.num_kv_heads, item.head_dim)
-        layers = (item.num_layers, item.num_kv_layers, item.num_active_parameters < item.num_parameters)
-        cache = (item.kv_lora_rank, item.state_bytes_per_sequence, item.dtype_bytes)
+        layers = (item.num_layers, item.layer_kinds, item.layer_caches, item.num_experts, item.num_experts_per_token)
+        cache = (item.dtype_bytes,)
         return (*layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, *cache)
 
     return next((item.name for item in all_models() if shape(item) == shape(model)), model.name)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import GIB, GPUS, Gpu, find_gpu
 
 
@@ -57,3 +59,41 @@ def test_a_different_card_is_never_taken_for_a_listed_one(name: str) -> None:
 def test_the_nearest_name_is_suggested() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean .*H200"):
         find_gpu("H20O")
+
+
+OWN = """
+name = "My card"
+memory_gib = 47.5
+bandwidth_gb_per_s = 960
+dense_tflops = 181
+num_processors = 142
+boost_mhz = 2505
+"""
+
+
+def test_a_card_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "card.toml"
+    file.write_text(OWN)
+    gpu = find_gpu(str(file))
+    assert (gpu.name, gpu.memory_bytes, gpu.memory_gb) == ("My card", int(47.5 * GIB), 51)
+    assert (gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.fp8_dense_flops) == (960e9, 181e12, None)
+
+
+@pytest.mark.parametrize(
+    "key", ["name", "memory_gib", "bandwidth_gb_per_s", "dense_tflops", "num_processors", "boost_mhz"]
+)
+@pytest.mark.parametrize("value", [None, "true", "[]", "-1", "0", "nan", "inf"])
+def test_a_card_with_a_wrong_figure_is_refused_by_name(tmp_path: Path, key: str, value: str | None) -> None:
+    lines = [line for line in OWN.strip().splitlines() if not line.startswith(f"{key} ")]
+    file = tmp_path / "card.toml"
+    file.write_text("\n".join(lines if value is None else [*lines, f"{key} = {value}"]))
+    with pytest.raises(UsageError, match=key):
+        find_gpu(str(file))
+
+
+def test_a_card_that_is_no_file_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_gpu(str(tmp_path / "absent.toml"))
+    (tmp_path / "wrong.toml").write_text("name = ")
+    with pytest.raises(UsageError, match="is not TOML"):
+        find_gpu(str(tmp_path / "wrong.toml"))

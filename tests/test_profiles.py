@@ -10,6 +10,7 @@ import pytest
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import Model, find_model
+from kvsim.models.layers import SlidingWindow
 from kvsim.profiles import ENGINES, EXPLANATIONS, carried, find, listed_name, load, match, save, shipped
 from kvsim.recording import find as find_recording
 from kvsim.recording import read
@@ -65,7 +66,9 @@ def test_a_profile_is_found_in_bf16_and_fp16_and_under_any_name() -> None:
     assert found == match(find_gpu("H200"), llama, "vllm")
     assert found is not None
     assert match(find_gpu("H200"), replace(mine, dtype="float32"), "vllm") is None
-    assert match(find_gpu("H200"), replace(mine, num_kv_layers=8), "vllm") is None
+    window = SlidingWindow(num_kv_heads=32, head_dim=128, value_head_dim=128, window=1024)
+    windowed = replace(mine, layer_kinds=(window,), layer_caches=((0,),) * 32)
+    assert match(find_gpu("H200"), windowed, "vllm") is None
     assert match(find_gpu("H200"), mine, "vllm", tensor_parallel_size=2) is None
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.machine import FIND, GIB, check_at_least_one, machine_of, memory_of
 from kvsim.cli.workload import given, workload_and_source
 from kvsim.errors import UsageError
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
     from kvsim.workload import Workload
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -33,6 +32,9 @@ class Scenario:
     gpu: Gpu
     model: Model
     kv_bytes: int
+    """On each GPU."""
+    block_size: int
+    """Tokens of a block of a paged cache."""
     max_model_len: int
     flags: dict[str, Any]
 
@@ -68,7 +70,7 @@ class Scenario:
         return Paged(
             scheduler=scheduler,
             cache=PagedSettings(
-                block_size=flags["block_size"],
+                block_size=self.block_size,
                 enable_prefix_caching=not flags["no_prefix_caching"],
                 watermark=flags["watermark"],
                 **self._modelled(),
@@ -115,15 +117,16 @@ class Scenario:
         from kvsim.profiles import carried, find, match
         from kvsim.steptime import Roofline
 
-        cache = self.flags["cache"]
+        cache, size = self.flags["cache"], self.model.tensor_parallel_size
         own = isinstance(policy, Static) and self.flags.get("times", "own") == "own"
         engine = f"hf-{cache}" if own else "vllm"
         if self.flags["profile"] and self.flags["profile"] != "none":
             chosen = find(self.flags["profile"])
             if chosen.engine == engine:
-                fitted = carried(chosen, self.gpu, self.model, engine)
+                fitted = carried(chosen, self.gpu, self.model, engine, tensor_parallel_size=size)
                 return Watched(fitted, None if captured else fitted.times.uncaptured())
-        profile = None if self.flags["profile"] == "none" else match(self.gpu, self.model, engine)
+        as_fitted = self.flags["profile"] != "none" and _keeps_types(self.model)
+        profile = match(self.gpu, self.model, engine, tensor_parallel_size=size) if as_fitted else None
         if profile is not None:
             return Watched(profile, None if captured else profile.times.uncaptured())
         if own:
@@ -152,7 +155,7 @@ class Scenario:
         flags = self.flags
         return rungs(
             self._scheduler(),
-            block_size=flags["block_size"],
+            block_size=self.block_size,
             batch_size=flags["batch_size"],
             watermark=flags["watermark"],
         )
@@ -181,6 +184,11 @@ class Scenario:
         )
 
 
+def _keeps_types(model: Model) -> bool:
+    """Whether weights and cache are of the model's own type, as in all recordings that a shipped profile rests on."""
+    return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
+
+
 def build_scenario(**flags: Any) -> Scenario:
     """The scenario that the flags describe.
 
@@ -188,21 +196,40 @@ def build_scenario(**flags: Any) -> Scenario:
         UsageError: two flags contradict each other, or one cannot be right.
     """
     from kvsim.hardware import find_gpu
-    from kvsim.models import Model, find_model
 
     workload, source = workload_and_source(flags)
-    if source is None:
-        gpu, model = find_gpu(flags["gpu"] or "H200"), find_model(flags["model"] or "Meta-Llama-3-8B")
-    else:
-        gpu = find_gpu(flags["gpu"] or source.meta.gpu)
-        model = find_model(flags["model"]) if flags["model"] else Model.from_shape(source.meta.model)
+    gpu, model = machine_of(flags, None if source is None else source.meta)
+    _check_simulated(model)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
-    kv_bytes = _kv_bytes(flags, gpu, model, source if same_machine else None)
-    recorded_len = _recorded_len(source.meta) if source is not None and same_machine else None
-    max_model_len = given(flags["max_model_len"], recorded_len or model.max_position_embeddings)
+    recorded = source.meta if same_machine and source is not None else None
+    kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
+    recorded_len = _recorded_len(recorded) if recorded is not None else None
+    max_model_len = given(longest, recorded_len or model.max_position_embeddings)
     return Scenario(
-        workload=workload, gpu=gpu, model=model, kv_bytes=kv_bytes, max_model_len=max_model_len, flags=flags
+        workload=workload,
+        gpu=gpu,
+        model=model,
+        kv_bytes=kv_bytes,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        flags=flags,
     )
+
+
+def _check_simulated(model: Model) -> None:
+    """Refuse what would come out wrong: the engine serves one group of layers that keep every token, on one stage."""
+    if model.pipeline_parallel_size > 1:
+        raise UsageError(
+            "--pipeline-parallel-size says how many blocks there are (kvsim size); steps that pass through several "
+            "stages are not simulated yet."
+        )
+    kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full", "mla", "indexer"})
+    if kinds:
+        words = " and ".join(kind.replace("_", " ") for kind in kinds)
+        raise UsageError(
+            f"{model.name} has layers of {words}, whose memory is not simulated yet; kvsim size says how many blocks "
+            "and sequences fit."
+        )
 
 
 def _recorded_len(meta: Meta) -> int | None:
@@ -211,32 +238,27 @@ def _recorded_len(meta: Meta) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _kv_bytes(flags: dict[str, Any], gpu: Gpu, model: Model, source: Recording | None) -> int:
-    """Memory for keys and values: as told, as in the recording, or what the GPU leaves."""
-    from kvsim.budget import plan_budget
+def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
+    """Bytes of the cache on each GPU, tokens of a block, and the longest sequence if that was to be found.
 
-    told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
-    if len(told) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
-        raise UsageError(f"{names} say the same thing; give one of them.")
-    if flags["block_size"] < 1:
-        raise UsageError(f"--block-size should be at least 1, not {flags['block_size']}.")
-    block_bytes = flags["block_size"] * model.kv_bytes_per_token
-    if flags["kv_gib"] is not None:
-        if not 0 < flags["kv_gib"] < 1e6:
-            raise UsageError(f"--kv-gib should be a positive size, not {flags['kv_gib']}.")
-        return int(flags["kv_gib"] * GIB)
-    if flags["num_blocks"] is not None:
-        if flags["num_blocks"] < 1:
-            raise UsageError(f"--num-blocks should be at least 1, not {flags['num_blocks']}.")
-        return int(flags["num_blocks"] * block_bytes)
-    pool = source.meta.pool if source is not None else None
-    if flags["gpu_memory_utilization"] is None and pool is not None and pool.num_units is not None:
-        # The pool's units and those before the first: vLLM's null block is memory too.
-        return (pool.num_units + pool.first_unit) * pool.bytes_per_unit
-    return plan_budget(
-        gpu,
-        model,
-        gpu_memory_utilization=0.92 if flags["gpu_memory_utilization"] is None else flags["gpu_memory_utilization"],
-        block_size=flags["block_size"],
-    ).kv_bytes
+    The bytes are as told, as in the recording, or what the GPU leaves.
+    """
+    told = ("kv_gib", "num_blocks", "gpu_memory_utilization", "tensor_parallel_size", "quantization")
+    pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
+    if pool is None or pool.num_units is None:
+        finds = flags["max_model_len"] == FIND
+        budget = memory_of(flags, gpu, model, find_max_model_len=finds)
+        # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
+        kv_bytes = budget.kv_bytes if flags["kv_gib"] is None else int(flags["kv_gib"] * GIB)
+        return kv_bytes, budget.block_size, budget.plan.settings.max_model_len if finds else flags["max_model_len"]
+    if flags["max_model_len"] == FIND:
+        raise UsageError(
+            "--max-model-len auto asks what a GPU leaves room for; the recording says how much memory it had."
+        )
+    from kvsim.kv_groups import CacheSettings, cache_layout
+
+    check_at_least_one(flags, "block_size")
+    settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=flags["block_size"])
+    block_size = cache_layout(model, settings).groups[0].block_size
+    # The pool's units and those before the first: vLLM's null block is memory too.
+    return (pool.num_units + pool.first_unit) * pool.bytes_per_unit, block_size, flags["max_model_len"]

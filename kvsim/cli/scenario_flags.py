@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvsim.cli.machine import tokens_or_auto
 from kvsim.cli.sections import section
 from kvsim.cli.workload import workload_options
 
@@ -21,23 +22,54 @@ _contiguous = section("Contiguous reservations")
 _static = section("Static batches")
 _scheduling = section("Scheduling")
 
-_OPTIONS = (
-    _machine("--model", help="A model that kvsim size --list names.  [the recording's, or Llama-3-8B]"),
-    _machine("--gpu", help="A GPU, likewise.  [the recording's, or H200]"),
+_MACHINE = (
     _machine(
-        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
+        "--model",
+        metavar="MODEL",
+        help="A model that kvsim size --list names, a config.json, or a folder with one.  "
+        "[the recording's, or Llama-3-8B]",
+    ),
+    _machine(
+        "--gpu",
+        metavar="GPU",
+        help="A GPU that kvsim size --list names, or a TOML file of your own.  [the recording's, or H200]",
+    ),
+    _machine("--tensor-parallel-size", type=int, metavar="N", help="GPUs among which every layer is dealt out.  [1]"),
+    _machine("--pipeline-parallel-size", type=int, metavar="N", help="GPUs that each hold a run of layers.  [1]"),
+    _machine(
+        "--quantization",
+        metavar="METHOD",
+        help="How weights are stored: none, fp8, awq, gptq, mxfp4 and others.  [the model's]",
+    ),
+    _machine("--kv-cache-dtype", metavar="TYPE", help="Type of the KV cache: auto, fp8 or another of vLLM's.  [auto]"),
+    _machine(
+        "--max-model-len",
+        type=tokens_or_auto,
+        metavar="TOKENS",
+        help="Longest sequence, or auto: what fits.  [the recording's, or the model's]",
     ),
     _machine(
         "--kv-gib",
         type=float,
         metavar="GIB",
-        help="Memory for the KV cache.  [the recording's, or what the GPU leaves]",
+        help="Memory for the KV cache on each GPU.  [the recording's, or what the GPU leaves]",
     ),
-    _machine("--num-blocks", type=int, help="The same, in blocks of a paged cache."),
+    _machine("--num-blocks", type=int, metavar="N", help="The same, in blocks of a paged cache."),
     _machine(
-        "--gpu-memory-utilization", type=float, metavar="SHARE", help="The same, as what this share of the GPU leaves."
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="The same, as what this share of the GPU leaves.  [0.92]",
     ),
-    _paged("--block-size", type=int, default=16, show_default=True, help="Tokens per block."),
+    _machine("--oversize", is_flag=True, help="Insist on a model and a cache that the GPU has no memory for."),
+    _machine("--block-size", type=int, metavar="TOKENS", help="Tokens per block.  [16; 64 for latent attention]"),
+)
+"""What is served, on what, with how much memory: all that decides how many blocks there are."""
+
+_OPTIONS = (
+    _machine(
+        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
+    ),
     _paged("--no-prefix-caching", is_flag=True, help="Never reuse a prefix."),
     _paged(
         "--watermark",
@@ -113,7 +145,6 @@ _OPTIONS = (
     _static("--no-memory-guard", is_flag=True, help="Let batches run out of memory, and count it."),
     _scheduling("--max-num-seqs", type=int, help="Sequences in one step."),
     _scheduling("--max-num-batched-tokens", type=int, help="Tokens in one step."),
-    _scheduling("--max-model-len", type=int, help="Longest sequence.  [the recording's, or the model's]"),
     _scheduling(
         "--long-prefill-token-threshold",
         type=int,
@@ -147,8 +178,15 @@ _OPTIONS = (
 )
 
 
+def machine_options(command: Command) -> Command:
+    """Add the flags of a machine to `command`, which receives them as keyword arguments."""
+    for option in reversed(_MACHINE):
+        command = option(command)
+    return command
+
+
 def scenario_options(command: Command) -> Command:
     """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
     for option in reversed(_OPTIONS):
         command = option(command)
-    return workload_options(command)
+    return workload_options(machine_options(command))

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import json_option, print_json, print_table, size
+from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
     from kvsim.budget import Budget
+    from kvsim.kv_groups import KVCacheGroup
 
 
 def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -29,17 +33,21 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name all GPUs and models."
 )
-@click.option("--model", required=True, help="A listed model, such as Meta-Llama-3-8B.")
-@click.option("--gpu", required=True, help="A listed GPU, such as H200.")
-@click.option(
-    "--gpu-memory-utilization", type=float, default=0.92, show_default=True, help="Share of the GPU that may be used."
-)
-@click.option("--block-size", type=int, default=16, show_default=True, help="Tokens per block.")
-@click.option("--kv-gib", type=float, help="Memory for the KV cache, instead of what the GPU leaves.")
+@machine_options
 @click.option("--max-num-batched-tokens", type=int, default=16384, show_default=True)
 @click.option("--max-num-seqs", type=int, default=1024, show_default=True)
-@click.option("--tensor-parallel-size", type=int, default=1, show_default=True, help="GPUs that share the model.")
-@click.option("--tokens", type=int, default=2048, show_default=True, help="Length of a sequence, to say how many fit.")
+@click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
+@click.option("--prefix-caching", is_flag=True, help="Reuse prefixes in models with recurrent layers, too.")
+@click.option(
+    "--disable-hybrid-kv-cache-manager", is_flag=True, help="Treat windowed layers as full ones, as vLLM's flag does."
+)
+@click.option(
+    "--tokens",
+    type=int,
+    default=2048,
+    show_default=True,
+    help="Length of a sequence, to say how many fit.",
+)
 @click.option(
     "--policy",
     type=click.Choice(POLICY_NAMES),
@@ -49,54 +57,171 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @json_option
 def command(
-    *, model: str, gpu: str, kv_gib: float | None, tokens: int, policy: str, as_json: bool, **settings: Any
+    *,
+    max_model_len: int | None,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    prefix_caching: bool,
+    disable_hybrid_kv_cache_manager: bool,
+    tokens: int,
+    policy: str,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
-    from kvsim.budget import plan_budget
-    from kvsim.errors import UsageError
-    from kvsim.hardware import find_gpu
-    from kvsim.models import find_model
-
-    if kv_gib is not None and not 0 < kv_gib < 1e6:
-        raise UsageError(f"--kv-gib should be a positive size, not {kv_gib}.")
-    kv_memory_bytes = None if kv_gib is None else int(kv_gib * 2**30)
-    budget = plan_budget(find_gpu(gpu), find_model(model), kv_memory_bytes=kv_memory_bytes, **settings)
+    if flags["model"] is None or flags["gpu"] is None:
+        missing = "--model" if flags["model"] is None else "--gpu"
+        raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
+    if prefix_caching and flags["no_prefix_caching"]:
+        raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
+    gpu, model = machine_of(flags)
+    finds = max_model_len == FIND
+    budget = memory_of(
+        flags,
+        gpu,
+        model,
+        max_model_len=None if finds else max_model_len,
+        find_max_model_len=finds,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        hybrid_manager=not disable_hybrid_kv_cache_manager,
+        prefix_caching=True if prefix_caching else None,
+    )
+    if tokens < 1:
+        raise UsageError(f"--tokens should be at least 1, not {tokens}.")
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
-        print_json(
-            {
-                "gpu": budget.gpu.name,
-                "model": budget.model.name,
-                "policy": policy,
-                "kv_bytes_per_token": budget.model.kv_bytes_per_token,
-                "bytes_per_block": budget.bytes_per_block,
-                "kv_bytes": budget.kv_bytes,
-                "num_blocks": budget.num_blocks,
-                "capacity_tokens": budget.capacity_tokens,
-                "max_sequences": {str(tokens): num_sequences},
-                "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
-            }
-        )
+        print_json(_document(budget, policy, tokens, num_sequences))
         return
-    rows = [(term.label, size(term.size_bytes), term.why) for term in budget.terms]
+    on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
+    rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
+    rows.append(("KV cache", size(budget.kv_bytes), on_one, "what is left, in whole blocks"))
+    rows += [(f"  {row[0]}", *row[1:]) for row in _block_rows(budget, on_one)]
+    rows += _in_all(budget)
     rows += [
-        ("KV cache", size(budget.kv_bytes), "what is left, in whole blocks"),
-        ("KV per token", size(budget.model.kv_bytes_per_token), "keys and values in all layers"),
-        ("one block", size(budget.bytes_per_block), f"{budget.block_size} tokens"),
-        ("blocks", f"{budget.num_blocks:,}", "vLLM's number; block 0 is never handed out"),
-        ("tokens that fit", f"{budget.capacity_tokens:,}", "in the usable blocks"),
-        (f"sequences of {tokens:,} tokens", f"{num_sequences:,}", fits_as),
+        (
+            "sequences" if policy != "static" else "rows",
+            f"{num_sequences:,}",
+            "in all" if on_one else "",
+            f"of {tokens:,} tokens {fits_as}",
+        )
     ]
-    print_table(f"{budget.model.name} on {budget.gpu.name}", ["", "", "why"], rows, figures=(1,))
+    print_table(_title(budget), ["", "", "", "why"], rows, figures=(1,), note=_note(budget))
+
+
+def _title(budget: Budget) -> str:
+    model = budget.model
+    served = [f"{model.quantization.method} weights"] if model.quantization else []
+    served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
+    number = _num_gpus(budget)
+    gpus = f"{number} x {budget.gpu.name}" if number > 1 else budget.gpu.name
+    return f"{model.name} on {gpus}" + (f" ({', '.join(served)})" if served else "")
+
+
+def _num_gpus(budget: Budget) -> int:
+    return budget.model.tensor_parallel_size * budget.model.pipeline_parallel_size
+
+
+def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
+    """What a block is: of one group as one line, of several with a line for each kind."""
+    layout = budget.plan.layout
+    why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
+    if budget.model.pipeline_parallel_size > 1:
+        why += " of the stage"
+    rows = [("one block", size(budget.bytes_per_block), on_one, why)]
+    if len(layout.groups) == 1:
+        per_token = size(budget.bytes_per_block // budget.block_size)
+        rows.append(("one token", per_token, on_one, "a block's bytes, by its tokens"))
+        return rows
+    seen: dict[int, list[KVCacheGroup]] = {}
+    for group in layout.groups:
+        seen.setdefault(group.spec, []).append(group)
+    for groups in seen.values():
+        one = groups[0]
+        held = sum(group.blocks_for(budget.plan.settings.max_model_len, _steps(budget)) for group in groups)
+        window = f" of {one.window:,} tokens" if one.window else ""
+        kind = {"mamba": "recurrent state"}.get(one.kind, one.kind.replace("_", " "))
+        layers = sum(group.num_layers for group in groups)
+        tables = f"{len(groups)} table{'s' * (len(groups) > 1)}"
+        block = "one block a sequence" if one.mamba_mode == "none" else f"{one.block_size:,} tokens a block"
+        rows.append(
+            (f"{kind}{window}", f"{layers} layers", "", f"{tables}, {block}; at most {held:,} blocks a sequence")
+        )
+    return rows
+
+
+def _steps(budget: Budget) -> int:
+    return budget.plan.settings.max_num_batched_tokens
+
+
+def _shared(budget: Budget) -> str:
+    groups = budget.plan.layout.groups
+    longest = max(group.num_layers for group in groups)
+    return f"{longest} pages of {size(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
+
+
+def _in_all(budget: Budget) -> list[tuple[str, str, str, str]]:
+    plan = budget.plan
+    length = plan.settings.max_model_len
+    in_all = "in all" if _num_gpus(budget) > 1 else ""
+    return [
+        ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
+        ("GPU KV cache size", f"{plan.num_tokens:,}", in_all, "tokens, as vLLM logs it: the next line by the length"),
+        (
+            "maximum concurrency",
+            f"{plan.concurrency:.2f}x",
+            in_all,
+            f"sequences of {length:,} tokens, as vLLM logs it: {plan.blocks_for(length):,} blocks each",
+        ),
+    ]
+
+
+def _note(budget: Budget) -> str:
+    plan = budget.plan
+    if plan.concurrency >= 1:
+        return ""
+    longest = plan.longest_sequence()
+    return (
+        f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
+        f"--max-model-len {longest} does."
+    )
+
+
+def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> dict[str, Any]:
+    plan = budget.plan
+    return {
+        "gpu": budget.gpu.name,
+        "model": budget.model.name,
+        "policy": policy,
+        "tensor_parallel_size": budget.model.tensor_parallel_size,
+        "pipeline_parallel_size": budget.model.pipeline_parallel_size,
+        "kv_cache_dtype": budget.model.kv_cache_dtype,
+        "kv_bytes_per_token": budget.model.kv_bytes_per_token,
+        "bytes_per_block": budget.bytes_per_block,
+        "kv_bytes": budget.kv_bytes,
+        "num_blocks": budget.num_blocks,
+        "capacity_tokens": budget.capacity_tokens,
+        "gpu_kv_cache_size_tokens": plan.num_tokens,
+        "max_concurrency": plan.concurrency,
+        "max_model_len": plan.settings.max_model_len,
+        "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],
+        "max_sequences": {str(tokens): num_sequences},
+        "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
+    }
 
 
 def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
     """How many sequences of `tokens` tokens the memory holds at once, and in what form."""
     from kvsim.memory.padded import largest_batch
 
+    if policy == "paged":
+        held = budget.plan.layout.held_blocks(tokens)
+        return budget.max_sequences(tokens), f"decode at once, {held:,} block{'s' * (held > 1)} each"
+    if not budget.plan.layout.is_uniform:
+        raise UsageError(
+            f"--policy {policy} is for models whose layers are all alike; {budget.model.name} has several kinds."
+        )
     num_slots = budget.kv_bytes // budget.model.kv_bytes_per_token
     if policy == "static":
-        return largest_batch(num_slots, tokens), "the largest padded batch that runs to its end"
-    if policy == "contiguous":
-        return num_slots // tokens, "at once, each reserving as much in one piece"
-    return budget.max_sequences(tokens), "at once, in whole blocks"
+        return largest_batch(num_slots, tokens), "fit into the largest padded batch that runs to its end"
+    return num_slots // tokens, "fit at once, each reserving as much in one piece"

@@ -43,6 +43,17 @@ class CachePlan:
         """Blocks without which a sequence of `num_tokens` tokens is not admitted."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
+    def longest_sequence(self) -> int:
+        """The longest sequence in tokens, up to `max_model_len`, that the pool admits; 0 if not even one token."""
+        low, high = 0, self.settings.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_for(middle) <= self.num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def max_sequences(self, num_tokens: int) -> int:
         """How many sequences of `num_tokens` tokens decode at once, each in whole blocks.
 
@@ -62,6 +73,16 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
     """
     grouping, stages = _grouped(model, settings)
     return _layout(model, settings, grouping, stages)
+
+
+def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
+    """Bytes of one block id on one GPU of every stage of the pipeline.
+
+    Raises:
+        UsageError: if a setting cannot be right, or vLLM could not serve the model so.
+    """
+    grouping, stages = _grouped(model, settings)
+    return tuple(grouping.bytes_per_block(stage) for stage in stages)
 
 
 def plan_cache(
@@ -96,7 +117,7 @@ def plan_cache(
         available_bytes = [num_blocks * size for size in sizes]
     fitting = min(bytes_left // size for bytes_left, size in zip(available_bytes, sizes, strict=True) if size)
     plan = CachePlan(layout=layout, num_blocks=max(0, fitting), bytes_per_block=sizes, settings=settings)
-    longest = _longest(plan)
+    longest = plan.longest_sequence()
     if find_max_model_len and longest:
         return replace(plan, settings=replace(settings, max_model_len=longest))
     if longest < settings.max_model_len and not insist:
@@ -125,18 +146,6 @@ def _layout(model: Model, settings: CacheSettings, grouping: Grouping, stages: S
     return grouping.layout(
         hash_block_size=settings.hash_block_size, caches_prefixes=settings.caches_prefixes(model), stages=stages
     )
-
-
-def _longest(plan: CachePlan) -> int:
-    """The longest sequence, up to `max_model_len`, that the pool holds; 0 if not even one token fits."""
-    low, high = 0, plan.settings.max_model_len
-    while low < high:
-        middle = (low + high + 1) // 2
-        if plan.blocks_for(middle) <= plan.num_blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:

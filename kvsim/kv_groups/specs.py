@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 BACKEND_BLOCK = 16
 """Tokens of the smallest block of FlashAttention and Triton, and of vLLM's default block."""
-MLA_BLOCK = 64
-"""Tokens of a block of FlashMLA, which serves multi-head latent attention on Hopper GPUs, and of sparse attention."""
+FLASHMLA_BLOCK = 64
+"""Tokens of a block of FlashMLA, which serves multi-head latent attention in fp8 on Hopper GPUs, and of sparse
+attention everywhere."""
 FLASHINFER_MLA_BLOCK = 32
-"""Tokens of a block of FlashInfer's kernels for latent attention, on Blackwell GPUs."""
+"""Tokens of a block of FlashInfer's kernels for latent attention, on Blackwell GPUs of data centres."""
 _DEFAULT_CHUNK = 2048
 """Tokens that a recurrent kernel takes at a time where the configuration does not say."""
 
@@ -73,8 +74,9 @@ class CacheSettings:
     """None: on, but off for models with recurrent layers, as in vLLM."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get groups of their own (`--disable-hybrid-kv-cache-manager` says no)."""
-    mla_block_size: int = MLA_BLOCK
-    """Tokens of the smallest block of the backend for latent attention; it differs between GPU generations."""
+    mla_block_size: int | None = None
+    """Tokens of the smallest block of the backend for latent attention, which differs between GPU generations; None:
+    as on a Hopper GPU, where FlashAttention serves a cache in 16 bits and FlashMLA one in fp8."""
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
 
@@ -125,14 +127,18 @@ def _check(settings: CacheSettings) -> None:
 
 
 def _smallest_block(model: Model, settings: CacheSettings) -> int:
-    return settings.mla_block_size if model.kv_lora_rank is not None else BACKEND_BLOCK
+    """Tokens of the smallest block that the attention backend can work with."""
+    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
+        return FLASHMLA_BLOCK
+    if model.kv_lora_rank is None:
+        return BACKEND_BLOCK
+    if settings.mla_block_size is not None:
+        return settings.mla_block_size
+    return FLASHMLA_BLOCK if model.kv_cache_dtype.startswith("fp8") else BACKEND_BLOCK
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    if settings.block_size is not None:
-        return settings.block_size
-    sparse = any(isinstance(layer, Indexer) for layer in model.layer_kinds)
-    return max(_smallest_block(model, settings), MLA_BLOCK if sparse else 0)
+    return _smallest_block(model, settings) if settings.block_size is None else settings.block_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:

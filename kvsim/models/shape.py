@@ -229,19 +229,20 @@ class Model:
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs that one token costs in the layers: a multiplication and an addition per active parameter.
+        """FLOPs that one token costs each GPU in the layers: a multiplication and an addition per active parameter.
 
         Attention itself is `flops_per_attention_pair`; the output projection is `flops_per_logits`, since an engine
         computes logits only for the position it will sample from.
         """
-        return 2.0 * (self.num_active_parameters - self.num_lookup_parameters) - self.flops_per_logits
+        on_all = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
+        return on_all / self.tensor_parallel_size - self.flops_per_logits
 
     @property
     def flops_per_logits(self) -> float:
-        """FLOPs of the output projection of one position."""
-        return 2.0 * self.vocab_size * self.hidden_size
+        """FLOPs of the output projection of one position, on each GPU."""
+        return 2.0 * self.vocab_size * self.hidden_size / self.tensor_parallel_size
 
     @property
     def flops_per_attention_pair(self) -> float:
-        """FLOPs in all layers for one query against one key: the score, and the value that it weighs."""
-        return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim
+        """FLOPs on each GPU in all layers for one query against one key: the score, and the value that it weighs."""
+        return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim / self.tensor_parallel_size

@@ -160,7 +160,7 @@ def test_size_lists_what_it_knows_and_knows_what_it_lists(kvsim: Kvsim) -> None:
 def test_size(kvsim: Kvsim) -> None:
     arguments = ("size", "--model", "Meta-Llama-3-8B", "--gpu", "H200")
     text = succeed(kvsim(*arguments))
-    for line in ("weights", "activations", "KV per token", "128.00 KiB", "one block", "2.00 MiB", "tokens that fit"):
+    for line in ("weights", "activations", "one token", "128.00 KiB", "one block", "2.00 MiB", "914,400", "111.62x"):
         assert line in text
     document = strict_json(succeed(kvsim(*arguments, "--json", "--kv-gib", "2", "--tokens", "100")))
     assert document["kv_bytes"] == 2 << 30

@@ -1,0 +1,95 @@
+"""What the flags of a machine stand for: a GPU, a model as it is served, and the memory for its cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.budget import Budget
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.recording import Meta
+
+GIB = 1 << 30
+FIND = -1
+"""The value of `--max-model-len` that asks for the longest sequence that fits."""
+
+
+def tokens_or_auto(value: str | int) -> int:
+    """The type of `--max-model-len`: a number of tokens, or -1 for `auto`."""
+    text = str(value)
+    if text in ("auto", "-1"):
+        return FIND
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--max-model-len should be a whole number of at least 1, or auto, not {text}.")
+    return int(text)
+
+
+def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu, Model]:
+    """The GPU, and the model as it is served, that the flags name; those of a recording where they do not.
+
+    Raises:
+        UsageError: a name is unknown, or the model cannot be served so.
+    """
+    from kvsim.hardware import find_gpu
+    from kvsim.models import find_model, find_quantization
+
+    gpu = find_gpu(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
+    named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
+    model = recorded_model(meta) if named is None and meta is not None else find_model(named or "")
+    stated = {name: flags[name] for name in ("kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size")}
+    if flags["quantization"] is not None:
+        stated["quantization"] = find_quantization(flags["quantization"])
+    return gpu, model.served(**stated)
+
+
+def recorded_model(meta: Meta) -> Model:
+    """The model of a recording, as the engine served it."""
+    from kvsim.models import Model
+
+    served = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
+    return Model.from_shape({key: meta.engine[key] for key in served if key in meta.engine} | dict(meta.model))
+
+
+def check_at_least_one(flags: Mapping[str, Any], *names: str) -> None:
+    """Raise a UsageError if one of the flags that were given is less than 1."""
+    for name in names:
+        if flags[name] is not None and flags[name] < 1:
+            raise UsageError(f"--{name.replace('_', '-')} should be at least 1, not {flags[name]}.")
+
+
+def memory_of(
+    flags: Mapping[str, Any], gpu: Gpu, model: Model, *, prefix_caching: bool | None = None, **settings: Any
+) -> Budget:
+    """The pool that the flags describe: as told, or what the GPU leaves; `settings` go to `plan_budget`.
+
+    Raises:
+        UsageError: two flags contradict each other, or one cannot be right.
+        BudgetError: the model and its cache do not fit.
+    """
+    from kvsim.budget import plan_budget
+
+    told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
+    if len(told) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
+        raise UsageError(f"{names} say the same thing; give one of them.")
+    check_at_least_one(flags, "block_size", "num_blocks")
+    kv_gib = flags["kv_gib"]
+    if kv_gib is not None and not 0 < kv_gib < 1e6:
+        raise UsageError(f"--kv-gib should be a positive size, not {kv_gib}.")
+    share = flags["gpu_memory_utilization"]
+    return plan_budget(
+        gpu,
+        model,
+        gpu_memory_utilization=0.92 if share is None else share,
+        block_size=flags["block_size"],
+        kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
+        num_blocks=flags["num_blocks"],
+        oversize=flags["oversize"],
+        enable_prefix_caching=False if flags["no_prefix_caching"] else prefix_caching,
+        **settings,
+    )
