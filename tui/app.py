@@ -70,7 +70,10 @@ class KvsimApp(App[None]):
         (38, "-tall"),
         (50, "-xtall"),
     ]
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "Quit", id="quit")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit", id="quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True, id="quit.interrupt"),
+    ]
 
     def __init__(
         self,

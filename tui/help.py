@@ -25,11 +25,13 @@ KEYS: Final = (
     ("space", "play or pause"),
     ("left right", "one engine step back or on; with shift ten"),
     ("[ ]", "the previous or next notable event: preemption, refusal; or finish, if none"),
+    ("o", "what colour means: owner, state, sharing, age"),
+    ("n N", "follow the next or the previous request that runs or waits"),
     ("+ -", "faster or slower"),
     ("home end", "the beginning, the end"),
     ("z Z", "more or less detail in the pool, from whole pool to single slots"),
-    ("tab", "move to the pool or the events; there arrows or hjkl move, escape leaves"),
-    ("enter", "in the pool: follow the request that holds this place"),
+    ("tab", "move to the pool, the queue or the events; there arrows or hjkl move, escape leaves"),
+    ("enter", "follow the request under the cursor; without one, the newest"),
     ("/", "find a request by its id, or a place in the pool as #number"),
     ("c", "compare: the same requests under every policy, on one clock"),
     ("l", "lessons: short scenarios that say what there is to see"),
@@ -38,7 +40,7 @@ KEYS: Final = (
     ("f", "which events are listed and jumped to: preemptions, evictions, finishes"),
     ("s S x", "save the screen as SVG or PNG, or its numbers as CSV"),
     ("ctrl+p", "all commands by name"),
-    ("q", "quit"),
+    ("q ctrl+c", "quit"),
     ("mouse", "click selects, double click follows, the wheel scrolls, dragging the timeline scrubs"),
 )
 
@@ -67,7 +69,8 @@ class HelpScreen(Modal[None]):
         idea = Text(
             "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
             f"The picture shows the whole pool; a cell stands for one {unit} or several, as its title says. "
-            "Colour tells what a slot is doing, and a followed request stays lit while the rest is in shade."
+            "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
+            "The line below the pool says so. A followed request stays lit while the rest is in shade."
         )
         states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
         for state in STACK:

@@ -12,25 +12,29 @@ _STEP = Binding.Group("Step", compact=True)
 _EVENT = Binding.Group("Event", compact=True)
 _SPEED = Binding.Group("Speed", compact=True)
 _ZOOM = Binding.Group("Zoom", compact=True)
+_NEXT = Binding.Group("Request", compact=True)
 
 # The footer of a narrow terminal shows the first of them.
 BINDINGS: Final = (
     Binding("space", "play", "Play", priority=False, id="play"),
+    Binding("o", "color", "Colour", id="color"),
     Binding("left", "step(-1)", "Step back", group=_STEP, id="step.back"),
     Binding("right", "step(1)", "Step", group=_STEP, id="step"),
     Binding("shift+left", "step(-10)", "Ten steps back", show=False, id="step.back10"),
     Binding("shift+right", "step(10)", "Ten steps", show=False, id="step.10"),
     Binding("left_square_bracket", "event(-1)", "Previous event", key_display="[", group=_EVENT, id="event.previous"),
     Binding("right_square_bracket", "event(1)", "Next event", key_display="]", group=_EVENT, id="event.next"),
+    Binding("question_mark", "help", "Help", key_display="?", id="help"),
+    Binding("q", "app.quit", "Quit", id="quit"),
+    Binding("enter", "follow_next(1)", "Follow", show=False, id="follow"),
+    Binding("n", "follow_next(1)", "Next request", group=_NEXT, id="follow.next"),
+    Binding("N", "follow_next(-1)", "Previous request", group=_NEXT, id="follow.previous"),
     Binding("plus,equals_sign", "speed(1)", "Faster", key_display="+", group=_SPEED, id="speed.up"),
     Binding("minus", "speed(-1)", "Slower", key_display="-", group=_SPEED, id="speed.down"),
     Binding("home", "go(0)", "Beginning", show=False, id="go.begin"),
     Binding("end", "go(1)", "End", show=False, id="go.end"),
-    Binding("question_mark", "help", "Help", key_display="?", id="help"),
-    Binding("q", "app.quit", "Quit", id="quit"),
     Binding("z", "zoom(1)", "More detail", group=_ZOOM, id="zoom.in"),
     Binding("Z", "zoom(-1)", "Less detail", group=_ZOOM, id="zoom.out"),
-    Binding("o", "color", "Colour", id="color"),
     Binding("slash", "find", "Find", key_display="/", id="find"),
     Binding("c", "app.compare", "Compare", id="compare"),
     Binding("l", "app.lessons", "Lessons", id="lessons"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
@@ -34,7 +35,13 @@ _LABEL_WIDTH = 12
 class Panel(Widget):
     """A box of lines about the session's current frame."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"panel--text", "panel--label", "panel--strong", "panel--weak"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "panel--text",
+        "panel--label",
+        "panel--strong",
+        "panel--weak",
+        "panel--cursor",
+    }
 
     class Picked(Message):
         """Somebody clicked a request."""
@@ -183,13 +190,50 @@ def _runs(positions: IntArray, addresses: IntArray) -> list[tuple[int, int, int]
     return list(zip(positions[begins].tolist(), addresses[begins].tolist(), lengths.tolist(), strict=True))
 
 
-class Queue(Panel):
-    """Who runs, with progress, and who waits. A click follows a request."""
+class Queue(Panel, can_focus=True, inherit_bindings=False):
+    """Who runs, with progress, and who waits. With the keyboard, a cursor goes along all of them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False, id="queue.up"),
+        Binding("down,j", "move(1)", "Down", show=False, id="queue.down"),
+        Binding("enter", "follow", "Follow", id="queue.follow"),
+        Binding("escape", "leave", "Leave queue", show=False, id="queue.leave"),
+    ]
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="queue")
         self.border_title = "queue"
         self._requests: list[int | None] = []
+        self._cursor: int | None = None
+        """The request under the cursor, while the queue has the keyboard."""
+
+    def on_focus(self) -> None:
+        """Begin at the followed request, or at the first."""
+        self._cursor = self.session.followed
+        self.action_move(0)
+
+    def on_blur(self) -> None:
+        """The cursor goes."""
+        self._cursor = None
+        self.show_frame()
+
+    def action_move(self, lines: int) -> None:
+        """Move the cursor along those who wait, and then those who run."""
+        waiting, running = self._everybody()
+        order = [*waiting, *running]
+        if order:
+            at = order.index(self._cursor) + lines if self._cursor in order else len(waiting) if running else 0
+            self._cursor = order[min(max(at, 0), len(order) - 1)]
+        self.show_frame()
+
+    def action_follow(self) -> None:
+        """Follow the request under the cursor."""
+        if self._cursor is not None:
+            self.post_message(self.Picked(self._cursor))
+
+    def action_leave(self) -> None:
+        """Give the arrow keys back to the player."""
+        self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
         """Follow the request on the clicked line."""
@@ -199,25 +243,38 @@ class Queue(Panel):
             if request is not None:
                 self.post_message(self.Picked(request))
 
+    def _everybody(self) -> tuple[list[int], list[int]]:
+        """Who waits, next first, and who runs, newest first."""
+        replay = self.session.replay
+        return replay.waiting_requests().tolist(), replay.live_requests()[::-1].tolist()
+
     def write(self) -> list[Strip]:
-        """The head of the waiting queue, and the running requests in the order of their admission."""
-        session, height = self.session, self.size.height
-        waiting, running = session.replay.waiting_requests(), session.replay.live_requests()
-        shown_waiting = waiting[: max(min(len(waiting), height // 3), height - len(running) - 4)]
-        shown_running = running[-max(height - len(shown_waiting) - 3, 1) :][::-1]
+        """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
+        height = self.size.height
+        waiting, running = self._everybody()
+        room = max(min(len(waiting), height // 3), height - len(running) - 4)
+        shown_waiting = self._around(waiting, min(room, len(waiting)))
+        shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
         strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
         self._requests = [None]
-        for request in shown_waiting.tolist():
+        for request in shown_waiting:
             strips.append(self._waiting_line(request))
             self._requests.append(request)
         strips += [self.blank()]
         strips += [self._heading("running", len(running), len(shown_running), "newest first")]
         self._requests += [None, None]
-        computed = session.replay.computed(shown_running)
-        for request, tokens in zip(shown_running.tolist(), computed.tolist(), strict=True):
+        computed = self.session.replay.computed(np.array(shown_running, np.int64))
+        for request, tokens in zip(shown_running, computed.tolist(), strict=True):
             strips.append(self._running_line(request, tokens))
             self._requests.append(request)
         return strips
+
+    def _around(self, requests: list[int], room: int) -> list[int]:
+        """As many of `requests` as there is room for, the cursor's among them."""
+        begin = 0
+        if self._cursor in requests:
+            begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
+        return requests[begin : begin + room]
 
     def _heading(self, name: str, number: int, shown: int, order: str) -> Strip:
         more = f"  {order}, {shown:,} shown" if number > shown else f"  {order}" if number > 1 else ""
@@ -227,7 +284,7 @@ class Queue(Panel):
         mark = ">" if request == self.session.followed else " "
         name = ending(self.session.request_name(request), width - 4, self.symbols.cut)
         sample = owner_swatch(request, self.symbols)
-        kind = "strong" if mark == ">" else "text"
+        kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
         return [
             self.text(mark, kind),
             Segment(sample.text, self.get_component_rich_style("panel--text") + (sample.style or Style())),

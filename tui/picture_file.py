@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from textual.widgets import Footer
 
 from kvsim.atomic import whole_file
+
+from .export_svg import svg_of_lines
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +26,6 @@ NO_CONVERTER: Final = (
 )
 _PATIENCE: Final = 100
 """Turns of the event loop that a footer is given; it usually needs one."""
-_TEXT: Final = re.compile(r'<text ([^>]*)x="([\d.]+)" (y="[\d.]+") textLength="([\d.]+)"([^>]*)>([^<]+)</text>')
 
 
 def render(app: KvsimApp, size: tuple[int, int]) -> str:
@@ -51,7 +50,8 @@ async def drawn(pilot: Pilot[None]) -> None:
 
 def svg_of(app: KvsimApp) -> str:
     """What `app` shows now, as SVG."""
-    return app.export_screenshot(simplify=True)
+    lines = app.screen._compositor.render_strips()
+    return svg_of_lines(lines, app.symbols.palette.void)
 
 
 def png_of(svg: str) -> bytes | None:
@@ -59,21 +59,8 @@ def png_of(svg: str) -> bytes | None:
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None
-    svg = _TEXT.sub(_place_letters, svg)
     done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else None
-
-
-def _place_letters(text: re.Match[str]) -> str:
-    """Each letter of a piece of text by itself: the converter does not stretch text to a length, as browsers do."""
-    before, begin, y, length, after, content = text.groups()
-    letters = html.unescape(content)
-    width = float(length) / len(letters)
-    return "".join(
-        f'<text {before}x="{float(begin) + number * width:.1f}" {y}{after}>{html.escape(letter)}</text>'
-        for number, letter in enumerate(letters)
-        if not letter.isspace()
-    )
 
 
 def save(content: str | bytes, file: str | os.PathLike[str]) -> Path:

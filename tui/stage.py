@@ -8,9 +8,10 @@ import numpy as np
 from textual import on
 from textual.binding import Binding
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from .caption_box import CaptionBox
+from .footer import RankedFooter
 from .headline import Headline
 from .help import HelpScreen
 from .keys import BINDINGS
@@ -75,7 +76,7 @@ class Stage(Screen[None]):
         if self.guided is not None:
             yield CaptionBox(self.guided.captions, self.symbols)
         yield from self.compose_body()
-        yield Footer(compact=True)
+        yield RankedFooter(compact=True)
         yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
 
     def compose_body(self) -> ComposeResult:
@@ -148,6 +149,19 @@ class Stage(Screen[None]):
     def action_color(self) -> None:
         """Let colour mean something else: owner, state, sharing, age."""
         raise NotImplementedError
+
+    def action_follow_next(self, direction: int) -> None:
+        """Follow the next or the previous of the requests that run or wait; the newest that runs at first."""
+        session = next(iter(self.sessions()))
+        requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
+        if not requests:
+            self.notify("Nobody runs or waits now.", timeout=3)
+            return
+        if session.followed not in requests:
+            running = len(session.replay.live_requests())
+            self.follow(requests[max(running - 1, 0)])
+        else:
+            self.follow(requests[(requests.index(session.followed) + direction) % len(requests)])
 
     def action_find(self) -> None:
         """Ask for a request."""

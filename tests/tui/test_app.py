@@ -17,6 +17,7 @@ from kvsim.workload import Ragged
 from tui.app import KvsimApp
 from tui.event_list import EventList
 from tui.find import FindScreen
+from tui.footer import RankedFooter
 from tui.help import HelpScreen
 from tui.panels import BlockTable, Inspector, Panel, Queue
 from tui.picture_file import drawn
@@ -480,3 +481,55 @@ async def test_a_long_recording_shows_its_pool_before_it_is_added_up(paged: Reco
         await pilot.pause()
         assert np.array_equal(session.slots, expected.slots)
         assert app.query_one("#waste").size.height == 2 + 1
+
+
+async def test_the_queue_is_reached_by_keyboard(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("tab", "tab")
+        queue = app.query_one(Queue)
+        assert app.focused is queue
+        waiting, running = queue._everybody()
+        await pilot.press("enter")
+        assert app.stage.session.followed == running[0]
+        await pilot.press(*["down"] * 12, "enter")
+        assert app.stage.session.followed == running[12]
+        assert app.stage.session.request_name(running[12]) in text_of(queue)
+        await pilot.press(*["k"] * 14, "enter")
+        assert app.stage.session.followed == waiting[-2]
+        await pilot.press("escape")
+        assert app.focused is None
+
+
+async def test_n_goes_from_request_to_request(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=SIZE) as pilot:
+        replay = app.stage.session.replay
+        requests = [*replay.live_requests().tolist(), *replay.waiting_requests().tolist()]
+        newest = replay.live_requests()[-1]
+        seen = []
+        for key in ("enter", "n", "N", "N"):
+            await pilot.press(key)
+            seen.append(app.stage.session.followed)
+        at = requests.index(newest)
+        assert seen == [requests[at], requests[at + 1], requests[at], requests[at - 1]]
+
+
+async def test_control_c_leaves(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("slash", "ctrl+c")
+        assert app._leaving
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+async def test_the_footer_cuts_no_key(make_app: Callable[..., KvsimApp], paged: Recording, width: int) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(width, 30)) as pilot:
+        await drawn(pilot)
+        await pilot.pause()
+        (footer,) = app.screen.query(RankedFooter)
+        shown = [key for key in footer.children if key.display]
+        assert all(key.virtual_region.right <= width for key in shown)
+        assert "Play" in screen_text(app).splitlines()[-1]
+        assert ("Lessons" in screen_text(app).splitlines()[-1]) == (width >= 120)

@@ -16,6 +16,7 @@ from tui import picture_file
 from tui.app import KvsimApp
 from tui.comparison import Comparison
 from tui.events import EventFilter, EventKind
+from tui.export_svg import CELL
 from tui.facts import unit_heading, unit_story
 from tui.panels import Inspector
 from tui.pool_view import PoolView
@@ -184,8 +185,9 @@ async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., Kv
     assert png is not None
     pixels = matplotlib.image.imread(io.BytesIO(png))
     # The last letter of the first line is in its column, and nothing is in the one behind it.
-    assert pixels.shape[1] == 2 * 994
-    left = 2 * (9 + len(text) * 12.2)
-    first_line = pixels[2 * 42 : 2 * 62, :, :3].std(axis=0).max(axis=1)
-    assert first_line[int(left) - 24 : int(left)].max() > 0.05
-    assert first_line[int(left) + 4 : int(left) + 24].max() < 0.02
+    wide, tall = CELL
+    assert pixels.shape[1] == 2 * (80 * wide + 24)
+    left = 2 * (12 + len(text) * wide)
+    first_line = pixels[2 * 13 : 2 * (11 + tall), :, :3].std(axis=0).max(axis=1)
+    assert first_line[left - 2 * wide : left].max() > 0.05
+    assert first_line[left + 4 : left + 2 * wide].max() < 0.02

@@ -255,6 +255,8 @@ class Canvas:
             free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
             front = np.where(hollow & (offset > 0), free, front)
             back = np.where(hollow, free, back)
+            if self.tiling.stride is not None and self.tiling.tall == 1 and self.tiling.down == 1:
+                shape = np.where(front == back, GLYPH, shape)  # rows that touch each other have a hairline between them
             if hairlines:
                 shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
             keys = keys_of(shape, front, back)

@@ -1,0 +1,145 @@
+"""Lines of styled characters as SVG that looks alike in every viewer.
+
+Blocks and lines are drawn as rectangles, whatever a font has for them; text stands word by word at its column, so that
+a font with other widths shifts letters inside a word and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+from xml.sax.saxutils import escape
+
+from rich.color import blend_rgb
+from rich.terminal_theme import DIMMED_MONOKAI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.color import Color
+    from rich.style import Style
+    from textual.strip import Strip
+
+CELL: Final = (10, 20)
+"""Pixels of one character."""
+_FONT_PX: Final = 16
+_BASELINE: Final = 15
+_MARGIN: Final = 12
+_FONTS: Final = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
+_INK, _GROUND = "#d7dde5", "#12151a"
+
+_UP, _RIGHT = "▁▂▃▄▅▆▇█", "▏▎▍▌▋▊▉█"
+
+
+def svg_of_lines(lines: Sequence[Strip], ground: str) -> str:
+    """An SVG document of `lines` on the background colour `ground`."""
+    columns = max((line.cell_length for line in lines), default=0)
+    width, height = columns * CELL[0] + 2 * _MARGIN, len(lines) * CELL[1] + 2 * _MARGIN
+    grounds: list[str] = []
+    marks: list[str] = []
+    for row, line in enumerate(lines):
+        _draw_line(line, row, ground, grounds, marks)
+    body = "\n".join([*grounds, *marks])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
+        f"<style>text{{font-family:{_FONTS};font-size:{_FONT_PX}px;white-space:pre}}"
+        ".b{font-weight:bold}rect{shape-rendering:crispEdges}</style>\n"
+        f'<rect width="{width}" height="{height}" rx="8" fill="{ground}"/>\n'
+        f'<g transform="translate({_MARGIN} {_MARGIN})">\n{body}\n</g>\n</svg>\n'
+    )
+
+
+def _draw_line(line: Strip, row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
+    y, column = row * CELL[1], 0
+    characters: list[tuple[int, str, str, str, bool]] = []
+    for segment in line:
+        ink, back, bold = _colors(segment.style, ground)
+        for character in segment.text:
+            characters.append((column, character, ink, back, bold))
+            column += 1
+    for back, run in groupby(characters, key=lambda item: item[3]):
+        begin, length = _extent(run)
+        if back != ground:
+            grounds.append(_rectangle(begin * CELL[0], y, length * CELL[0], CELL[1], back))
+    for (character, ink), run in groupby(characters, key=lambda item: (item[1] if _is_drawn(item[1]) else "", item[2])):
+        if not character:
+            continue
+        begin, length = _extent(run)
+        marks += _drawing(character, begin * CELL[0], y, length, ink)
+    for (ink, bold), run in groupby(characters, key=lambda item: (item[2], item[4])):
+        marks += _words(list(run), y, ink, bold=bold)
+
+
+def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
+    """Ink, background, and whether letters are bold."""
+    if style is None:
+        return _INK, ground, False
+    ink, back = _hex(style.color, _INK), _hex(style.bgcolor, ground)
+    if style.reverse:
+        ink, back = back, ink
+    if style.dim:
+        ink = _blend(ink, back)
+    return ink, back, bool(style.bold)
+
+
+def _hex(color: Color | None, otherwise: str) -> str:
+    return otherwise if color is None or color.is_default else color.get_truecolor(DIMMED_MONOKAI).hex
+
+
+def _blend(one: str, other: str) -> str:
+    from rich.color import Color  # noqa: PLC0415 - a name that the annotations above have otherwise
+
+    first, second = (Color.parse(color).get_truecolor() for color in (one, other))
+    return blend_rgb(first, second, 0.5).hex
+
+
+def _extent(run: Iterable[tuple[int, str, str, str, bool]]) -> tuple[int, int]:
+    columns = [item[0] for item in run]
+    return columns[0], len(columns)
+
+
+def _is_drawn(character: str) -> bool:
+    return character in _SHAPES or character == "□"
+
+
+def _shapes() -> dict[str, tuple[float, float, float, float]]:
+    """Where in its cell each character that is drawn has ink: left, top, right and bottom, 0 to 1."""
+    shapes = {character: (0.0, 1 - eighth / 8, 1.0, 1.0) for eighth, character in enumerate(_UP, start=1)}
+    shapes |= {character: (0.0, 0.0, eighth / 8, 1.0) for eighth, character in enumerate(_RIGHT, start=1)}
+    shapes |= {"▀": (0.0, 0.0, 1.0, 0.5), "■": (0.1, 0.25, 0.9, 0.65), "▇": (0.0, 0.125, 1.0, 1.0)}
+    shapes |= {"─": (0.0, 0.45, 1.0, 0.52), "━": (0.0, 0.42, 1.0, 0.56), "│": (0.42, 0.0, 0.58, 1.0)}
+    return shapes
+
+
+_SHAPES: Final = _shapes()
+
+
+def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
+    """A run of equal characters; those that fill their cell from side to side are one rectangle."""
+    wide, tall = CELL
+    if character == "□":
+        inside = f'y="{y + 5.5:g}" width="{wide - 3}" height="{tall - 11}" fill="none" stroke="{ink}"'
+        return [f'<rect x="{x + number * wide + 1.5:g}" {inside}/>' for number in range(length)]
+    left, top, right, bottom = _SHAPES[character]
+    if (left, right) == (0.0, 1.0):
+        return [_rectangle(x, y + top * tall, length * wide, (bottom - top) * tall, ink)]
+    return [
+        _rectangle(x + (number + left) * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall, ink)
+        for number in range(length)
+    ]
+
+
+def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
+    """The words of characters that look alike, each at its column."""
+    text = "".join(" " if _is_drawn(item[1]) else item[1] for item in run)
+    weight = ' class="b"' if bold else ""
+    return [
+        f'<text x="{(run[0][0] + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
+        f"{escape(found[0])}</text>"
+        for found in re.finditer(r"\S+", text)
+    ]
+
+
+def _rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'
