@@ -218,17 +218,19 @@ def build_scenario(**flags: Any) -> Scenario:
 
 def _check_simulated(model: Model) -> None:
     """Refuse what would come out wrong: the engine serves one group of layers that keep every token, on one stage."""
+    from kvsim.kv_groups import CacheSettings, cache_layout
+
     if model.pipeline_parallel_size > 1:
         raise UsageError(
             "--pipeline-parallel-size says how many blocks there are (kvsim size); steps that pass through several "
             "stages are not simulated yet."
         )
-    kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full", "mla", "indexer"})
-    if kinds:
-        words = " and ".join(kind.replace("_", " ") for kind in kinds)
+    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
+    if not layout.is_uniform:
+        kinds = dict.fromkeys(group.kind.replace("_", " ") for group in layout.groups if group.kind != "full")
         raise UsageError(
-            f"{model.name} has layers of {words}, whose memory is not simulated yet; kvsim size says how many blocks "
-            "and sequences fit."
+            f"{model.name} has layers of {' and '.join(kinds)}, whose memory is not simulated yet; kvsim size says how "
+            "many blocks and sequences fit."
         )
 
 

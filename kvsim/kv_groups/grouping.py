@@ -87,8 +87,9 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
         if not _one_kind(specs):
             raise UsageError("layers of these kinds need groups of their own, and the hybrid manager is switched off.")
     whole = (tuple(range(len(specs))),)
+    _check_windows(specs)
     if _all_equal(specs):
-        return Grouping(groups=whole, specs=tuple(_merged(specs)), sums_pages=False)
+        return Grouping(groups=whole, specs=tuple(specs), sums_pages=False)
     if _one_kind(specs):
         return Grouping(groups=whole, specs=tuple(specs), sums_pages=True)
     specs = _with_equal_pages(specs)
@@ -107,11 +108,11 @@ def _without_window(spec: LayerSpec) -> LayerSpec:
     return replace(spec, window=None)
 
 
-def _merged(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
+def _check_windows(specs: Sequence[LayerSpec]) -> None:
+    """Refuse two windows in what would be one group of full layers: vLLM does."""
     windows = {spec.window for spec in specs if spec.window is not None}
-    if len(windows) > 1 and specs[0].kind is CacheKind.FULL:
+    if len(windows) > 1 and all(spec.kind is CacheKind.FULL for spec in specs):
         raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
-    return list(specs)
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, MambaMode
+from kvsim.models.cache_bytes import element_bytes
 from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
 
 if TYPE_CHECKING:
     from kvsim.models import Model
-    from kvsim.models.layers import Layer, Recurrent
+    from kvsim.models.cache_bytes import element_bytes
+from kvsim.models.layers import Layer, Recurrent
 
 BACKEND_BLOCK = 16
 """Tokens of the smallest block of FlashAttention and Triton, and of vLLM's default block."""
@@ -49,6 +51,8 @@ class LayerSpec:
     num_speculative_blocks: int = 0
     layout: tuple[object, ...] = ()
     """Whatever else tells layers apart: heads, sizes, types."""
+    bytes_per_token_as_full: int | None = None
+    """Bytes of one token where the layer is turned into a full one, if those are others."""
 
     @property
     def page_bytes(self) -> int:
@@ -154,10 +158,24 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
         kind=kind,
         block_size=block_size,
         bytes_per_token=model.layer_bytes_per_token(layer),
+        bytes_per_token_as_full=_bytes_as_full(model, layer),
         window=window,
         pads_pages=kind in (CacheKind.FULL, CacheKind.SLIDING_WINDOW),
         layout=_layout(model, layer),
     )
+
+
+def _bytes_as_full(model: Model, layer: Layer) -> int | None:
+    """Bytes of a token once a windowed or chunked layer has become a full one."""
+    if isinstance(layer, SlidingWindow):
+        full = FullAttention(
+            num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
+        )
+        return model.layer_bytes_per_token(full)
+    if isinstance(layer, ChunkedLocal):
+        size = element_bytes(model.dtype, model.kv_cache_dtype)
+        return 2 * layer.heads_on_gpu(model.tensor_parallel_size) * layer.head_dim * size
+    return None
 
 
 def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
@@ -210,7 +228,16 @@ def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """The spec of a windowed or chunked layer whose tokens are all kept."""
-    if spec.kind not in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL):
+    """The spec of a windowed or chunked layer whose tokens are all kept.
+
+    A window is remembered, for it still says what is computed. Of a chunked layer vLLM forgets how its cache is packed.
+    """
+    if spec.bytes_per_token_as_full is None:
         return spec
-    return replace(spec, kind=CacheKind.FULL)
+    return replace(
+        spec,
+        kind=CacheKind.FULL,
+        window=spec.window if spec.kind is CacheKind.SLIDING_WINDOW else None,
+        bytes_per_token=spec.bytes_per_token_as_full,
+        bytes_per_token_as_full=None,
+    )

@@ -43,14 +43,15 @@ def bytes_per_token(
     if isinstance(layer, Indexer):
         return layer.bytes_per_token
     if isinstance(layer, Mla):
-        return _mla_bytes(layer, _element_bytes(dtype, kv_cache_dtype), kv_cache_dtype)
+        return _mla_bytes(layer, element_bytes(dtype, kv_cache_dtype), kv_cache_dtype)
     heads = layer.heads_on_gpu(tensor_parallel_size)
     head_elements = sum(_stored(layer, size, kv_cache_dtype) for size in _key_and_value(layer))
     scales = 2 * _SCALE_BYTES if kv_cache_dtype.endswith("per_token_head") else 0
-    return heads * (head_elements * _element_bytes(dtype, kv_cache_dtype) + scales)
+    return heads * (head_elements * element_bytes(dtype, kv_cache_dtype) + scales)
 
 
-def _element_bytes(dtype: str, kv_cache_dtype: str) -> int:
+def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
+    """Bytes of one element of the cache, before several are packed into one byte."""
     if kv_cache_dtype == "auto":
         return dtype_bytes(dtype)
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1

@@ -140,7 +140,7 @@ def test_what_cannot_be_simulated_yet_is_refused_in_a_sentence(complaint: Compla
         message = complaint(command, "--model", "gemma-3-27b-it", "--num-requests", "5", code=2)
         assert "layers of sliding window" in message
         assert "kvsim size says how many" in message
-    assert "mamba2" in complaint("run", "--model", "granite-4.0-h-micro", code=2)
+    assert "mamba" in complaint("run", "--model", "granite-4.0-h-micro", code=2)
     assert "stages" in complaint("run", "--pipeline-parallel-size", "2", code=2)
 
 
