@@ -219,7 +219,7 @@ def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     ends = (stage.start == 0) + (stage.stop == model.num_layers)
     on_stage = layers + (tables if model.pipeline_parallel_size == 1 else table * ends)
     kept = model.quantization.method if model.quantization else model.dtype
-    why = f"{model.num_parameters:,} parameters in {kept}, {model.weight_bytes / model.num_parameters:.3g} bytes each"
+    why = f"{model.num_parameters:,} parameters in {kept}, {model.weight_bytes / model.num_parameters:.2f} bytes each"
     if model.pipeline_parallel_size > 1:
         why += f"; layers {stage.start + 1} to {stage.stop} of {model.num_layers}"
     if model.tensor_parallel_size > 1:
