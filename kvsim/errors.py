@@ -25,6 +25,17 @@ _MOST_NAMED = 8
 """Names that are listed one by one; more of them nobody reads."""
 
 
+def shortened(value: object, most: int = 60) -> str:
+    """`value` as it stands in a sentence: as Python writes it, and at most `most` letters of that.
+
+    Values come from files; one of a million letters, or a whole number of a million digits, tells nobody more.
+    """
+    if isinstance(value, int) and value.bit_length() > 4 * most:
+        return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 class KvsimError(Exception):
     """The root: catch this to catch everything that kvsim raises on purpose."""
 

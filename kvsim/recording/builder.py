@@ -9,8 +9,8 @@ the schedule that go on, and the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class RecordingBuilder:
         }  # fmt: skip
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
+        self._preempted_since: list[int] = []
+        """Preempted since a step was closed: it is the next one that counts them."""
 
     @property
     def num_steps(self) -> int:
@@ -110,6 +112,24 @@ class RecordingBuilder:
         for request in self._previous_scheduled:
             self.scheduled(request, self._schedule.computed(request), 1, time_s)
 
+    def check_step(self, columns: Mapping[str, Any]) -> None:
+        """Make sure that a step of these columns is one: the simulation knows what it reports, a file may not.
+
+        Raises:
+            ValueError: a column is missing or no number; or is one that steps before had or did not have.
+        """
+        self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
+
+    def check_output(self, step: int) -> None:
+        """Make sure that the output of `step` is awaited.
+
+        Raises:
+            IndexError: it is not.
+        """
+        row = step - self._steps.first
+        if not (0 <= row < len(self._steps) and self._steps.columns["output_seq"][row] < 0):
+            raise IndexError(f"the output of step {step} is not awaited")
+
     def step(self, **columns: float) -> int:
         """Close the step being recorded, whose output is not known yet, and return its number."""
         number = self._num_steps
@@ -119,6 +139,7 @@ class RecordingBuilder:
                 column.append(columns[name] if column.typecode == "d" else int(columns[name]))
         self._num_steps += 1
         self._previous_scheduled, self._last_scheduled = self._last_scheduled, []
+        self._preempted_since.clear()
         if self._sink is not None:
             self._hand_over(self._sink)
         return number
@@ -183,6 +204,7 @@ class RecordingBuilder:
     def preempted(self, request: int) -> None:
         """`request` lost its memory and will compute its tokens again."""
         self._requests.columns["preemptions"][request] += 1
+        self._preempted_since.append(request)
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
         """`request` left the engine."""
@@ -236,12 +258,17 @@ class RecordingBuilder:
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
         assert self._sink is None, "what has been handed over is not here any more"
+        schedule, requests = self._schedule.so_far(self._num_steps), self._requests.so_far()
+        # What was reported of a step that was not closed has no step to stand in.
+        np.subtract.at(requests.preemptions, np.array(self._preempted_since, np.int64), 1)
+        opened = np.setdiff1d(np.array(self._last_scheduled, np.int64), schedule.request)
+        requests.first_scheduled_s[opened], requests.cached_tokens[opened] = np.nan, 0
         return Recording(
             meta=meta,
             name=name,
-            requests=self._requests.so_far(),
+            requests=requests,
             steps=self._steps.so_far(self._seq + 1),
-            schedule=self._schedule.so_far(self._num_steps),
+            schedule=schedule,
             memory=self._memory.so_far(),
         )
 

@@ -20,9 +20,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, shortened
 from kvsim.eventline import line
 from kvsim.recording.builder import RecordingBuilder
+from kvsim.recording.provenance import refuse_constant
 from kvsim.recording.tables import RequestStatus
 
 __all__ = ["FILE_NAME", "apply", "line", "replay"]
@@ -43,33 +44,44 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.next_seq()
             case ["again", time_s]:
                 builder.scheduled_again(time_s)
-            case ["tokens", time_s, rows]:
+            case ["tokens", time_s, list(rows)]:
                 for request, computed_before, tokens in rows:
-                    builder.scheduled(request, computed_before, tokens, time_s)
+                    builder.scheduled(_row(builder, request), computed_before, tokens, time_s)
             case ["step", dict(columns)]:
+                builder.check_step(columns)
                 builder.step(**columns)
-            case ["output", step, time_s]:
+            case ["output", int(step), time_s]:
+                builder.check_output(step)
                 builder.output(step, time_s)
-            case ["append", request, position, units]:
-                builder.append_blocks(request, position, units)
-            case ["share", request, position, units]:
-                builder.share_blocks(request, position, units)
+            case ["append", request, position, list(units)]:
+                builder.append_blocks(_row(builder, request), position, units)
+            case ["share", request, position, list(units)]:
+                builder.share_blocks(_row(builder, request), position, units)
             case ["release", request, num_units, num_cached]:
-                builder.release(request, num_units, num_cached)
-            case ["evict", units]:
+                builder.release(_row(builder, request), num_units, num_cached)
+            case ["evict", list(units)]:
                 builder.evict(units)
             case ["emit", request, time_s, count]:
-                builder.emitted(request, time_s, count)
+                builder.emitted(_row(builder, request), time_s, count)
             case ["preempt", request]:
-                builder.preempted(request)
-            case ["end", request, status, time_s]:
-                builder.ended(request, RequestStatus[status.upper()], time_s)
-            case ["arrive", name, time_s, prompt_tokens, max_tokens, priority, hashes]:
+                builder.preempted(_row(builder, request))
+            case ["end", request, str(status), time_s]:
+                builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
+            case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes)]:
+                name.encode()  # half a letter, which JSON can have, cannot be written
                 builder.arrived(name, time_s, prompt_tokens, max_tokens, priority=priority, prompt_hashes=hashes)
             case _:
-                raise RecordingError(f"{event!r} is not an event.")
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
-        raise RecordingError(f"{event!r} does not follow from the events before it: {error}.") from error
+                raise RecordingError(f"{shortened(event)} is not an event.")
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "it is of another kind"
+        raise RecordingError(f"{shortened(event)} does not follow from the events before it: {reason}.") from error
+
+
+def _row(builder: RecordingBuilder, request: int) -> int:
+    """`request`, which should be the row of one that has arrived: a negative one would count from the end."""
+    if not 0 <= request < builder.num_requests:
+        raise IndexError(f"there is no request {shortened(request)}")
+    return request
 
 
 def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
@@ -85,8 +97,8 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
         if not text.endswith(b"\n"):
             break
         try:
-            event = json.loads(text)
-        except ValueError:
+            event = json.loads(text, parse_constant=refuse_constant)
+        except (ValueError, RecursionError):
             raise RecordingError(f"{source}, line {number}: not JSON.") from None
         if not isinstance(event, list) or not event:
             raise RecordingError(f"{source}, line {number}: an event should be a list.")

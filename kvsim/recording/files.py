@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from kvsim.contents import open_file
 from kvsim.errors import RecordingError
 from kvsim.recording import eventlog, provenance
 from kvsim.recording.check import check
@@ -108,7 +109,7 @@ def _read_log(folder: Path) -> Recording:
     """A recording that is still growing, or whose engine was killed."""
     file = folder / eventlog.FILE_NAME
     try:
-        with file.open("rb") as log:
+        with open_file(file) as log:
             document, builder = eventlog.replay(log, str(file))
     except OSError as error:
         raise RecordingError(f"{file} cannot be read: {error.strerror}.") from error

@@ -7,12 +7,13 @@ run.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from kvsim.recording.tables import Memory, MemoryKind, Requests, Schedule, Steps, Table
+from kvsim.errors import RecordingError
+from kvsim.recording.tables import Memory, MemoryKind, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
 _ROWS_HELD = 1 << 16
@@ -49,13 +50,33 @@ class GrowingTable:
             if column is not None:
                 values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
 
+    def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
+        """Make sure that `columns`, and others `given_elsewhere`, make a row that goes with those before it.
+
+        Raises:
+            ValueError: one is missing or no number; or the rows before had it not, or had it.
+        """
+        for name, spec in self._specs.items():
+            if name in given_elsewhere:
+                continue
+            given, had = name in columns, len(self.columns[name]) == len(self)
+            if (not given and (not spec.optional or self.columns[name])) or (given and not had):
+                raise ValueError(f"{name} is missing in this step or in those before it")
+            kinds = int | float if spec.dtype == "float64" else int
+            if given and (not isinstance(columns[name], kinds) or isinstance(columns[name], bool)):
+                raise ValueError(f"{name} should be a number")
+
     def rows(self, end: int | None = None) -> dict[str, Any]:
         """The columns of the first `end` rows, or of all, as numpy arrays of the declared types."""
-        return {
-            name: np.array(self.columns[name][:end], spec.dtype)
-            for name, spec in self._specs.items()
-            if self.columns[name] or not spec.optional
-        }
+        rows = {}
+        for name, spec in self._specs.items():
+            if self.columns[name] or not spec.optional:
+                wide = np.array(self.columns[name][:end])
+                rows[name] = wide.astype(spec.dtype)
+                if wide.dtype.kind == "i" and (rows[name] != wide).any():
+                    row = self.first + int(np.argmax(rows[name] != wide))
+                    raise RecordingError(f"{name} of row {row} is {wide[row - self.first]}, which no run reaches.")
+        return rows
 
     def take(self, end: int) -> dict[str, Any]:
         """The same, and take them away."""
@@ -99,7 +120,7 @@ class GrowingRequests(GrowingTable):
     def so_far(self) -> Requests:
         """All of them."""
         return Requests(
-            id=np.asarray(self._ids, np.str_) if self._ids else np.empty(0, np.str_),
+            id=text_column(self._ids, len(self._ids)),
             prompt_hashes=Ragged(np.array(self._hashes), np.array(self._offsets), np.int64),
             **self.rows(),
         )

@@ -65,6 +65,11 @@ class Meta:
         """Whether released units may keep a prefix for others to hit."""
         return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
 
+    @property
+    def begins_in_the_middle(self) -> bool:
+        """Whether the recorder joined an engine that was at work: what happened before is known in part."""
+        return bool(self.extra.get("joined_at_step"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:

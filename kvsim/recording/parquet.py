@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvsim.contents import oversized
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
-from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table
+from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
@@ -137,8 +138,13 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
+    if file.exists() and not file.is_file():
+        raise RecordingError(f"{file} is damaged or truncated: it is a folder, a pipe or a device.")
     with _in_a_sentence(file):
         metadata = pq.read_metadata(file)
+        declared = oversized(metadata, file.stat().st_size)
+        if declared is not None:
+            raise RecordingError(f"{file} is damaged: it declares {declared}.")
         if not provenance.are_of_one(_identity(metadata), identity):
             raise RecordingError(
                 f"{file} and {folder / 'meta.json'} are of two recordings; the folder should hold the files of one."
@@ -151,7 +157,8 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
         if twice:
             raise RecordingError(f"{file} has the column {twice[0]} more than once.")
         flat = {metadata.schema.column(nth).path for nth in range(metadata.num_columns)}  # not lists, for example
-        words = [name for name, spec in specs.items() if spec.names is not None and name in flat]
+        texts = [name for name, spec in specs.items() if spec.names is not None or spec.dtype == "str"]
+        words = [name for name in texts if name in flat]
         with pq.ParquetFile(file, metadata=metadata, read_dictionary=words, page_checksum_verification=True) as parquet:
             # One after the other, so that a column is in memory twice at most, and never all of them.
             return table(**{name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present})
@@ -195,7 +202,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
         if num_rows > expected:
             break
         try:
-            yield convert(data, spec, file, name)
+            yield convert(data, spec, file, name, expected)
         except (pa.ArrowException, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
@@ -203,7 +210,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
         raise RecordingError(f"{file} is damaged or truncated: {name} has {num_rows:,} of {expected:,} rows.")
 
 
-def _values(data: pa.Array, spec: Column, file: Path, name: str) -> Any:
+def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:
     if spec.names is not None:
         codes = {member.name.lower(): member.value for member in spec.names}
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
@@ -216,14 +223,16 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str) -> Any:
                 raise RecordingError(f"{file}: {name} {words[wrong[0]]!r} is none of {', '.join(codes)}.")
         return np.array([codes.get(word, 0) for word in words], spec.dtype)[used]
     if spec.dtype == "str":
-        return np.asarray(data.cast(pa.string()).to_pylist(), np.str_)
+        # A text that many rows have stands in the file once.
+        encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
+        return text_column(encoded.dictionary.cast(pa.string()).to_pylist(), num_rows)[encoded.indices.to_numpy()]
     wanted = pa.type_for_alias(spec.dtype)
     # A null time becomes NaN by itself. Casting loads pyarrow's functions, a twentieth of a second's worth.
     return (data if data.type == wanted else data.cast(wanted)).to_numpy(zero_copy_only=False)
 
 
-def _lists(data: pa.Array, spec: Column, file: Path, name: str) -> Ragged[np.int64]:
-    del spec  # there is one kind of lists
+def _lists(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Ragged[np.int64]:
+    del spec, num_rows  # there is one kind of lists
     offsets = np.asarray(data.offsets, np.int64)
     values = data.values[int(offsets[0]) : int(offsets[-1])].cast(pa.int64())
     if values.null_count:

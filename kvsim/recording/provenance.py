@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import RecordingError, RecordingVersionError
+from kvsim.contents import META_BYTES, content_of
+from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.recording import unit_runs
+from kvsim.recording.check_meta import check_meta
 from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Pool
 from kvsim.recording.tables import IntArray
 
@@ -16,6 +20,9 @@ FILE_NAME = "meta.json"
 IDENTITY_KEY = b"kvsim_identity"
 """Where a Parquet file says which recording it is a part of: in the metadata of its schema."""
 
+_HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
+_LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
+"""Beyond these, numbers of a pool would not fit where its slots and bytes are added up."""
 _META_KEYS = frozenset(
     (
         "format",
@@ -62,13 +69,13 @@ def read_document(file: Path) -> Any:
         RecordingError: it is missing or no JSON; the message names `file`.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return json.loads(_decoded(content_of(file, META_BYTES)), parse_constant=refuse_constant, parse_float=_finite)
     except FileNotFoundError:
         raise RecordingError(
             f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordingError(f"{file} cannot be read as JSON: {error}.") from error
+        raise RecordingError(f"{file} cannot be read as JSON: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
@@ -82,17 +89,20 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:
         raise RecordingVersionError(
-            f"{file} has version {document.get('version')!r}, and this kvsim reads version {VERSION}; "
+            f"{file} has version {shortened(document.get('version'))}, and this kvsim reads version {VERSION}; "
             "a newer kvsim may read it."
         )
     if document.get("source") not in SOURCES:
-        raise RecordingError(f"{file} has source {document.get('source')!r}; it should be one of {', '.join(SOURCES)}.")
+        source = shortened(document.get("source"))
+        raise RecordingError(f"{file} has source {source}; it should be one of {', '.join(SOURCES)}.")
+    engine, model, policy = (_mapping(document, name, file) for name in ("engine", "model", "policy"))
+    check_meta(document, file)
     return Meta(
         source=document["source"],
-        engine=_mapping(document, "engine", file),
+        engine=engine,
         gpu=str(document.get("gpu") or "unknown GPU"),
-        model=_mapping(document, "model", file),
-        policy=_mapping(document, "policy", file),
+        model=model,
+        policy=policy,
         pool=_pool(_mapping(document, "pool", file), file),
         initial_free=_initial_free(document.get("initial_free"), file),
         command=str(document.get("command") or ""),
@@ -131,14 +141,30 @@ def meta_as_text(meta: Meta, identity: str = "") -> str:
     return text.removesuffix("\n}") + f',\n "initial_free": {json.dumps(unit_runs.pack(meta.initial_free))}\n}}\n'
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> float:
+    """What JSON readers are told of NaN and Infinity, which Python's takes for numbers."""
     raise ValueError(f"{name} is not a number in JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:20]} is larger than any number")
+    return number
+
+
+def _decoded(content: bytes) -> str:
+    """Text, without what cannot be written again: JSON can name half a letter."""
+    text = content.decode("utf-8")
+    if _HALF_A_LETTER.search(text):
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    return text
 
 
 def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
     value = document.get(key, {})
     if not isinstance(value, dict):
-        raise RecordingError(f"{file}: {key!r} should be an object, not {value!r}.")
+        raise RecordingError(f"{file}: {key!r} should be an object, not {shortened(value)}.")
     return value
 
 
@@ -146,12 +172,14 @@ def _pool(value: Mapping[str, Any], file: Path) -> Pool:
     def integer(key: str, default: int | None, minimum: int) -> int:
         number = value.get(key, default)
         if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
-            raise RecordingError(f"{file}: pool.{key} should be an integer of at least {minimum}, not {number!r}.")
+            shown = shortened(number)
+            raise RecordingError(f"{file}: pool.{key} should be an integer of at least {minimum}, not {shown}.")
+        if number > _LARGEST[key]:
+            shown = f"{number:,}" if number < 1 << 64 else shortened(number)
+            raise RecordingError(f"{file}: pool.{key} should be at most {_LARGEST[key]:,}, not {shown}.")
         return number
 
     num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
-    if num_units is not None and num_units > MAX_UNITS:
-        raise RecordingError(f"{file}: pool.num_units should be at most {MAX_UNITS:,}, not {num_units:,}.")
     return Pool(
         unit_tokens=integer("unit_tokens", None, 1),
         num_units=num_units,

@@ -14,10 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.errors import RecordingError
 from kvsim.workload import Ragged
 
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
+
+
+_LETTER_BYTES = 4
+_TEXT_BYTES = 1 << 30
+"""What a column of texts may take in memory."""
 
 
 class MemoryKind(IntEnum):
@@ -60,6 +66,18 @@ def column(dtype: str, *, names: type[IntEnum] | None = None) -> Any:
 def optional_column(dtype: str) -> Any:
     """A column that a file may leave out; it is None then."""
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
+
+
+def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
+    """`values` as a numpy array, a part of a column of `num_rows`: all of it as wide as its longest text.
+
+    Raises:
+        RecordingError: one is so long that the column would take more than `_TEXT_BYTES`.
+    """
+    longest = max(map(len, values), default=0)
+    if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
+        raise RecordingError(f"a text of {longest:,} letters is too long to be the id of one of {num_rows:,} requests.")
+    return np.asarray(values, np.str_) if values else np.empty(0, np.str_)
 
 
 class Table:

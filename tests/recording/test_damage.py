@@ -212,6 +212,15 @@ def test_a_batch_longer_than_any_memory(folders: list[Path], tmp_path: Path) -> 
     tokens[int(np.argmax(data["repeat"].to_numpy()))] = 2**31 - 1
     column = data.schema.get_field_index("tokens")
     pq.write_table(data.set_column(column, "tokens", pa.array(tokens, pa.int32())), file)
+    # The steps say it too.
+    begins, repeats = data["step"].to_numpy(), data["repeat"].to_numpy()
+    steps = pq.read_table(tmp_path / "rec" / "steps.parquet")
+    per_step = np.zeros(len(steps), np.int64)
+    for begin, repeat, each in zip(begins, repeats, tokens, strict=True):
+        per_step[begin : begin + repeat] += each
+    for name, values in (("prefill_tokens", per_step // 2), ("decode_tokens", per_step - per_step // 2)):
+        steps = steps.set_column(steps.schema.get_field_index(name), name, pa.array(values, pa.int64()))
+    pq.write_table(steps, tmp_path / "rec" / "steps.parquet")
     with pytest.raises(RecordingError, match=r"has a batch of [\d,]+ slots; no server has more"):
         Replay(read(tmp_path / "rec"))
 

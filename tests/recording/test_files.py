@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,6 +190,14 @@ def test_every_optional_column_survives_and_may_be_absent(recording: Recording, 
 
 
 def test_a_schedule_without_repeats_holds_each_row_for_one_step(folder: Path) -> None:
+    file = folder / "schedule.parquet"
+    rows = pq.read_table(file).to_pylist()
+    unfolded = [
+        row | {"step": row["step"] + nth, "computed_before": row["computed_before"] + nth * row["tokens"], "repeat": 1}
+        for row in rows
+        for nth in range(row["repeat"])
+    ]
+    pq.write_table(pa.Table.from_pylist(sorted(unfolded, key=itemgetter("step"))), file)
     change_table(folder, "schedule", repeat=...)
     schedule = read(folder).schedule
     assert schedule.repeat is None
@@ -243,7 +252,14 @@ def test_several_row_groups_are_read(
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.null(), pa.int64()], ids=str)
 def test_a_time_that_did_not_happen_may_be_null(folder: Path, kind: pa.DataType) -> None:
-    change_table(folder, "requests", first_token_s=lambda values: pa.array([None] * len(values), kind))
+    """Here nothing happened to any request but that it arrived."""
+    never = {name: pa.array([None] * len(read(folder).requests), kind)
+             for name in ("first_scheduled_s", "first_token_s", "finished_s")}  # fmt: skip
+    nothing = dict.fromkeys(("output_tokens", "preemptions", "cached_tokens"), lambda values: [0] * len(values))
+    change_table(folder, "requests", **never, **nothing, status=lambda values: ["unfinished"] * len(values))
+    for table in ("steps", "schedule", "memory"):
+        file = folder / f"{table}.parquet"
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
     assert np.isnan(read(folder).requests.first_token_s).all()
 
 

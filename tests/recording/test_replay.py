@@ -37,6 +37,7 @@ from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @dataclass
@@ -419,15 +420,6 @@ def test_touched_covers_every_change_of_growing_runs(recording: Recording, data:
     assert_touched_covers_every_change(Replay(recording), data.draw(st.lists(frames, min_size=1, max_size=10)))
 
 
-@settings(max_examples=30, deadline=None)
-@given(recording=growing_batches())
-def test_growing_runs_are_read_back(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> None:
-    again = read(write(recording, tmp_path_factory.mktemp("growing") / "rec"))
-    assert again.memory.repeat is not None
-    assert recording.memory.repeat is not None
-    assert again.memory.repeat.tolist() == recording.memory.repeat.tolist()
-
-
 SIMULATED: dict[str, Policy] = {
     "paged": Paged(cache=PagedSettings(block_size=4), scheduler=ContinuousSettings(max_model_len=64)),
     "paged, sync, no cache": Paged(
@@ -458,6 +450,18 @@ def simulated(request: pytest.FixtureRequest, make_machine: Callable[[int], Any]
         seed=3,
     )
     return simulate(workload, SIMULATED[request.param], make_machine(160), check=True)
+
+
+def test_growing_runs_are_read_back(simulated: Recording, tmp_path: Path) -> None:
+    again = read(write(simulated, tmp_path / "rec"))
+    for read_back, written in (
+        (again.memory.repeat, simulated.memory.repeat),
+        (again.schedule.repeat, simulated.schedule.repeat),
+    ):
+        assert (read_back is None) == (written is None)
+        np.testing.assert_array_equal(again.memory.length, simulated.memory.length)
+        if read_back is not None:
+            np.testing.assert_array_equal(read_back, written)
 
 
 def test_simulations_equal_the_naive_interpreter(simulated: Recording) -> None:

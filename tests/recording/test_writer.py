@@ -174,18 +174,21 @@ def report(builder: RecordingBuilder, num_steps: int, long_until: int) -> None:
             builder.scheduled(first, step, 1, float(step))
         builder.append_blocks(row, 0, [num_steps])
         builder.scheduled(row, 0, 1, float(step))
-        close_step(builder)
+        close_step(builder, num_scheduled=1 + (step < long_until), free_units=0)
+        builder.emitted(row, step + 0.5)
         builder.release(row, 1, 0)
         builder.ended(row, RequestStatus.FINISHED, step + 0.5)
+        if step < long_until:
+            builder.emitted(first, step + 0.5)
         if step + 1 == long_until:
             builder.ended(first, RequestStatus.FINISHED, step + 0.5)
 
 
-def close_step(builder: RecordingBuilder) -> None:
+def close_step(builder: RecordingBuilder, num_scheduled: int = 1, free_units: int = 0) -> None:
     step = builder.num_steps
     number = builder.step(
-        start_s=float(step), prefill_tokens=0, decode_tokens=1, num_scheduled=1, running=1, waiting=0, preempted=0,
-        free_units=0,
+        start_s=float(step), prefill_tokens=0, decode_tokens=num_scheduled, num_scheduled=num_scheduled,
+        running=num_scheduled, waiting=0, preempted=0, free_units=free_units,
     )  # fmt: skip
     builder.next_seq()
     builder.output(number, step + 0.5)

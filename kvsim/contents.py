@@ -1,0 +1,106 @@
+"""Reading files that may be anything: of a size that fits into memory, unpacked to one that does, and files at all.
+
+A pipe is refused: opening one waits for somebody to write to it, perhaps for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT_BYTES = 1 << 26
+"""The largest file of settings: a profile, a lesson, a list of shapes."""
+META_BYTES = 1 << 28
+"""The largest `meta.json`: one that names every unit of the largest pool by itself would be smaller."""
+TABLE_BYTES = 1 << 31
+"""The largest text with a request in every line, plain or unpacked; published traces have some hundred megabytes."""
+_UNPACKED_AT_ONCE = 1 << 24
+_FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
+_FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
+
+
+def open_file(file: Path) -> BinaryIO:
+    """Open an ordinary file to read from.
+
+    Raises:
+        OSError: it is missing, may not be read, or is a pipe, a device or a folder.
+    """
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(what, os.strerror(what) if stat.S_ISDIR(mode) else "It is a pipe or a device, not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def content_of(file: Path, most_bytes: int) -> bytes:
+    """The content of an ordinary file.
+
+    Raises:
+        OSError: see `open_file`; or it has more than `most_bytes` bytes.
+    """
+    with open_file(file) as opened:
+        if os.fstat(opened.fileno()).st_size > most_bytes:
+            raise _too_large(most_bytes)
+        content = opened.read(most_bytes + 1)  # it may grow meanwhile
+    if len(content) > most_bytes:
+        raise _too_large(most_bytes)
+    return content
+
+
+def unpacked(content: bytes, most_bytes: int) -> bytes:
+    """The content of a gzip file of one member or several.
+
+    Raises:
+        zlib.error: it is damaged. EOFError: its end is missing. OSError: it unpacks to more than `most_bytes` bytes.
+    """
+    parts, size = [], 0
+    while content:
+        unpack = zlib.decompressobj(wbits=31)
+        while not unpack.eof:
+            part = unpack.decompress(content, _UNPACKED_AT_ONCE)
+            content = unpack.unconsumed_tail or unpack.unused_data
+            size += len(part)
+            if size > most_bytes:
+                raise _too_large(most_bytes)
+            if not part and not content and not unpack.eof:
+                raise EOFError("its end is missing")
+            parts.append(part)
+        content = unpack.unused_data.lstrip(b"\0")
+    return b"".join(parts)
+
+
+def _too_large(most_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"It has more than {most_bytes:,} bytes")
+
+
+def oversized(metadata: Any, file_bytes: int) -> str | None:
+    """What the footer of a Parquet file declares that so small a file cannot honestly hold, in words; None if nothing.
+
+    A column of equal values takes almost no room in a file, and all of it in memory. Files of kvsim have some 6 values
+    and 8 unpacked bytes for each of their own bytes at most.
+    """
+    columns = [
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    ]
+    per_column = [0] * metadata.num_columns
+    for nth, column in enumerate(columns):
+        per_column[nth % metadata.num_columns] += column.num_values
+    most_values = max([metadata.num_rows, *per_column])
+    num_unpacked = sum(column.total_uncompressed_size for column in columns)
+    if min([0, metadata.num_rows, num_unpacked, *per_column]) < 0:
+        return "fewer values than none"
+    if most_values > _FEW_VALUES + _VALUES_PER_BYTE * file_bytes:
+        return f"{most_values:,} values in {file_bytes:,} bytes"
+    if num_unpacked > _FEW_UNPACKED + _UNPACKED_PER_BYTE * file_bytes:
+        return f"{num_unpacked:,} bytes packed into {file_bytes:,}"
+    return None

@@ -1,0 +1,84 @@
+"""What must hold for the provenance of a recording: the fields that kvsim computes with have types and ranges.
+
+Everything else in `meta.json` is shown to people as it is, and may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import RecordingError, shortened
+from kvsim.policies import POLICY_NAMES
+
+_LARGEST = 1 << 53
+"""Whole numbers above are not exact in every program that reads JSON, and nothing in a recording is as large."""
+_MOST_STEPS = 10_000_000
+"""Steps of earlier batches, which are gone through one by one."""
+_COUNTS = {
+    "policy": ("block_size", "batch_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "row_tokens"),
+    "engine": ("max_model_len", "hash_block_size"),
+}
+_SIZES = ("baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches")
+_LISTS_OF_SIZES = ("private_segment_bytes", "given_back_before")
+_FLAGS = {"policy": ("enable_prefix_caching",), "engine": ("enable_prefix_caching", "enforce_eager", "min_new_tokens")}
+
+
+def check_meta(document: Mapping[str, Any], file: Path) -> None:
+    """Check the document of a `meta.json`, or of the first line of a log.
+
+    Raises:
+        RecordingError: naming `file`, the field, and what it should be.
+    """
+    for name in ("gpu", "command", "created", "notes", "identity"):
+        _require(document.get(name) is None or isinstance(document[name], str), file, name, "a text", document)
+    policy = document.get("policy", {})
+    _require(policy.get("name", "paged") in POLICY_NAMES, file, "policy.name", f"one of {', '.join(POLICY_NAMES)}",
+             document)  # fmt: skip
+    for part, names in _COUNTS.items():
+        for name in names:
+            value = document.get(part, {}).get(name)
+            _require(value is None or _is_whole(value, 1), file, f"{part}.{name}", "a whole number above 0", document)
+    for part, names in _FLAGS.items():
+        for name in names:
+            value = document.get(part, {}).get(name)
+            _require(value is None or isinstance(value, bool), file, f"{part}.{name}", "true or false", document)
+    for name in _SIZES:
+        _require(document.get(name) is None or _is_whole(document[name], 0), file, name, "a whole number from 0 on",
+                 document)  # fmt: skip
+    for name in _LISTS_OF_SIZES:
+        value = document.get(name)
+        listed = isinstance(value, list) and all(_is_whole(item, 0) for item in value)
+        _require(value is None or listed, file, name, "a list of whole numbers from 0 on", document)
+    if document.get("earlier_batches") is not None:
+        _check_batches(document["earlier_batches"], file, document)
+
+
+def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> None:
+    counts, name = ("rows", "prompt_width", "new_tokens"), "earlier_batches"
+    listed = isinstance(batches, list) and all(
+        isinstance(batch, dict)
+        and all(_is_whole(batch.get(key), 1) for key in counts)
+        and isinstance(batch.get("padded"), bool)
+        and batch.get("cache") in ("dynamic", "static")
+        for batch in batches
+    )
+    what = f"a list of objects with {', '.join(counts)} (whole numbers above 0), padded and cache"
+    _require(listed, file, name, what, document)
+    assert isinstance(batches, list)
+    total = sum(batch["new_tokens"] for batch in batches)
+    _require(total <= _MOST_STEPS, file, name, f"of {_MOST_STEPS:,} new_tokens in all at most", document)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
+def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:
+    if holds:
+        return
+    value: Any = document
+    for key in name.split("."):
+        value = value.get(key)
+    raise RecordingError(f"{file}: {name} should be {what}, not {shortened(value)}.")

@@ -1,0 +1,72 @@
+"""What must hold for each request of a recording: its lengths, its times in their order, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.recording.model import Recording
+from kvsim.recording.rules import in_order, require, rises
+from kvsim.recording.tables import Requests, RequestStatus
+
+_TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
+
+
+def check_requests(recording: Recording, file: Path) -> None:
+    """Check the requests by themselves.
+
+    Raises:
+        RecordingError: naming `file` and the row of the first request that cannot be right.
+    """
+    requests = recording.requests
+    require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
+    _check_names(requests, file)
+    _check_lengths(requests, file)
+    require(np.isfinite(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time")
+    for name in _TIMES[1:]:
+        require(~np.isinf(getattr(requests, name)), file, f"{name} should be a finite time, or empty")
+    for nth, name in enumerate(_TIMES):
+        for later in _TIMES[nth + 1 :]:
+            holds = in_order(getattr(requests, name), getattr(requests, later))
+            require(holds, file, f"{later} should not be before {name}")
+    require(rises(requests.arrival_seq), file, "arrival_seq should not decrease")
+    require(rises(requests.arrival_s), file, "arrival_s should not decrease")
+    _check_status(requests, file)
+    if not recording.meta.begins_in_the_middle:
+        cached = (requests.cached_tokens >= 0) & (requests.cached_tokens <= requests.prompt_tokens)
+        require(cached, file, "cached_tokens should lie between 0 and prompt_tokens")
+
+
+def _check_names(requests: Requests, file: Path) -> None:
+    names = requests.id.tolist()
+    if len(set(names)) == len(names):
+        return
+    first_rows: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if first_rows.setdefault(name, row) != row:
+            raise RecordingError(f"{file}, row {row}: row {first_rows[name]} has this id; each request has its own.")
+
+
+def _check_lengths(requests: Requests, file: Path) -> None:
+    require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
+    require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
+    require(requests.max_tokens > 0, file, "max_tokens should be positive")
+    require(requests.output_tokens <= requests.max_tokens, file, "output_tokens should not be more than max_tokens")
+    require(requests.preemptions >= 0, file, "preemptions should not be negative")
+    hashed = requests.prompt_hashes.lengths <= requests.prompt_tokens
+    require(hashed, file, "prompt_hashes should not be more than prompt_tokens")
+
+
+def _check_status(requests: Requests, file: Path) -> None:
+    """How a request ended says which of its times there are."""
+    status, ended = requests.status, ~np.isnan(requests.finished_s)
+    finished, refused = status == RequestStatus.FINISHED, status == RequestStatus.REFUSED
+    answered = ~np.isnan(requests.first_token_s)
+    require(answered == (requests.output_tokens > 0), file, "first_token_s should be there if output_tokens are")
+    require(~finished | (answered & ended), file, "a finished request should have an output and finished_s")
+    require(~finished | ~np.isnan(requests.first_scheduled_s), file, "a finished request should have first_scheduled_s")
+    require((status != RequestStatus.UNFINISHED) | ~ended, file, "an unfinished request should have no finished_s")
+    never = np.isnan(requests.first_scheduled_s) & (requests.output_tokens == 0) & ~ended
+    require(~refused | never, file, "a refused request should have no output, and no times but its arrival")

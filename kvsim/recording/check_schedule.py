@@ -1,0 +1,152 @@
+"""What must hold for the steps of a recording, and between them, the schedule and the requests: what a recording says
+twice must agree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.recording.model import Recording
+from kvsim.recording.order import stable_order
+from kvsim.recording.rules import require, rises, within
+from kvsim.recording.tables import RequestStatus, Schedule, Steps
+
+_COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
+
+
+def check_steps(recording: Recording, file: Path) -> None:
+    """Check the steps by themselves.
+
+    Raises:
+        RecordingError: naming `file` and the row of the first step that cannot be right.
+    """
+    steps, pool = recording.steps, recording.meta.pool
+    require(steps.step == np.arange(len(steps)), file, "step should count the rows from 0")
+    require(rises(steps.schedule_seq, np.greater), file, "schedule_seq should increase")
+    require(steps.output_seq > steps.schedule_seq, file, "output_seq should come after schedule_seq")
+    require(rises(steps.output_seq, np.greater), file, "output_seq should increase")
+    timed = np.isfinite(steps.start_s) & np.isfinite(steps.end_s) & (steps.end_s >= steps.start_s)
+    require(timed, file, "start_s and end_s should be finite times in this order")
+    require(rises(steps.start_s, least=-np.inf), file, "start_s should not decrease")
+    require(steps.start_s >= 0, file, "start_s should not be negative")
+    require(rises(steps.end_s), file, "end_s should not decrease")
+    optional = [name for name, spec in Steps.columns() if spec.optional and getattr(steps, name) is not None]
+    for name in (*_COUNTS, *optional):
+        require(getattr(steps, name) >= 0, file, f"{name} should not be negative")
+    require(steps.num_scheduled <= steps.running, file, "num_scheduled should not be more than running")
+    if pool.num_units is not None:
+        fits = (steps.free_units >= -1) & (steps.free_units <= pool.num_units)
+        require(fits, file, f"free_units should lie between 0 and the pool's {pool.num_units}")
+    if steps.unusable_units is not None:
+        part = steps.unusable_units <= np.maximum(steps.free_units, 0)
+        require(part, file, "unusable_units should not be more than free_units")
+    if steps.allocated_bytes is not None and steps.reserved_bytes is not None:
+        require(steps.allocated_bytes <= steps.reserved_bytes, file, "allocated_bytes should not exceed reserved_bytes")
+
+
+def check_schedule(recording: Recording, file: Path) -> None:
+    """Check the schedule by itself: it speaks of requests and steps that there are.
+
+    Raises:
+        RecordingError: naming `file` and the first row that cannot be right.
+    """
+    schedule = recording.schedule
+    require(within(schedule.request, len(recording.requests)), file, "request is not a row of requests.parquet")
+    require(within(schedule.step, len(recording.steps)), file, "step is not a row of steps.parquet")
+    last = schedule.step.astype(np.int64) + schedule.repeats - 1
+    require((schedule.repeats > 0) & (last < len(recording.steps)), file, "repeat runs past the last step")
+    require(schedule.computed_before >= 0, file, "computed_before should not be negative")
+    require(schedule.tokens > 0, file, "tokens should be positive")
+    require(rises(schedule.step), file, "step should not decrease")
+
+
+def check_agreement(recording: Recording, folder: Path) -> None:
+    """Check that the schedule agrees with the steps, and the requests with both.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    _check_steps_against_schedule(recording, folder / "steps.parquet")
+    _check_rows_of_requests(recording, folder / "schedule.parquet")
+    _check_requests_against_schedule(recording, folder / "requests.parquet")
+    if recording.meta.begins_in_the_middle:
+        return
+    requests, steps, file = recording.requests, recording.steps, folder / "steps.parquet"
+    arrived = np.searchsorted(requests.arrival_seq, steps.schedule_seq, side="right")
+    there = steps.running.astype(np.int64) + steps.waiting <= arrived
+    require(there, file, "running and waiting should not be more than have arrived")
+    preempted = np.cumsum(steps.preempted, dtype=np.int64) <= int(requests.preemptions.sum(dtype=np.int64))
+    require(preempted, file, "preempted should add up to the preemptions of requests.parquet")
+    lost = requests.preemptions.cumsum(dtype=np.int64) <= int(steps.preempted.sum(dtype=np.int64))
+    require(lost, folder / "requests.parquet", "preemptions should add up to preempted of steps.parquet")
+
+
+def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
+    schedule, steps = recording.schedule, recording.steps
+    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int64))
+    require(scheduled == steps.num_scheduled, file, "num_scheduled should be what schedule.parquet has for the step")
+    tokens = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64))
+    said = steps.prefill_tokens.astype(np.int64) + steps.decode_tokens
+    rule = "prefill_tokens and decode_tokens should add up to the tokens of schedule.parquet"
+    require(tokens == said, file, rule)
+
+
+def _per_step(schedule: Schedule, num_steps: int, amount: np.ndarray) -> np.ndarray:
+    """`amount` of the rows of the schedule, added up for each step."""
+    change = np.zeros(num_steps + 1, np.int64)
+    np.add.at(change, schedule.step, amount)
+    np.add.at(change, schedule.step.astype(np.int64) + schedule.repeats, -amount)
+    return change.cumsum()[:-1]
+
+
+def _check_rows_of_requests(recording: Recording, file: Path) -> None:
+    """A request is scheduled when it has arrived, once in a step, and goes on where it was, or further back."""
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    arrived = requests.arrival_seq[schedule.request] <= steps.schedule_seq[schedule.step]
+    require(arrived, file, "the request has not arrived yet")
+    rows = stable_order(schedule.request, len(requests))
+    request, repeats = schedule.request[rows], schedule.repeats[rows].astype(np.int64)
+    end = schedule.step[rows] + repeats
+    after = schedule.computed_before[rows] + schedule.tokens[rows] * repeats
+    goes_on = request[1:] == request[:-1]
+    once = ~goes_on | (schedule.step[rows[1:]] >= end[:-1])
+    require(once, file, "the request is scheduled twice in one step", rows[1:])
+    no_gap = ~goes_on | (schedule.computed_before[rows[1:]] <= after[:-1])
+    require(no_gap, file, "computed_before should not be more than the request has computed in earlier rows", rows[1:])
+
+
+def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    repeats, num_requests = schedule.repeats.astype(np.int64), len(requests)
+    final = np.zeros(num_requests, np.int64)
+    np.maximum.at(final, schedule.request, schedule.computed_before + schedule.tokens * repeats)
+    is_scheduled = final > 0
+    finished = requests.status == RequestStatus.FINISHED
+    require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
+    require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
+    needed = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
+    enough = (requests.output_tokens == 0) | (final >= needed)
+    require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
+    if not len(steps):
+        return
+    last_step = np.zeros(num_requests, np.int64)
+    np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
+    left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_step])
+    require(left, file, "finished_s should not be before the start of the request's last step")
+    if recording.meta.begins_in_the_middle:
+        return
+    require(is_scheduled == ~np.isnan(requests.first_scheduled_s), file, "first_scheduled_s is not schedule.parquet's")
+    rows, first_row = np.unique(schedule.request, return_index=True)
+    begins = schedule.step[first_row]
+    within_step = (requests.first_scheduled_s[rows] >= steps.start_s[begins] - _CLOCK_S) & (
+        requests.first_scheduled_s[rows] <= steps.end_s[begins] + _CLOCK_S
+    )
+    require(within_step, file, "first_scheduled_s should lie within the request's first step", rows)
+    cached = requests.cached_tokens[rows] == schedule.computed_before[first_row]
+    require(cached, file, "cached_tokens should be what was computed before the request's first step", rows)
+
+
+_CLOCK_S = 1e-6
+"""What two readings of one clock may differ by when they are written down."""

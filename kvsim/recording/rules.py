@@ -1,0 +1,40 @@
+"""How a rule of a recording is checked: by column, and by naming the first row of the file that breaks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.recording.tables import IntArray
+
+
+def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
+    """Raise for the first row that does not hold; `rows` says which rows of the file were looked at, if not all.
+
+    Raises:
+        RecordingError: naming `file` and the row; `rule` is what should be so.
+    """
+    if not holds.all():
+        row = np.argmin(holds) if rows is None else rows[~holds].min()
+        raise RecordingError(f"{file}, row {int(row)}: {rule}.")
+
+
+def within(values: IntArray, size: int) -> np.ndarray:
+    """Where values are at least 0 and below `size`."""
+    return (values >= 0) & (values < size)
+
+
+def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
+    """Where each of `values` is not less than the one before, or `than` says otherwise; the first not below `least`."""
+    found = np.ones(len(values), np.bool_)
+    found[:1] = values[:1] >= least
+    than(values[1:], values[:-1], out=found[1:])
+    return found
+
+
+def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
+    """Where `earlier` is not after `later`, or one of the two did not happen (NaN)."""
+    found: np.ndarray = ~(earlier > later)
+    return found
