@@ -22,12 +22,12 @@ def print_summaries(title: str, recordings: Sequence[Recording | Measured], summ
 
     for state in SlotState:
         shares = [summary.waste.pool_percent[state] for summary in summaries]
-        row(f"{state.name.lower()}, % of the pool", [f"{share:.1f}" for share in shares])
-    row("sum, %", [f"{summary.waste.pool_percent.sum():.1f}" for summary in summaries])
-    row("mean batch, sequences", [f"{summary.mean_batch:.2f}" for summary in summaries])
-    row("output tokens per second", [f"{summary.output_tokens_per_s:,.0f}" for summary in summaries])
+        row(f"{state.name.lower()}, % of the pool", [_figure(share, ".1f") for share in shares])
+    row("sum, %", [_figure(summary.waste.pool_percent.sum(), ".1f") for summary in summaries])
+    row("mean batch, sequences", [_figure(summary.mean_batch, ".2f") for summary in summaries])
+    row("output tokens per second", [_figure(summary.output_tokens_per_s, ",.0f") for summary in summaries])
     row("duration", [seconds(summary.duration_s) for summary in summaries])
-    row("mean waiting, requests", [f"{summary.mean_waiting:.1f}" for summary in summaries])
+    row("mean waiting, requests", [_figure(summary.mean_waiting, ".1f") for summary in summaries])
     row("wait in the queue, mean", [seconds(summary.wait_s.mean) for summary in summaries])
     for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
         for statistic in ("mean", "p50", "p99"):
@@ -42,10 +42,18 @@ def print_summaries(title: str, recordings: Sequence[Recording | Measured], summ
         row("swapped in", [size(summary.swapped_in_bytes) for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
-    note = "\n".join(dict.fromkeys(time_source(recording) for recording in recordings))
+    notes = [time_source(recording) for recording in recordings]
+    if not all(summary.duration_s for summary in summaries):
+        notes.append("a run in which no time passes has no rates, and no means over time")
+    note = "\n".join(dict.fromkeys(notes))
     print_table(title, columns, rows, figures=range(1, len(columns)), note=note)
     for recording in recordings:
         _warn(recording)
+
+
+def _figure(value: float, form: str) -> str:
+    """A number; a dash for one that does not exist."""
+    return "–" if value != value else format(value, form)
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         requests_per_s=len(times.request) / duration_s if duration_s else np.nan,
         mean_batch=_step_mean(slots, steps.num_scheduled),
         peak_batch=int(steps.num_scheduled.max(initial=0)),
-        mean_occupancy=float(time_mean(slots.time_s, slots.held)) / slots.capacity if slots else np.nan,
+        mean_occupancy=float(time_mean(slots.time_s, slots.held)) / slots.capacity if slots and duration_s else np.nan,
         peak_occupancy=float(slots.occupancy.max()) if slots else np.nan,
         num_preemptions=recording.num_preemptions,
         num_fragmented_steps=len(fragmented_s),
@@ -119,8 +119,9 @@ def _bytes(recording: Recording, units: IntArray | None) -> int:
 
 
 def _step_mean(slots: Waste | None, values: IntArray) -> float:
-    """Mean over time of a column of the steps; nothing is scheduled or waits after the last."""
-    return float(time_mean(slots.time_s, np.append(values, 0))) if slots else np.nan
+    """Mean over time of a column of the steps, NaN if no time passes; nothing is scheduled or waits after the last."""
+    passes = slots is not None and slots.time_s[-1] > slots.time_s[0]
+    return float(time_mean(slots.time_s, np.append(values, 0))) if slots is not None and passes else np.nan
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording, Replay
@@ -91,12 +92,27 @@ def waste(source: Replay | Recording) -> Waste:
     slots[:, SlotState.CACHED] = cached
     slots[:, SlotState.EXTERNAL] = asked.lengths - asked.requested + unusable
     slots[:, SlotState.FREE] = free - unusable
+    _check_account(replay, slots, capacity)
     return Waste(
         time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
         slots=slots,
         held=held,
         capacity=capacity,
     )
+
+
+def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -> None:
+    """Raise where a state would have less than nothing or more than the pool: its tables contradict each other there.
+
+    The reader compares what it can without following every unit; this is what is left.
+    """
+    wrong = (slots < 0) | (slots > capacity)
+    if wrong.any():
+        frame, state = (int(place[0]) for place in np.nonzero(wrong))
+        raise RecordingError(
+            f"recording {replay.recording.name!r} contradicts itself at step {frame}: {slots[frame, state]:,} slots "
+            f"of its pool of {capacity:,} would be {SlotState(state).name.lower()}."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

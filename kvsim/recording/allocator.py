@@ -56,8 +56,9 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
         with pq.ParquetFile(file) as parquet:
             said = (parquet.metadata.metadata or {}).get(IDENTITY_KEY, b"").decode("ascii", errors="replace")
             data = parquet.read(columns=names)
-        document = provenance.read_document(file.with_name(provenance.FILE_NAME))
-        if not provenance.are_of_one(said, provenance.identity_of(document)):
+        meta = file.with_name(provenance.FILE_NAME)
+        identity = provenance.identity_of(provenance.read_document(meta)) if meta.exists() else ""
+        if not provenance.are_of_one(said, identity):
             raise RecordingError(f"{file} is not of the recording beside it.")
         if any(data[name].null_count for name in names):
             raise RecordingError(f"{file} is damaged: a value is missing.")

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.recording.model import Recording
-from kvsim.recording.rules import in_order, require, rises
+from kvsim.recording.rules import in_order, is_time, require, rises
 from kvsim.recording.tables import Requests, RequestStatus
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
@@ -24,9 +24,10 @@ def check_requests(recording: Recording, file: Path) -> None:
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
     _check_lengths(requests, file)
-    require(np.isfinite(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time")
+    require(is_time(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time")
     for name in _TIMES[1:]:
-        require(~np.isinf(getattr(requests, name)), file, f"{name} should be a finite time, or empty")
+        times = getattr(requests, name)
+        require(is_time(times) | np.isnan(times), file, f"{name} should be a finite time, or empty")
     for nth, name in enumerate(_TIMES):
         for later in _TIMES[nth + 1 :]:
             holds = in_order(getattr(requests, name), getattr(requests, later))

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.rules import require, rises, within
+from kvsim.recording.rules import is_time, require, rises, within
 from kvsim.recording.tables import RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
@@ -27,7 +27,7 @@ def check_steps(recording: Recording, file: Path) -> None:
     require(rises(steps.schedule_seq, np.greater), file, "schedule_seq should increase")
     require(steps.output_seq > steps.schedule_seq, file, "output_seq should come after schedule_seq")
     require(rises(steps.output_seq, np.greater), file, "output_seq should increase")
-    timed = np.isfinite(steps.start_s) & np.isfinite(steps.end_s) & (steps.end_s >= steps.start_s)
+    timed = is_time(steps.start_s) & is_time(steps.end_s) & (steps.end_s >= steps.start_s)
     require(timed, file, "start_s and end_s should be finite times in this order")
     require(rises(steps.start_s, least=-np.inf), file, "start_s should not decrease")
     require(steps.start_s >= 0, file, "start_s should not be negative")

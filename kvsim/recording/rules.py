@@ -9,6 +9,9 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.recording.tables import IntArray
 
+LONGEST_S = 1e12
+"""Beyond it, times could not be added up, and nobody waits so long."""
+
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
     """Raise for the first row that does not hold; `rows` says which rows of the file were looked at, if not all.
@@ -19,6 +22,12 @@ def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = 
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
         raise RecordingError(f"{file}, row {int(row)}: {rule}.")
+
+
+def is_time(values: np.ndarray) -> np.ndarray:
+    """Where values are finite times, from the first event to some thirty thousand years later."""
+    found: np.ndarray = np.abs(values) <= LONGEST_S
+    return found
 
 
 def within(values: IntArray, size: int) -> np.ndarray:

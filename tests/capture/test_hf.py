@@ -146,5 +146,5 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     recording = read(output)
     assert len(recording.requests) == 5
     assert recording.meta.policy["batch_size"] == 2
-    with pytest.raises(UsageError, match="exists; choose another name"):
+    with pytest.raises(UsageError, match=r"a recording of a real run of generate\(\); --overwrite replaces it"):
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)

@@ -123,7 +123,7 @@ def test_a_contradiction_names_the_file(folder: Path, table: str, column: str, v
 def test_nothing_computed_and_finished_all_the_same(folder: Path) -> None:
     file = folder / "schedule.parquet"
     pq.write_table(pq.read_table(file).slice(0, 0), file)
-    with pytest.raises(RecordingError, match=r"steps\.parquet, row 0: num_scheduled should be what schedule.parquet has"):
+    with pytest.raises(RecordingError, match=r"steps\.parquet, row 0: num_scheduled should be what"):
         read(folder)
 
 
