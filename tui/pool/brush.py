@@ -113,9 +113,7 @@ class Brush:
         shape, second, first = key >> _SHAPE, (key >> 8) & _PAINT, key & _PAINT
         if not self._symbols.color:
             return self._draw_glyph(shape, first)
-        if first == EMPTY and shape == GLYPH:
-            second = EMPTY
-        if first == second and shape <= GLYPH:
+        if (shape == GLYPH and first == EMPTY) or (shape < GLYPH and first == second):
             return " ", self._style(first, first)
         # A glyph takes seven eighths, so that lines of units do not run into each other.
         character = self._shapes.get(shape, "▇")
