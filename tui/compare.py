@@ -14,8 +14,10 @@ from textual.strip import Strip
 from .facts import comparison_headline
 from .find import FindScreen
 from .lane import LaneFigures, Legend
+from .pool.colors import next_color
 from .pool.paint import ColorBy
-from .pool_view import PoolView, next_color
+from .pool_view import PoolView
+from .schedule_chart import ScheduleChart
 from .scrubber import Scrubber
 from .stage import Stage
 from .words import seconds, shortened
@@ -121,7 +123,7 @@ class Race(Scrubber):
 class Compare(Stage):
     """The pools above each other or, where there is room, beside each other."""
 
-    PANELS = "LaneFigures, Race"
+    PANELS = "LaneFigures, ScheduleChart, Race"
 
     def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(comparison.player, symbols, guided)
@@ -142,6 +144,8 @@ class Compare(Stage):
                         flash_s=self.app.flash_s,
                     )
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
+                    if self.guided is not None and self.guided.lesson.shows_schedule:
+                        yield ScheduleChart(self.comparison, lane, self.symbols, id=f"schedule-{number}")
         yield Legend(self.comparison, self.symbols)
         yield Race(self.comparison, self.symbols)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.color import Color
+    from rich.segment import Segment
     from rich.style import Style
-    from textual.strip import Strip
 
 CELL: Final = (10, 20)
 """Pixels of one character."""
@@ -32,15 +32,11 @@ _INK, _GROUND = "#d7dde5", "#12151a"
 _UP, _RIGHT = "▁▂▃▄▅▆▇█", "▏▎▍▌▋▊▉█"
 
 
-def svg_of_lines(lines: Sequence[Strip], ground: str) -> str:
+def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
     """An SVG document of `lines` on the background colour `ground`."""
-    columns = max((line.cell_length for line in lines), default=0)
+    columns = max((sum(segment.cell_length for segment in line) for line in lines), default=0)
     width, height = columns * CELL[0] + 2 * _MARGIN, len(lines) * CELL[1] + 2 * _MARGIN
-    grounds: list[str] = []
-    marks: list[str] = []
-    for row, line in enumerate(lines):
-        _draw_line(line, row, ground, grounds, marks)
-    body = "\n".join([*grounds, *marks])
+    body = shapes_of_lines(lines, ground)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
         f"<style>text{{font-family:{_FONTS};font-size:{_FONT_PX}px;white-space:pre}}"
@@ -50,7 +46,16 @@ def svg_of_lines(lines: Sequence[Strip], ground: str) -> str:
     )
 
 
-def _draw_line(line: Strip, row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
+def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
+    """The rectangles and texts of `lines`, from the point (0, 0) on."""
+    grounds: list[str] = []
+    marks: list[str] = []
+    for row, line in enumerate(lines):
+        _draw_line(line, row, ground, grounds, marks)
+    return "\n".join([*grounds, *marks])
+
+
+def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
     y, column = row * CELL[1], 0
     characters: list[tuple[int, str, str, str, bool]] = []
     for segment in line:

@@ -124,8 +124,12 @@ class LaneFigures(Widget):
             when = seconds(session.player.duration_s, session.player.duration_s / 100)
             done = Segment(f"done after {when}", self._style("strong"))
             return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
-        parts = [f"{self._num_running[frame]:,} running", f"{self._num_waiting[frame]:,} waiting", *parts]
-        return [Segment(f" {dot} ".join(parts), self._style("text"))]
+        idle = session.num_idle
+        held = [f"{idle:,} held"] if idle else []
+        running = f"{self._num_running[frame] - idle:,} running"
+        parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
+        texts = [f" {dot} ".join([running, *extra, *parts]) for extra in (held, [])]
+        return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
         """The unit or request that somebody looks at; else how fast answers come, and the head of the queue by name."""

@@ -261,7 +261,9 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             strips.append(self._waiting_line(request))
             self._requests.append(request)
         strips += [self.blank()]
-        strips += [self._heading("running", len(running), len(shown_running), "newest first")]
+        idle = self.session.num_idle
+        order = f"{idle:,} more hold a row for nothing" if idle else "newest first"
+        strips += [self._heading("running", len(running) - idle, len(shown_running), order)]
         self._requests += [None, None]
         computed = self.session.replay.computed(np.array(shown_running, np.int64))
         for request, tokens in zip(shown_running, computed.tolist(), strict=True):

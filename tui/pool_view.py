@@ -21,6 +21,7 @@ from kvsim.recording.ledger import NOBODY
 from .pool.brush import BLANK, Brush
 from .pool.canvas import Canvas
 from .pool.changes import changes_between
+from .pool.colors import default_color
 from .pool.paint import ColorBy
 from .pool.picture import Lines
 from .pool.tiling import one_cell
@@ -39,20 +40,10 @@ if TYPE_CHECKING:
 
 FLASH_S: Final = 0.3
 """Wall seconds for which what has just changed is lit up."""
+_MOST_STEPS = 8
+"""Steps that are lit up together while a recording plays."""
 _MOST_LIT = 1 / 3
 """Share of the pool that may light up; where more changes at once, light would tell nothing."""
-
-
-def default_color(replay: Replay) -> ColorBy:
-    """What colour means at first: whose memory it is; in rectangles, which are about padding, what it is doing."""
-    meta = replay.recording.meta
-    return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
-
-
-def next_color(color_by: ColorBy) -> ColorBy:
-    """What colour means next."""
-    order = list(ColorBy)
-    return order[(order.index(color_by) + 1) % len(order)]
 
 
 class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
@@ -189,7 +180,9 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
             self._lit.clear()
             self._canvas.light_up(None)
             return
-        changes = changes_between(self._replay, before, self._frame)
+        # Where somebody jumps, what the last step has changed is what there is to see.
+        since = before if self._frame - before <= _MOST_STEPS else self._frame - 1
+        changes = changes_between(self._replay, since, self._frame)
         if 0 < len(changes) <= self._replay.num_units * _MOST_LIT:
             self._lit.append((time.monotonic(), changes.paints(self._replay.num_units)))
             self.set_timer(self._flash_s * 1.05, self._put_out)

@@ -179,6 +179,14 @@ class Session:
         return int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
 
     @property
+    def num_idle(self) -> int:
+        """Rows of a static batch whose answer is complete at the current frame, and which are held all the same."""
+        live = self.replay.live_requests()
+        if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
+            return 0
+        return int((self.replay.computed(live) > self.replay.full[live]).sum())
+
+    @property
     def num_refused(self) -> int:
         """Requests that have been refused at the player's clock."""
         requests = self.recording.requests

@@ -25,6 +25,10 @@ class StepCost:
     """Weights that the step reads, however many sequences it has."""
     kv_bytes: int
     """Keys and values that it reads."""
+    weights_s: float
+    """How long reading the weights takes at the rate that memory is really read at."""
+    kv_s: float
+    """How long reading the keys and values takes."""
     reading_s: float
     """How long reading both takes at the rate that memory is really read at."""
     gpu_s: float
@@ -49,6 +53,8 @@ class StepCost:
             context_tokens=context_tokens,
             weight_bytes=model.weight_bytes,
             kv_bytes=context_tokens * model.kv_bytes_per_token,
+            weights_s=machine.weights_s,
+            kv_s=machine.context_token_s * context_tokens,
             reading_s=machine.weights_s + machine.context_token_s * context_tokens,
             gpu_s=captured.gpu_s,
             captured_s=captured.alone_s,
@@ -61,6 +67,8 @@ _NOTHING = StepCost(
     context_tokens=0,
     weight_bytes=0,
     kv_bytes=0,
+    weights_s=0.0,
+    kv_s=0.0,
     reading_s=0.0,
     gpu_s=0.0,
     captured_s=0.0,

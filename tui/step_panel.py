@@ -1,11 +1,14 @@
-"""What one step reads, and how long it takes either way: bars on two scales, bytes and time."""
+"""One step as a bar of time: reading weights, reading keys and values, the rest of the GPU's work, and the host."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.strip import Strip
+
+from kvsim.memory.waste import SlotState
 
 from .panels import Panel
 from .words import gigabytes
@@ -17,40 +20,59 @@ if TYPE_CHECKING:
     from .states import Symbols
     from .step_cost import StepCost
 
-_LABEL_WIDTH = 15
+_LABEL_WIDTH = 18
+_VALUE_WIDTH = 9
 
 
 class StepPanel(Panel):
-    """A decode step with the sequences of the current frame; bytes and times are each drawn to one scale and in one
-    colour.
-    """
+    """A decode step with the sequences of the current frame, launched as a captured graph and kernel by kernel."""
 
     def __init__(self, session: Session, symbols: Symbols, cost: Callable[[Session], StepCost]) -> None:
         super().__init__(session, symbols, id="step")
         self._cost = cost
-        self.border_title = "one step: what it reads, how long it takes"
+        self.border_title = "one step: where its time goes"
 
     def write(self) -> list[Strip]:
-        """Bytes, then times."""
+        """Both ways to launch it on one scale, then what the parts are."""
         cost = self._cost(self.session)
-        most_bytes = max(cost.weight_bytes, cost.kv_bytes, 1)
-        most_s = max(cost.eager_s, 1e-9)
+        rest_s = max(cost.gpu_s - cost.weights_s - cost.kv_s, 0.0)
+        parts = (cost.weights_s, cost.kv_s, rest_s)
+        weights, kv = gigabytes(cost.weight_bytes), gigabytes(cost.kv_bytes)
         return [
-            self._bar("reads weights", cost.weight_bytes / most_bytes, gigabytes(cost.weight_bytes), "strong"),
-            self._bar("and keys, values", cost.kv_bytes / most_bytes, gigabytes(cost.kv_bytes), "strong"),
-            self._bar("takes, captured", cost.captured_s / most_s, f"{cost.captured_s * 1e3:.1f} ms", "label"),
-            self._bar("kernel by kernel", cost.eager_s / most_s, f"{cost.eager_s * 1e3:.1f} ms", "label"),
+            self._bar("captured graph", (*parts, cost.captured_s - cost.gpu_s), cost.eager_s),
+            self._bar("kernel by kernel", (*parts, cost.eager_s - cost.gpu_s), cost.eager_s),
+            self._legend([(0, f"reads {weights} of weights", cost.weights_s), (1, f"reads {kv} of KV", cost.kv_s)]),
+            self._legend([(2, "kernels start, compute, end", rest_s), (3, "waits for the host", None)]),
         ]
 
-    def _bar(self, label: str, share: float, value: str, kind: str) -> Strip:
-        glyphs = self.symbols.right or self.symbols.up
-        room = max(self.size.width - _LABEL_WIDTH - 14, 4)
-        whole, part = divmod(max(round(share * room * 8), share > 0), 8)
-        bar = glyphs[8] * whole + (glyphs[part] if part else "")
-        return Strip(
-            [
-                self.text(f"{label:<{_LABEL_WIDTH + 2}}", "label"),
-                Segment(bar, self.get_component_rich_style(f"panel--{kind}")),
-                self.text(f" {value}", "strong"),
-            ]
-        )
+    def _looks(self, part: int) -> tuple[str, Style]:
+        """The character and the style of a part of the bar."""
+        palette = self.symbols.palette
+        color = (
+            palette.hues[5],
+            palette.states[SlotState.TOKEN],
+            palette.states[SlotState.CACHED],
+            palette.states[SlotState.INTERNAL],
+        )[part]
+        return ("\u2588" if self.symbols.color else "WKGH"[part]), Style(color=color)
+
+    def _bar(self, label: str, parts_s: tuple[float, ...], most_s: float) -> Strip:
+        room = max(self.size.width - _LABEL_WIDTH - _VALUE_WIDTH, 4)
+        segments = [self.text(label.ljust(_LABEL_WIDTH), "label")]
+        at_s = 0.0
+        for part, part_s in enumerate(parts_s):
+            begin, end = (round(time_s / max(most_s, 1e-9) * room) for time_s in (at_s, at_s + max(part_s, 0.0)))
+            character, style = self._looks(part)
+            segments.append(Segment(character * (end - begin), style))
+            at_s += max(part_s, 0.0)
+        return Strip([*segments, self.text(f" {at_s * 1e3:.1f} ms", "strong")])
+
+    def _legend(self, entries: list[tuple[int, str, float | None]]) -> Strip:
+        segments = []
+        for part, words, time_s in entries:
+            character, style = self._looks(part)
+            segments.append(Segment(character, style))
+            segments.append(
+                self.text(f" {words}" + ("" if time_s is None else f" {time_s * 1e3:.1f} ms") + "   ", "weak")
+            )
+        return Strip(segments)

@@ -12,6 +12,8 @@ from .pool.paint import Change
 from .words import plural
 
 if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
+
     from .session import Session
 
 _NAMED = 2
@@ -44,14 +46,19 @@ def last_step(session: Session) -> list[tuple[Change | None, str]]:
 
 def _preemptions(session: Session, frame: int) -> list[tuple[Change | None, str]]:
     """Who was preempted in the step, what it lost, and what that costs."""
-    replay = session.replay
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:
         return []
-    seq = int(replay.frame_seq[frame - 1])
-    held = [int(replay.ledger.tables.length[replay.ledger.tables.held(victim, seq)].sum()) for victim in victims]
-    computed = replay.progress.computed(np.array(victims, np.int64), min(frame - 1, replay.num_frames - 2)).tolist()
+    held, computed = losses(session, np.array(victims, np.int64), frame)
     names = [session.request_name(victim) for victim in victims]
     who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
     lost = f"{plural(sum(held), session.unit_name)}, {plural(sum(computed), 'token')} to compute again"
     return [(Change.FREED, f"{who} preempted: {'loses' if len(names) == 1 else 'lose'} {lost}")]
+
+
+def losses(session: Session, victims: IntArray, frame: int) -> tuple[list[int], list[int]]:
+    """Units that each of `victims` held, and tokens that were computed for it, before the step of `frame`."""
+    replay, tables = session.replay, session.replay.ledger.tables
+    seq = int(replay.frame_seq[frame - 1])
+    held = [int(tables.length[tables.held(victim, seq)].sum()) for victim in victims.tolist()]
+    return held, replay.progress.computed(victims, min(frame - 1, replay.num_frames - 2)).tolist()

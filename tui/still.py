@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .pool.brush import Brush
 from .pool.canvas import Canvas
+from .pool.paint import ColorBy
 from .pool.picture import Lines
 from .pool.tiling import best_level, levels, one_cell
 from .states import LOOKS, STACK
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from .states import Symbols
 
 
-def still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
+def still(
+    session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
+) -> list[list[tuple[str, Style]]]:
     """The pool of `session` now, in at most `width` characters and about `height` lines: each a list of characters."""
     replay = session.replay
-    canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color)
+    canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)
     tilings = levels(
         replay.num_units,
         replay.unit_tokens,

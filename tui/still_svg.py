@@ -1,75 +1,136 @@
-"""A still as SVG: rectangles and a legend, without the fonts and frames of a terminal."""
+"""Stills as SVG: the pools of several runs, whose memory is whose, and who was served when."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
+from rich.segment import Segment
+
+from kvsim.memory.waste import SlotState
+
+from .export_svg import CELL, shapes_of_lines
+from .pool.paint import OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
+from .schedule import Doing, schedule
 from .states import COLOR, LOOKS, STACK, VOID_COLOR
 from .still import still
 from .words import percent
 
 if TYPE_CHECKING:
-    from rich.style import Style
-
     from .session import Session
 
-_CELL_WIDTH, _CELL_HEIGHT = 9, 18
-"""Pixels of one character."""
-_TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 10
-_ENTRY_WIDTH = 150
+_TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
+_LETTER = 7.6
+"""Pixels that a letter of the legend takes, generously."""
+_MOST_NAMED = 10
+"""Requests that the legend names; of more, it shows some colours."""
+_BAR = 16
 _TEXT_COLOR: Final = "#d7dde5"
-_FONT: Final = 'font-family="system-ui, sans-serif" font-size="13"'
 
 
-def svg_of_stills(stills: list[tuple[str, Session]], width: int = 84, height: int = 10) -> str:
-    """The pools of several runs above each other, each under its title, with the legend of their states."""
-    pixels = width * _CELL_WIDTH + 2 * _MARGIN
+def svg_of_stills(
+    stills: list[tuple[str, Session]], color_by: ColorBy, width: int = 84, height: int = 10, *, scheduled: bool = False
+) -> str:
+    """The pools of several runs above each other, each under its title and above its legend; with the schedules of all
+    below them if that is asked for.
+    """
+    pixels = width * CELL[0] + 2 * _MARGIN
     parts: list[str] = []
-    top = _MARGIN
+    top: float = _MARGIN
     for title, session in stills:
         parts.append(_text(_MARGIN, top + 15, title))
         top += _TITLE_HEIGHT
-        lines = still(session, COLOR, width, height)
-        for number, line in enumerate(lines):
-            parts += _line(line, top + number * _CELL_HEIGHT)
-        top += len(lines) * _CELL_HEIGHT + 8
-        entries = [state for state in STACK if session.breakdown[state]]
-        per_line = max(pixels // _ENTRY_WIDTH, 1)
-        for index, state in enumerate(entries):
-            x, y = _MARGIN + index % per_line * _ENTRY_WIDTH, top + index // per_line * _LEGEND_HEIGHT
-            share = percent(int(session.breakdown[state]), session.capacity)
-            parts.append(_rectangle(x, y, 14, 14, LOOKS[state].color))
-            parts.append(_text(x + 20, y + 12, f"{LOOKS[state].name} {share}"))
-        top += -(-len(entries) // per_line) * _LEGEND_HEIGHT + _MARGIN
+        lines = [[Segment(*cell) for cell in line] for line in still(session, COLOR, width, height, color_by)]
+        parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
+        top += len(lines) * CELL[1] + 8
+        top = _legend(parts, _entries(session, color_by), top, pixels)
+    if scheduled:
+        end_s = max(session.player.duration_s for _, session in stills)
+        for title, session in stills:
+            top = _schedule(parts, title.partition(",")[0], session, end_s, top, pixels)
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {top}" width="{pixels}" height="{top}">\n'
-        f'<rect width="100%" height="100%" fill="{VOID_COLOR}"/>\n{body}\n</svg>\n'
+        "<style>.m text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:16px}.b{font-weight:bold}"
+        "rect{shape-rendering:crispEdges}</style>\n"
+        f'<rect width="100%" height="100%" rx="8" fill="{VOID_COLOR}"/>\n<g class="m">\n{body}\n</g>\n</svg>\n'
     )
 
 
-def _line(line: list[tuple[str, Style]], top: int) -> list[str]:
-    """Runs of equal characters, each as the one or two rectangles that it is drawn with."""
-    found: list[str] = []
-    begin = 0
-    for end in range(1, len(line) + 1):
-        if end < len(line) and line[end] == line[begin]:
-            continue
-        character, style = line[begin]
-        x, wide = _MARGIN + begin * _CELL_WIDTH, (end - begin) * _CELL_WIDTH
-        ink, ground = (color.name if color is not None else VOID_COLOR for color in (style.color, style.bgcolor))
-        if ground != VOID_COLOR:
-            found.append(_rectangle(x, top, wide, _CELL_HEIGHT, ground))
-        if character == "▀":
-            found.append(_rectangle(x, top, wide, _CELL_HEIGHT / 2, ink))
-        elif character in COLOR.up:
-            tall = COLOR.up.index(character) / 8 * _CELL_HEIGHT
-            found.append(_rectangle(x, top + _CELL_HEIGHT - tall, wide, tall, ink))
-        else:
-            found.append(_text(x, top + 14, character * (end - begin), ink))
-        begin = end
-    return found
+def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]:
+    """Colours and words of the legend. Shares are of what the picture is about: the rows, where it is about rows."""
+    colors = paint_colors(COLOR.palette)
+    whole = session.capacity if session.rows is None else session.rows.num_rows * session.rows.row_tokens
+    slots = session.breakdown
+    if color_by is ColorBy.STATE:
+        return [
+            ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+            for state in STACK
+            if slots[state]
+        ]
+    live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
+    if len(live) <= _MOST_NAMED:
+        entries = [([colors[OWNER + hue_of(row)]], session.request_name(row)) for row in live]
+    else:
+        entries = [([colors[OWNER + hue_of(row)] for row in live[:4]], f"{len(live)} requests")]
+    if slots[SlotState.RESERVED]:
+        entries.append(([colors[TINT], colors[TINT + 1]], "not written yet"))
+    if (session.replay.refs > 1).any():
+        entries.append(([colors[SHARED]], "shared"))
+    waste = int(slots[SlotState.INTERNAL] + slots[SlotState.PADDING])
+    if waste:
+        entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(waste, whole)}"))
+    if slots[SlotState.CACHED]:
+        entries.append(([colors[SlotState.CACHED]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
+    if slots[SlotState.FREE] and session.rows is None:
+        entries.append(([colors[SlotState.FREE]], f"free {percent(int(slots[SlotState.FREE]), whole)}"))
+    return entries
+
+
+def _legend(parts: list[str], entries: list[tuple[list[str], str]], top: float, pixels: float) -> float:
+    """Write the legend; return where it ends."""
+    x = float(_MARGIN)
+    for colors, words in entries:
+        wide = len(colors) * 16 + 8 + len(words) * _LETTER + 18
+        if x + wide > pixels and x > _MARGIN:
+            x, top = float(_MARGIN), top + _LEGEND_HEIGHT
+        for number, color in enumerate(colors):
+            parts.append(_rectangle(x + number * 16, top, 14, 14, color))
+        parts.append(_text(x + len(colors) * 16 + 4, top + 12, words))
+        x += wide
+    return top + _LEGEND_HEIGHT + _MARGIN
+
+
+def _schedule(parts: list[str], title: str, session: Session, end_s: float, top: float, pixels: float) -> float:
+    """Who waits, runs, and holds a row for nothing, as bars over time; return where they end."""
+    colors = paint_colors(COLOR.palette)
+    parts.append(_text(_MARGIN, top + 15, f"{title}: who is served when"))
+    top += _TITLE_HEIGHT
+    width = int(pixels - 2 * _MARGIN - 30)
+    for line in schedule(session, width, end_s):
+        parts.append(_text(_MARGIN, top + 12, session.request_name(line.request)))
+        begin = 0
+        doing = line.doing.tolist()
+        for end in range(1, width + 1):
+            if end < width and doing[end] == doing[begin]:
+                continue
+            if doing[begin] != Doing.NOTHING:
+                waits = doing[begin] == Doing.WAITING
+                color = colors[
+                    SlotState.FREE
+                    if waits
+                    else SlotState.INTERNAL
+                    if doing[begin] == Doing.IDLE
+                    else OWNER + hue_of(line.request)
+                ]
+                y, tall = (top + 7, 2) if waits else (top + 2, 12)
+                parts.append(_rectangle(_MARGIN + 30 + begin, y, end - begin, tall, color))
+            begin = end
+        top += _BAR
+    clock = _MARGIN + 30 + min(session.player.clock_s / end_s, 1.0) * (width - 1)
+    count = len(session.recording.requests)
+    parts.append(_rectangle(clock, top - count * _BAR, 1, count * _BAR, "#ffffff"))
+    return top + _MARGIN
 
 
 def _rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
@@ -77,4 +138,4 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str) -> s
 
 
 def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{color}" {_FONT}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="font:13px system-ui,sans-serif">{escape(text)}</text>'

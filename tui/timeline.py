@@ -105,7 +105,7 @@ class Timeline(Scrubber):
         elif y == height - 2 and height > 3:
             label, value = "waiting", f"{self._num_waiting[frame]:,}"
         elif y == height - 2 - (height > 3):
-            label, value = "running", f"{self._num_running[frame]:,}"
+            label, value = "running", f"{self._num_running[frame] - session.num_idle:,}"
         elif y == 0:
             free = int(session.breakdown[list(_FREE)].sum())
             label, value = "in use", percent(session.capacity - free, session.capacity)

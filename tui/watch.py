@@ -18,7 +18,8 @@ from .facts import headline, unit_summary
 from .find import FindScreen
 from .keys import PANEL_BINDINGS
 from .panels import BlockTable, Inspector, Panel, Queue
-from .pool_view import PoolView, next_color
+from .pool.colors import next_color
+from .pool_view import PoolView
 from .stage import Stage
 from .step_panel import StepPanel
 from .timeline import Timeline

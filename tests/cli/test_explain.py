@@ -53,7 +53,7 @@ def test_the_same_lesson_has_the_same_bytes(type_command: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (("99",), 2, "there is no lesson '99'; there are 1, 2, "),
+        (("next",), 2, "there is no lesson 'next'; there are 1, 2, "),
         (("own.toml",), 1, "own.toml: a lesson's file name should begin with its number"),
         (("8-own.toml",), 1, "8-own.toml cannot be read"),
         (("1", "--markdown"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,16 +16,16 @@ from tui.app import KvsimApp
 from tui.caption_box import CaptionBox
 from tui.compare import Compare
 from tui.lesson_list import LessonsScreen
-from tui.lessons import Guided, LessonError, all_lessons, find_lesson, read_lesson
+from tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
 from tui.lessons.reading import as_markdown, as_text
 from tui.pool_view import PoolView
+from tui.schedule import Doing, schedule
 from tui.session import Session
 from tui.states import ASCII, GLYPHS
 from tui.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kvsim.recording import Recording
 
@@ -170,8 +171,12 @@ def test_lesson_6_preempts_the_last_to_come(guided: Callable[[str], Guided]) -> 
     session = lesson.sessions[0]
     assert session.recording.requests.preemptions.tolist() == [0, 0, 1]
     lesson.show(lesson.captions[1].frame)
+    assert not (session.replay.refs == 0).any(), "the picture of a full pool shows a full pool"
+    assert "0 of 20 blocks are free" in lesson.captions[1].text
+    lesson.show(lesson.captions[2].frame)
     assert session.replay.waiting_requests().tolist() == [session.recording.row_of("C")]
-    returns = lesson.captions[3].frame
+    assert "lost its 7 blocks" in lesson.captions[2].text
+    returns = lesson.captions[4].frame
     chunks = session.recording.schedule
     again = (chunks.request == session.recording.row_of("C")) & (chunks.step == returns)
     assert chunks.tokens[again].sum() > session.recording.requests.prompt_tokens[session.recording.row_of("C")]
@@ -403,3 +408,50 @@ def test_a_lesson_can_be_printed(guided: Callable[[str], Guided], number: str) -
     for name, figure in figures.items():
         assert f"]({name})" in text
         assert ET.fromstring(figure).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_lesson_9_splits_speed_into_memory_and_time(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("9")
+    climbed = lesson._climb()
+    words = lesson.captions[2].text
+    assert f"{climbed[3].gain:.2f}, of which ×{climbed[3].memory_gain:.2f} is memory" in words
+    labels = {str(session.recording.meta.engine["step_time"]) for session in lesson.sessions}
+    assert len(labels) == 1, "the runs of a comparison have one engine's step times"
+
+
+@pytest.mark.parametrize("number", [str(lesson.number) for lesson in all_lessons()])
+def test_every_lesson_names_its_machine_and_ends_with_something_to_try(
+    guided: Callable[[str], Guided], number: str
+) -> None:
+    lesson = guided(number)
+    text = as_text(lesson, GLYPHS)
+    assert f"Model {lesson.lesson.model.name}" in text
+    assert "Try it: " in lesson.captions[-1].text
+    assert not any("Try it: " in caption.text for caption in lesson.captions[:-1])
+
+
+@pytest.mark.parametrize("lesson", all_lessons(), ids=lambda lesson: str(lesson.number))
+def test_every_lesson_has_a_page_with_a_picture_for_every_caption(lesson: Lesson) -> None:
+    folder = Path(__file__).parents[2] / "docs" / "lessons"
+    page = (folder / f"{lesson.file.stem}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {lesson.heading}")
+    pictures = re.findall(r"\]\(([^)]+\.svg)\)", page)
+    assert len(pictures) == len(lesson.captions)
+    for picture in pictures:
+        assert "textLength" not in (folder / picture).read_text(encoding="utf-8")
+    assert lesson.file.stem in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_who_is_served_when_adds_up(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("4")
+    static, continuous = lesson.sessions
+    end_s = static.player.duration_s
+    for session in (static, continuous):
+        lines = schedule(session, 400, end_s)
+        running = sum((line.doing == Doing.RUNNING).sum() for line in lines) / 400 * end_s
+        assert running > 0
+        idle = sum((line.doing == Doing.IDLE).sum() for line in lines)
+        assert (idle > 0) == (session is static)
+    first = schedule(static, 400, end_s)[0].doing
+    assert set(first[:100].tolist()) == {Doing.RUNNING}
+    assert schedule(static, 400, end_s)[4].doing[0] == Doing.WAITING

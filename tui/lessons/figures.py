@@ -6,8 +6,12 @@
                              step, total_steps, time, total_time
                              in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
 {run.paged.running}          the same of any run, by its label
+                             in a pool of blocks: entries, held_blocks (of all tables; of the pool)
 {request.A.blocks}           table, addresses, row, prompt, output, answer, needs, written, held, held_gb,
-                             unused_percent, shared_blocks, hit_tokens, started, waited, finished
+                             unused_percent, shared_blocks, hit_tokens, started, waited, finished,
+                             lost_blocks, lost_tokens (by its last preemption)
+{ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of `kvsim.ladder`, with the
+                             limits of the lesson's paged run; {ladder.total} is the gain of all rungs together
 {step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
                              saved_percent, tokens_per_s: of a decode step with the sequences that are here
 """
@@ -21,11 +25,15 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 
+from ..events import EventKind
 from ..facts import place_in_row, request_facts
+from ..step_story import losses
 from ..words import gigabytes, milliseconds, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvsim.ladder import Climbed
 
     from ..session import RowsNow, Session
     from ..step_cost import StepCost
@@ -41,10 +49,18 @@ class UnknownFigureError(ValueError):
 class Figures:
     """Everything that can be said about the current frame of `session`, and of other runs by their labels."""
 
-    def __init__(self, session: Session, others: Mapping[str, Session], cost: StepCost) -> None:
+    def __init__(
+        self,
+        session: Session,
+        others: Mapping[str, Session],
+        cost: StepCost,
+        ladder: Callable[[], Sequence[Climbed]],
+    ) -> None:
+        """Args: the run, all runs by label, what a step costs, and what climbs the ladder when a caption asks."""
         self._session = session
         self._others = others
         self._cost = cost
+        self._climb = ladder
 
     def fill(self, text: str) -> str:
         """`text` with its figures in place.
@@ -66,6 +82,11 @@ class Figures:
                 found = self._step().get(what)
             case ["request", request, what]:
                 found = self._request(request).get(what)
+            case ["ladder", "total"]:
+                climbed = self._climb()
+                found = f"{climbed[-1].tokens_per_s / climbed[0].tokens_per_s:,.0f}"
+            case ["ladder", rung, what] if rung.isdecimal() and 0 < int(rung) <= len(self._climb()):
+                found = self._rung(self._climb()[int(rung) - 1]).get(what)
             case ["run", *label, what] if ".".join(label) in self._others:
                 found = self._now(self._others[".".join(label)], what)
             case _:
@@ -106,6 +127,7 @@ class Figures:
             "block_slots": f"{replay.unit_tokens:,}",
             "free_blocks": f"{int((replay.refs == 0).sum()):,}",
             "cached_blocks": f"{int(replay.cached.sum()):,}",
+            "last_slots": f"{replay.unit_tokens - 1:,}",
         }
 
     @staticmethod
@@ -136,6 +158,8 @@ class Figures:
             "waiting_names": ", ".join(waiting) or "nobody",
             "finished": f"{session.num_finished:,}",
             "preempted": f"{preempted:,}",
+            "entries": f"{int(session.replay.refs.sum()):,}",
+            "held_blocks": f"{int((session.replay.refs > 0).sum()):,}",
             "refused": f"{session.num_refused:,}",
             "served": f"{served:,}",
             "percent": percent(served, total),
@@ -176,6 +200,27 @@ class Figures:
             "started": milliseconds(float(requests.first_scheduled_s[row])),
             "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
             "finished": milliseconds(float(requests.finished_s[row])),
+        } | self._lost(row)
+
+    def _lost(self, request: int) -> dict[str, str]:
+        """What the last preemption of a request took from it; nothing where it was never preempted."""
+        session = self._session
+        events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
+        happened = events.frame[events.frame <= session.player.frame]
+        if not len(happened):
+            return {}
+        blocks, tokens = losses(session, np.array([request]), int(happened[-1]))
+        return {"lost_blocks": f"{blocks[0]:,}", "lost_tokens": f"{tokens[0]:,}"}
+
+    @staticmethod
+    def _rung(rung: Climbed) -> dict[str, str]:
+        return {
+            "tokens_per_s": f"{rung.tokens_per_s:,.0f}",
+            "ample": f"{rung.ample_tokens_per_s:,.0f}",
+            "gain": f"{rung.gain:.2f}",
+            "memory_gain": f"{rung.memory_gain:.2f}",
+            "time_gain": f"{rung.time_gain:.2f}",
+            "batch": f"{rung.mean_batch:,.0f}",
         }
 
     def _step(self) -> dict[str, str]:

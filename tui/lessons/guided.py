@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim import profiles
 from kvsim.errors import KvsimError
-from kvsim.policies import Static
+from kvsim.ladder import climb, rungs
+from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 
@@ -21,6 +23,7 @@ from .rows import Rows
 from .table import LessonError
 
 if TYPE_CHECKING:
+    from kvsim.ladder import Climbed
     from kvsim.recording.model import Recording
 
 
@@ -43,7 +46,11 @@ class Guided:
         else:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
-        self.captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
+        self._climbed: list[Climbed] = []
+        captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
+        if lesson.try_this:
+            captions[-1] = replace(captions[-1], text=f"{captions[-1].text} Try it: {lesson.try_this}")
+        self.captions = captions
         for one, other in zip(self.captions, self.captions[1:], strict=False):
             if one.frame == other.frame:
                 raise LessonError(
@@ -74,11 +81,13 @@ class Guided:
 
     def _simulate(self, run: Run) -> Recording:
         lesson = self.lesson
+        alone = len(lesson.runs) == 1
         machine = Machine(
             gpu=lesson.gpu,
             model=lesson.model,
             kv_bytes=lesson.kv_bytes,
-            step_time=self._step_times("hf-dynamic" if isinstance(run.policy, Static) else "vllm"),
+            # Where runs are compared, all have the step times of one engine: they differ in what is compared.
+            step_time=self._step_times("hf-dynamic" if isinstance(run.policy, Static) and alone else "vllm"),
         )
         try:
             if isinstance(run.policy, Rows):
@@ -86,6 +95,24 @@ class Guided:
             return simulate(lesson.workload, run.policy, machine, refuse_misfits=True)
         except KvsimError as error:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
+
+    def _climb(self) -> list[Climbed]:
+        """The ladder with the lesson's requests, machine and limits, climbed once."""
+        if not self._climbed:
+            policies = [run.policy for run in self.lesson.runs]
+            paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
+            batch = next((policy.scheduler.batch_size for policy in policies if isinstance(policy, Static)), 8)
+            times = self._step_times("vllm")
+            machine = Machine(
+                gpu=self.lesson.gpu, model=self.lesson.model, kv_bytes=self.lesson.kv_bytes, step_time=times
+            )
+            self._climbed = climb(
+                self.lesson.workload,
+                machine,
+                rungs(paged.scheduler, block_size=paged.cache.block_size, batch_size=batch),
+                lambda rung: times if rung.captured else times.uncaptured(),
+            )
+        return self._climbed
 
     def _caption(self, spec: CaptionSpec) -> Caption:
         lesson, session = self.lesson, self.sessions[spec.run]
@@ -97,7 +124,7 @@ class Guided:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
         others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
-        figures = Figures(session, others, self.cost(session))
+        figures = Figures(session, others, self.cost(session), self._climb)
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:

@@ -4,6 +4,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
 
     title = "Reserved and empty"
     summary = "What a system loses that reserves room for the longest answer."
+    try = "Press z to see single slots."   # ends the last caption; may be left out
 
     [machine]                      # what everything runs on
     model = "Qwen3-8B"
@@ -19,6 +20,11 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     id = "A"
     prompt = 20                    # tokens
     answer = 60
+
+    [generate]                     # instead of [[request]]: many, which are all there at the beginning
+    number = 40
+    prompt_tokens = 180            # mean, and prompt_sigma of a log-normal distribution; the same for answers
+    answer_tokens = 90
 
     [[caption]]
     at = "start"                   # see `moments`
@@ -41,7 +47,7 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.text import printable_lines, printable_values
-from kvsim.workload import Request, SharedPrefix, Workload
+from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
 from .rows import Rows
 from .table import LessonError, Table
@@ -91,6 +97,10 @@ class Lesson:
     kv_bytes: int
     runs: tuple[Run, ...]
     workload: Workload
+    try_this: str
+    """What a person may do at the end; empty for nothing."""
+    shows_schedule: bool
+    """Whether who is served when is drawn below the pools."""
     shows_step: bool
     """Whether the cost of a step is drawn beside the pool."""
     captions: tuple[CaptionSpec, ...]
@@ -130,7 +140,7 @@ def read_lesson(file: Path) -> Lesson:
     if num_rows and (num_rows, len(runs)) != (2, 2):
         raise lesson.error("run", "padded and packed are shown beside each other; give both and nothing else")
     try:
-        workload = Workload.from_requests([_request(table) for table in lesson.tables("request")], name=file.stem)
+        workload = _workload(lesson, file.stem)
     except (UsageError, WorkloadError) as error:
         raise lesson.error("request", str(error).rstrip(".")) from error
     labels = [run.label for run in runs]
@@ -145,6 +155,8 @@ def read_lesson(file: Path) -> Lesson:
         kv_bytes=int(kv_gb * 1e9) or kv_tokens * model.kv_bytes_per_token,
         runs=runs,
         workload=workload,
+        try_this=" ".join(lesson.text("try", "").split()),
+        shows_schedule=lesson.flag("shows_schedule", default=False),
         shows_step=lesson.flag("shows_step", default=False),
         captions=captions,
     )
@@ -186,6 +198,28 @@ def _policy(table: Table, name: str) -> Policy | Rows:
             enable_prefix_caching=table.flag("prefix_caching", default=True),
         ),
     )
+
+
+def _workload(lesson: Table, name: str) -> Workload:
+    """The requests that are listed, or as many as are to be generated."""
+    if not lesson.has("generate"):
+        return Workload.from_requests([_request(table) for table in lesson.tables("request")], name=name)
+    table = lesson.table("generate")
+    prompt, answer = (
+        LogNormal(mean_tokens=table.whole(f"{what}_tokens"), sigma=table.number(f"{what}_sigma", 0.5))
+        for what in ("prompt", "answer")
+    )
+    prefix_tokens = table.whole("prefix_tokens", 0)
+    workload = generate(
+        table.whole("number"),
+        arrivals=AllAtOnce(),
+        prompt=prompt,
+        output=answer,
+        prefixes=SharedPrefixes(num_groups=1, tokens=prefix_tokens) if prefix_tokens else None,
+        seed=table.whole("seed", 0),
+    )
+    table.end()
+    return workload
 
 
 def _request(table: Table) -> Request:

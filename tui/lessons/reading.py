@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from ..pool.colors import default_color
+from ..pool.paint import ColorBy
 from ..still import legend, still
 from ..still_svg import svg_of_stills
 from ..words import milliseconds, plural
@@ -23,7 +25,7 @@ _WIDTH, _HEIGHT = 78, 8
 def as_text(guided: Guided, symbols: Symbols) -> str:
     """The lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
     lesson = guided.lesson
-    parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, ""]
+    parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, textwrap.fill(_machine(guided), _WIDTH), ""]
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
         title = f"{number}. {caption.title}"
@@ -38,13 +40,22 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
 def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
     """The lesson as Markdown, and its figures: SVG texts by the names that the Markdown gives them."""
     lesson, figures = guided.lesson, {}
-    parts = [f"# {lesson.heading}", "", lesson.summary, ""]
+    parts = [f"# {lesson.heading}", "", lesson.summary, "", _machine(guided), ""]
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
         name = f"{lesson.file.stem}-{number}.svg"
-        figures[name] = svg_of_stills(_pools(guided))
+        color_by = ColorBy.OWNER if guided.comparison is not None else default_color(guided.sessions[0].replay)
+        figures[name] = svg_of_stills(_pools(guided), color_by, scheduled=lesson.shows_schedule)
         parts += [f"## {caption.title}", "", caption.text, "", f"![{_where(guided, caption)}]({name})", ""]
     return "\n".join(parts), figures
+
+
+def _machine(guided: Guided) -> str:
+    """What the lesson runs on, and where its times come from."""
+    lesson, meta = guided.lesson, guided.sessions[0].recording.meta
+    if guided.sessions[0].rows is not None:
+        return f"Model {lesson.model.name}."
+    return f"Model {lesson.model.name} on one {lesson.gpu.name}; step times: {meta.engine.get('step_time', 'unknown')}."
 
 
 def _pools(guided: Guided) -> list[tuple[str, Session]]:
@@ -55,8 +66,10 @@ def _pools(guided: Guided) -> list[tuple[str, Session]]:
         if rows is not None:
             named.append((f"{run.label}: {rows}", session))
             continue
-        running, waiting = session.counts("running")[frame], session.counts("waiting")[frame]
-        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {running} running, {waiting} waiting"
+        running, waiting = int(session.counts("running")[frame]), session.counts("waiting")[frame]
+        idle = session.num_idle
+        held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
+        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {held}, {waiting} waiting"
         named.append((name + f", pool of {plural(session.replay.num_units, session.unit_name)}", session))
     return named
 

@@ -59,6 +59,10 @@ class Table:
         except UnknownNameError as error:
             raise self.error(key, str(error).rstrip(".")) from error
 
+    def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        return key in self._values
+
     def table(self, key: str) -> Table:
         """A table inside this one."""
         return Table(self._file, key, self._take(key, dict, "a table", None))

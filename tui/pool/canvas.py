@@ -143,6 +143,9 @@ class Canvas:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
             lines[last] = _ledges(lines[last])
+        elif tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down == 1 and self._half_blocks:
+            first = line == tiling.row_edges[row]
+            lines[first] = _hairlines(lines[first])
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
         self._write_names(picture, top, rows, cells)
         return picture
@@ -255,8 +258,6 @@ class Canvas:
             free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
             front = np.where(hollow & (offset > 0), free, front)
             back = np.where(hollow, free, back)
-            if self.tiling.stride is not None and self.tiling.tall == 1 and self.tiling.down == 1:
-                shape = np.where(front == back, GLYPH, shape)  # rows that touch each other have a hairline between them
             if hairlines:
                 shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
             keys = keys_of(shape, front, back)
@@ -317,6 +318,12 @@ class Canvas:
 
     def _cell(self, unit: int) -> int:
         return int(self.tiling.cell_of(np.array([unit]))[0])
+
+
+def _hairlines(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same with a hairline above what has one paint: rows that touch each other stay apart."""
+    plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
+    return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
 def _ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -188,7 +188,8 @@ def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, ha
     while columns < stride or rows < num_lines:
         columns, rows = min(2 * columns, stride), min(2 * rows, num_lines)
         found.append(_lines(num_units, stride, columns, rows, max(width, columns), max(height, rows)))
-    if half_blocks and found[-1].units_per_cell == 1:
+    # Lines that have characters of their own keep them: names fit there.
+    if half_blocks and found[-1].units_per_cell == 1 and num_lines > height:
         finest = found.pop()
         found.append(
             Tiling(
