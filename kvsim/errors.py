@@ -7,6 +7,7 @@
     ├── BudgetError                 the memory does not add up: nothing is left for the KV cache, or too little
     ├── StalledError                no request can ever make progress: a real engine would wait for ever
     ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
+    ├── DefectError                 the interface failed: a defect of kvsim
     └── UsageError                  exit code 2: a setting, flag or argument that cannot be right
         ├── UnknownNameError        a model, GPU, policy or recording that is not listed
         └── MissingExtraError       an optional part of kvsim is not installed
@@ -64,6 +65,10 @@ class StalledError(KvsimError):
 
 class IntegrityError(KvsimError):
     """An allocator's books do not balance: a defect of kvsim."""
+
+
+class DefectError(KvsimError):
+    """The interface failed: a defect of kvsim."""
 
 
 class UsageError(KvsimError):

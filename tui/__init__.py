@@ -14,6 +14,7 @@ from kvsim.overwriting import mark, marked_png
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
 
     from .comparison import Comparison
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _LONG_ROWS = 200_000
 """A recording of more steps and changes of memory shows its pool before all of it has been added up."""
 
-__all__ = ["attach", "run", "screenshot"]
+__all__ = ["attach", "run", "screenshot", "watch_metrics"]
 
 
 def run(
@@ -49,6 +50,7 @@ def run(
         LessonError: the lesson cannot be played.
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
+    from .defects import play  # noqa: PLC0415
 
     def open_it(report: Report) -> Session | Comparison | Guided:
         made = shown(report) if callable(shown) else shown
@@ -56,7 +58,7 @@ def run(
         return _opened(made, at_s, live=True)
 
     app = KvsimApp(open_it, ascii=ascii, runs=runs)
-    app.run()
+    play(app)
     if app.failure is not None:
         raise app.failure
 
@@ -66,14 +68,28 @@ def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the
 
     Raises:
         RecordingError: the feed ended before its first step.
+        DefectError: the interface failed.
     """
     from .app import KvsimApp  # noqa: PLC0415
+    from .defects import play  # noqa: PLC0415
     from .feed import first_recording  # noqa: PLC0415
     from .session import Session  # noqa: PLC0415
 
     recording = first_recording(feed)
-    KvsimApp(Session(recording), ascii=ascii, feed=feed).run()
-    return feed.recording() or recording
+    play(KvsimApp(Session(recording), ascii=ascii, feed=feed))
+    return feed.whole() or recording
+
+
+def watch_metrics(feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A002 - the flag's name
+    """Watch a server through its Prometheus metrics, until the person quits.
+
+    Raises:
+        DefectError: the interface failed.
+    """
+    from .defects import play  # noqa: PLC0415
+    from .metrics_app import MetricsApp  # noqa: PLC0415
+
+    play(MetricsApp(feed, ascii=ascii))
 
 
 def screenshot(

@@ -19,6 +19,7 @@ from kvsim.text import message
 from .commands import choose, commands, themes
 from .compare import Compare
 from .comparison import Comparison
+from .defects import Careful
 from .keys import ASCII_KEYS
 from .lesson_list import LessonsScreen
 from .live import Live
@@ -51,7 +52,7 @@ FRAMES_PER_S = 30
 Result = TypeVar("Result")
 
 
-class KvsimApp(App[None]):
+class KvsimApp(Careful, App[None]):
     """Shows a session, several in comparison, or a lesson. `clock` returns wall seconds; tests pass their own."""
 
     CSS_PATH = "kvsim.tcss"

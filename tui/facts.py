@@ -243,8 +243,6 @@ def headline(session: Session, *, short: bool) -> list[str]:
     if replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
     memory = f"{size} = {units}" if short else f"{size} for KV = {units}"
-    if meta.extra.get("coarse"):  # metrics do not tell how large a unit is
-        memory = units
     return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ') if short else gpu}", memory]
 
 

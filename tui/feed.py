@@ -14,14 +14,21 @@ _POLL_S = 0.2
 
 
 class Feed(Protocol):
-    """A server that is being followed: `kvsim.recording.live.LiveFeed`, `kvsim.recording.prometheus.MetricsFeed`."""
+    """A server that is being followed, such as by `kvsim.live.feed.LiveFeed`."""
 
     name: str
     ended: str | None
     """Why there will be no more, as a sentence; None while there may be."""
 
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since it was heard last."""
+
     def recording(self) -> Recording | None:
-        """Everything so far; None before the first step."""
+        """The last steps; None before the first."""
+
+    def whole(self) -> Recording | None:
+        """All that was heard and kept; None before the first step."""
 
     def close(self) -> None:
         """Hang up."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvsim.errors import KvsimError
+from kvsim.text import message, printable
 
 from .event_list import EventList
 from .panels import Panel
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .states import Symbols
 
 POLL_S: Final = 1.0
+QUIET_S: Final = 5.0
+"""Seconds without an event from which on it is said: an idle server, or one that is no more."""
 
 
 class Live(Watch):
@@ -31,7 +34,8 @@ class Live(Watch):
         super().__init__(session, symbols)
         self._feed = feed
         self._ended: str | None = None
-        self._num_steps = 0
+        self._last = (0.0, 0)
+        """When the window that is shown begins, and how many steps it has."""
         self._go_to_present()
 
     def on_mount(self) -> None:
@@ -40,12 +44,14 @@ class Live(Watch):
         self._polls = self.set_interval(POLL_S, self.poll)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """LIVE or COARSE in front, or that the server has hung up."""
+        """LIVE in front, and for how long nothing was heard; or that the server has hung up, or is not followed."""
         long, short = super().headline()
-        kind = "COARSE" if self.session.recording.meta.extra.get("coarse") else "LIVE"
+        name = printable(self._feed.name)
         if self._ended is not None:
-            return [f"ENDED: {self._ended}", *long], [f"ENDED {self._feed.name}", *short]
-        return [f"{kind} {self._feed.name}", *long], [f"{kind} {self._feed.name}", *short]
+            return [f"ENDED: {self._ended}", *long], [f"ENDED {name}", *short]
+        quiet_s = self._feed.quiet_s
+        quiet = [f"quiet for {quiet_s:.0f} s"] if quiet_s > QUIET_S else []
+        return [f"LIVE {name}", *quiet, *long], [f"LIVE {name}", *quiet, *short]
 
     def show_transport(self) -> None:
         """That it follows the server, while it does."""
@@ -62,23 +68,27 @@ class Live(Watch):
             return
         if session is not None:
             self._take(session)
+        self.show_headline()
         if self._feed.ended is not None:
             self._end(self._feed.ended)
 
     def _newer(self) -> Session | None:
         """What the feed has now, opened; None where it has nothing new."""
         recording = self._feed.recording()
-        if recording is None or len(recording.steps) == self._num_steps:
+        if recording is None:
             return None
-        self._num_steps = len(recording.steps)
+        last = (float(recording.steps.start_s[0]), len(recording.steps))
+        if last == self._last:
+            return None
+        self._last = last
         return Session(recording)
 
     def _end(self, sentence: str) -> None:
         self._polls.stop()
-        self._ended = sentence
+        self._ended = message(sentence)
         self.show_headline()
         self.show_transport()
-        self.notify(f"{sentence[0].upper()}{sentence[1:]} What was seen stays here.", timeout=10, markup=False)
+        self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _take(self, session: Session) -> None:
         """Show `session` in place of the present one, at the same moment or at its end."""

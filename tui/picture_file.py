@@ -17,6 +17,7 @@ from .export_svg import svg_of_lines
 if TYPE_CHECKING:
     import os
 
+    from textual.app import App
     from textual.pilot import Pilot
 
     from .app import KvsimApp
@@ -48,7 +49,7 @@ async def drawn(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def svg_of(app: KvsimApp) -> str:
+def svg_of(app: App[None]) -> str:
     """What `app` shows now, as SVG."""
     lines = app.screen._compositor.render_strips()
     return svg_of_lines(lines, app.symbols.palette.void)

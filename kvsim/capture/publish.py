@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvsim.capture.pump import Pump
 from kvsim.capture.sinks import write_all
-from kvsim.recording.live import parse_address
+from kvsim.live.address import parse_address
 
 log = logging.getLogger("kvsim")
 

@@ -9,6 +9,7 @@ Standard input is the log with an empty line wherever the engine's state is comp
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -19,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvsim.capture.mirror import Mirror
 from kvsim.eventline import line
+from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16
 """Connections that are served at a time; others are told so and closed."""
@@ -116,9 +117,15 @@ class ViewerServer:
         for text in lines:
             self._complete = not text
             if text:
-                news.append(self._mirror.apply(text + b"\n"))
+                news.append(self._follow(text))
         self._tell(b"".join(news), self._viewers)
         return bool(data)
+
+    def _follow(self, text: bytes) -> bytes:
+        """Follow one line, and return it as viewers get it."""
+        event = json.loads(text)
+        goes_on = self._mirror.apply(event)
+        return text + b"\n" if goes_on is event else line(*goes_on)
 
     def _tell(self, lines: bytes, viewers: list[_Viewer]) -> None:
         if not lines:
@@ -141,7 +148,7 @@ class ViewerServer:
         self.num_snapshots += 1
         joined, self._joining = self._joining, []
         self._viewers += joined
-        self._tell(self._mirror.snapshot(), joined)
+        self._tell(b"".join(line(*event) for event in self._mirror.snapshot()), joined)
 
     def _accept(self) -> None:
         """Take one connection, and rest before the next."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import echo, overwrite_option, progress
+from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import MissingExtraError, UsageError
-from kvsim.overwriting import may_replace, replacing_folder
+from kvsim.overwriting import may_replace
 from kvsim.policies import POLICY_NAMES
-from kvsim.text import message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def command(
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
-    _check_outputs(output, screenshot, overwrite=overwrite)
+    _check_outputs(output, attach, screenshot, overwrite=overwrite)
     if lesson == _LIST:
         _list_lessons()
         return
@@ -100,7 +100,7 @@ def command(
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("tui")
     if attach is not None:
-        _attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
+        live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
         return
     make: Callable[[Any], Any]
     runs = None
@@ -134,9 +134,9 @@ def _check_one_source(
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
 
-def _check_outputs(output: Path | None, screenshot: Path | None, *, overwrite: bool) -> None:
-    if output is not None:
-        may_replace(output, "tui", overwrite=overwrite, is_folder=True)
+def _check_outputs(output: Path | None, attach: str | None, screenshot: Path | None, *, overwrite: bool) -> None:
+    if output is not None and attach is not None:
+        live.check_output(attach, output, overwrite=overwrite)
     if screenshot is not None:
         may_replace(screenshot, "tui", overwrite=overwrite)
 
@@ -196,33 +196,6 @@ def _list_lessons() -> None:
     for lesson in import_module("tui.lessons").all_lessons():
         click.echo(f"{lesson.number}  {lesson.title}\n   {lesson.summary}")
     click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
-
-
-def _attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
-    """Watch a live server, and write down what was seen."""
-    feed: Any
-    if address.startswith(("http://", "https://")):
-        from kvsim.recording.prometheus import MetricsFeed
-
-        feed = MetricsFeed(address)
-    else:
-        from kvsim.recording.live import LiveFeed
-
-        feed = LiveFeed(address)
-    click.echo(f"attached to {address}; waiting for its first step. Ctrl+C gives up.", err=True)
-    try:
-        seen = tui.attach(feed, ascii=ascii_only)
-        ended = feed.ended
-    finally:
-        feed.close()
-    if ended is not None:
-        echo(message(ended), err=True)
-    if output is not None:
-        from kvsim.recording import write
-
-        with replacing_folder(output, "tui", overwrite=overwrite) as folder:
-            write(seen, folder)
-        click.echo(output)
 
 
 def _serve(port: int) -> None:

@@ -57,6 +57,11 @@ class RecordingBuilder:
         """Requests that have arrived so far."""
         return len(self._requests)
 
+    @property
+    def num_values(self) -> int:
+        """Rows of all tables and keys of prompts that are kept: what its memory grows with."""
+        return sum(map(len, self._growing.values())) + self._requests.num_hashes
+
     def next_seq(self) -> int:
         """Begin the next change of the engine's state; what the journal hears from now on belongs to it."""
         self._seq += 1

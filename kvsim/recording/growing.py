@@ -98,6 +98,11 @@ class GrowingRequests(GrowingTable):
         self._ids: list[str] = []
         self._hashes, self._offsets = array("q"), array("q", [0])
 
+    @property
+    def num_hashes(self) -> int:
+        """Keys of prompts' blocks, of all requests."""
+        return len(self._hashes)
+
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
         """Add a request and return its row; what is not said is 0."""
         row = len(self._ids)

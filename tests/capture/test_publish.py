@@ -22,9 +22,10 @@ from kvsim.capture.publish import Publisher
 from kvsim.capture.viewers import MAX_VIEWERS
 from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError, UsageError
+from kvsim.live.address import parse_address
+from kvsim.live.feed import LiveFeed
 from kvsim.recording import Recording, Replay
 from kvsim.recording.eventlog import line
-from kvsim.recording.live import LiveFeed, parse_address
 
 META = {
     "format": "kvsim-recording",
@@ -77,11 +78,11 @@ def begin(publisher: Publisher) -> None:
     publisher.write(line("meta", META))
     publisher.write(
         line("arrive", "a", 0.0, 8, 4, 0, [])
-        + line("arrive", "b", 0.0, 4, 4, 0, [])
+        + line("arrive", "b", 0.0, 2, 4, 0, [])
         + line("seq")
         + line("append", 0, 0, [3, 9])
         + line("append", 1, 0, [4])
-        + line("tokens", 0.0, [[0, 0, 8], [1, 0, 4]])
+        + line("tokens", 0.0, [[0, 0, 8], [1, 0, 2]])
         + step(0, 7, 2)
     )
     publisher.write(line("seq") + line("emit", 0, 0.5, 1) + line("emit", 1, 0.5, 1) + line("output", 0, 0.5))
@@ -90,18 +91,18 @@ def begin(publisher: Publisher) -> None:
 def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher: Publisher) -> None:
     begin(publisher)
     publisher.write(line("seq") + line("release", 0, 2, 0) + line("end", 0, "finished", 1.0))
-    publisher.write(line("seq") + line("tokens", 1.0, [[1, 4, 1]]) + step(1, 9))
+    publisher.write(line("seq") + line("tokens", 1.0, [[1, 2, 1]]) + step(1, 9))
     time.sleep(0.5)  # by now the viewers' process has heard of it
     feed = LiveFeed(publisher.address)
     seen(feed, 1)
     publisher.write(line("seq") + line("emit", 1, 1.5, 1) + line("output", 1, 1.5))  # of a step from before
-    publisher.write(line("arrive", "c", 1.6, 4, 4, 0, []))  # the server's row 2
+    publisher.write(line("arrive", "c", 1.6, 3, 4, 0, []))  # the server's row 2
     publisher.write(
-        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 5, 1], [2, 0, 4]]) + step(2, 8, 2)
+        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 3, 1], [2, 0, 3]]) + step(2, 8, 2)
     )
     publisher.write(line("seq") + line("output", 2, 2.5))
     publisher.write(line("seq") + line("release", 1, 1, 0) + line("end", 1, "finished", 3.0))
-    publisher.write(line("seq") + line("tokens", 3.5, [[2, 4, 1]]) + step(3, 9))
+    publisher.write(line("seq") + line("tokens", 3.5, [[2, 3, 1]]) + step(3, 9))
     recording = seen(feed, 3)
     assert recording.requests.id.tolist() == ["b", "c"]
     replay = Replay(recording)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvsim.capture import viewers
-from kvsim.capture.mirror import Mirror
 from kvsim.capture.viewers import MAX_VIEWERS, ViewerServer
 from kvsim.eventline import line
-from kvsim.recording import RecordingBuilder, Replay, eventlog
-from kvsim.recording.live import _Numbers
-from kvsim.recording.provenance import meta_from_document
 
-LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
 META = line("meta", {"format": "kvsim-recording"})
 
 
@@ -207,49 +200,3 @@ def test_the_last_events_reach_the_viewers(engine: Engine) -> None:
         while more := client.recv(1 << 20):
             text += more
         assert text.endswith(event)
-
-
-def boundaries(lines: list[bytes]) -> list[int]:
-    """Where the engine's state was complete: what begins here is a new change, or an arrival."""
-    return [number for number, text in enumerate(lines) if text == line("seq") or text.startswith(b'["arrive"')]
-
-
-@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
-def test_a_log_that_begins_in_the_middle_goes_on_like_the_whole(file: Path) -> None:
-    lines = file.read_bytes().splitlines(keepends=True)
-    meta, whole = eventlog.replay(lines, "log")
-    complete = whole.finish(meta_from_document(meta, file))
-    there = Replay(complete)
-    cuts = boundaries(lines)
-    for cut in cuts[:: max(len(cuts) // 12, 1)]:
-        mirror = Mirror()
-        for text in lines[:cut]:
-            mirror.apply(text)
-        builder, numbers, offset, first = RecordingBuilder(), None, 0, 0
-        for text in mirror.snapshot().splitlines(keepends=True)[1:]:
-            event = json.loads(text)
-            if event[0] == "joined":
-                numbers = _Numbers(builder, *event[1:])
-                first, offset = builder.num_steps, event[3] - builder.num_steps
-            else:
-                eventlog.apply(builder, event)
-        assert numbers is not None
-        for text in lines[cut:]:
-            event = numbers.translate(json.loads(mirror.apply(text)))
-            if event is not None:
-                eventlog.apply(builder, event)
-        if builder.num_steps == first:
-            continue  # nothing more happened
-        joined = builder.finish(meta_from_document(meta | {"initial_free": []}, file))
-        here = Replay(joined)
-        names, all_names = joined.requests.id, complete.requests.id
-        for step in range(first, len(joined.steps)):
-            here.seek(step)
-            there.seek(step + offset)
-            live, others = here.live_requests(), there.live_requests()
-            assert sorted(names[live]) == sorted(all_names[others])
-            tokens = dict(zip(all_names[others], there.computed(others), strict=True))
-            assert dict(zip(names[live], here.computed(live), strict=True)) == tokens
-            for row in live:
-                table = there.block_table(int(np.flatnonzero(all_names == names[row])[0]))[1]
-                assert here.block_table(int(row))[1].tolist() == table.tolist()

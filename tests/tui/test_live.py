@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tui
 from kvsim.capture.publish import Publisher
-from kvsim.errors import RecordingError
+from kvsim.errors import DefectError, RecordingError
+from kvsim.live.feed import LiveFeed
 from kvsim.recording import eventlog, read, write
-from kvsim.recording.live import LiveFeed
-from kvsim.recording.prometheus import MetricsFeed
+from tui import live
 from tui.app import KvsimApp
+from tui.defects import play
 from tui.feed import first_recording
 from tui.live import Live
 from tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from kvsim.recording import Recording
 
@@ -81,7 +80,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def feed(server: Server) -> Iterator[LiveFeed]:
     found = LiveFeed(server.publisher.address)
-    wait_for(lambda: found._meta is not None)  # it has joined
+    wait_for(lambda: found.joined)  # it has joined
     yield found
     found.close()
 
@@ -183,45 +182,53 @@ def test_what_was_seen_can_be_kept(
     assert len(read(tmp_path / "seen").steps) == 2
 
 
-METRICS = """
-vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1.0
-vllm:kv_cache_usage_perc{model_name="m"} 0.25
-vllm:num_requests_running{model_name="m"} 3.0
-vllm:num_requests_waiting{model_name="m"} 2.0
-"""
+async def test_a_server_that_contradicts_itself_ends_visibly(server: Server, feed: LiveFeed) -> None:
+    server.begin()
+    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    async with app.run_test(size=SIZE) as pilot:
+        stage = app.stage
+        assert isinstance(stage, Live)
+        server._send(("arrive", "evil", 5.0, 4, 20, 0, []), ("seq",), ("append", 1, 0, [700]))
+        server.step()
+        wait_for(lambda: steps_of(feed) == 1 and feed.ended is not None)
+        await stage.poll()
+        await pilot.pause()
+        assert "ENDED 127.0.0.1" in screen_text(app)
+        assert "outside the pool" in str(feed.ended)
+        await pilot.press("home", "right")
 
 
-class Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(METRICS.encode())
+async def test_a_server_that_is_silent_is_said_to_be(
+    server: Server, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.begin()
+    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    async with app.run_test(size=SIZE) as pilot:
+        stage = app.stage
+        assert isinstance(stage, Live)
+        monkeypatch.setattr(live, "QUIET_S", 0.0)
+        await stage.poll()
+        await pilot.pause()
+        assert "quiet for " in screen_text(app)
 
-    def log_message(self, *_: object) -> None:
-        pass
+
+class Failing(KvsimApp):
+    """An interface with a defect."""
+
+    CSS_PATH = str(Path(tui.__file__).with_name("kvsim.tcss"))
+
+    def on_mount(self) -> None:
+        raise ZeroDivisionError("a defect")
 
 
-async def test_metrics_are_shown_as_coarse() -> None:
-    server = HTTPServer(("127.0.0.1", 0), Metrics)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    feed = MetricsFeed(f"http://127.0.0.1:{server.server_address[1]}/metrics", period_s=0.01)
-    try:
-        app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
-        async with app.run_test(size=SIZE) as pilot:
-            stage = app.stage
-            assert isinstance(stage, Live)
-            wait_for(lambda: steps_of(feed) > 3)  # type: ignore[arg-type]
-            await stage.poll()
-            await pilot.pause()
-            assert "COARSE http://" in screen_text(app)
-            assert "MiB" not in screen_text(app), "metrics do not tell how large a block is"
-            assert "following · step" in screen_text(app)
-            await pilot.press("left")
-            assert "paused · " in screen_text(app)
-            assert int((stage.session.replay.refs > 0).sum()) == 25
-    finally:
-        feed.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def test_an_interface_that_fails_says_so_in_a_sentence(
+    server: Server, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.begin()
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    app = Failing(Session(first_recording(feed)), feed=feed)
+    with pytest.raises(
+        DefectError, match=r"failed with ZeroDivisionError in test_live.py, line \d+: a defect\. This is"
+    ):
+        play(app)
+    assert "Traceback" not in capsys.readouterr().err

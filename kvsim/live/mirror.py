@@ -1,15 +1,13 @@
 """What a server's log amounts to at this moment: enough to begin a new log in the middle, for a viewer that joins.
 
-It is kept by the process that serves viewers (`kvsim.capture.viewers`), so the engine never makes a snapshot.
+The process that serves viewers (`kvsim.capture.viewers`) keeps one, so the engine never makes a snapshot; and a viewer
+does, to begin afresh without asking again.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
-
-from kvsim.eventline import line
 
 
 @dataclass(slots=True)
@@ -43,13 +41,20 @@ class Mirror:
         """Whether the log has its first line."""
         return self._meta is not None
 
-    def apply(self, text: bytes) -> bytes:
-        """Follow one line of the log, and return it as viewers should get it.
+    @property
+    def num_steps(self) -> int:
+        """Steps that the server has taken."""
+        return self._num_steps
 
-        That is the line itself, but for an `again` behind a snapshot: a viewer that has just joined has not seen the
+    def apply(self, event: list[Any]) -> list[Any]:
+        """Follow one event, and return it as it should go on.
+
+        That is the event itself, but for an `again` behind a snapshot: a log that has just begun does not have the
         step that `again` repeats, so the rows are named.
+
+        Raises:
+            LookupError: it is about a request that is not here.
         """
-        event = json.loads(text)
         match event:
             case ["meta", meta]:
                 self._meta = meta
@@ -69,16 +74,21 @@ class Mirror:
                 spelled_out = self._spell_out
                 self._schedule(time_s, rows)
                 if spelled_out:
-                    return line("tokens", time_s, rows)
+                    return ["tokens", time_s, rows]
             case ["step", columns]:
                 self._columns = columns
                 self._num_steps += 1
             case ["end", row, _, time_s]:
                 self._time_s = time_s
                 del self._requests[row]
-        return text
+            case ["joined", rows, next_row, next_step]:
+                requests = self._requests.values()
+                self._requests = dict(zip(rows, requests, strict=True))
+                self._scheduled = [rows[local] for local in self._scheduled]
+                self._num_rows, self._num_steps = next_row, next_step
+        return event
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> list[list[Any]]:
         """A log that begins with the requests that are here now, as if everything had just happened.
 
         Its last line says which of the server's rows those are, and which numbers of requests and steps come next.
@@ -87,19 +97,19 @@ class Mirror:
         self._spell_out = True
         # The order of the free queue is not followed, so a log that begins in the middle does not state one.
         meta = {key: value for key, value in self._meta.items() if key != "initial_free" or not self._num_steps}
-        events: list[tuple[Any, ...]] = [("meta", meta)]
-        events += [(*request.arrival[:2], self._time_s, *request.arrival[3:]) for request in self._requests.values()]
-        memory: list[tuple[Any, ...]] = []
+        events: list[list[Any]] = [["meta", meta]]
+        events += [[*request.arrival[:2], self._time_s, *request.arrival[3:]] for request in self._requests.values()]
+        memory: list[list[Any]] = []
         tokens, held = [], set[int]()
         for local, request in enumerate(self._requests.values()):
             shared = next((index for index, block in enumerate(request.table) if block not in held), len(request.table))
             held.update(request.table)
             if shared:
-                memory.append(("share", local, 0, request.table[:shared]))
+                memory.append(["share", local, 0, request.table[:shared]])
             if request.table[shared:]:
-                memory.append(("append", local, shared, request.table[shared:]))
+                memory.append(["append", local, shared, request.table[shared:]])
             if request.computed:
-                tokens.append((local, 0, request.computed))
+                tokens.append([local, 0, request.computed])
         if memory:
             columns = self._columns | {
                 "start_s": self._time_s,
@@ -108,9 +118,9 @@ class Mirror:
                 "num_scheduled": len(tokens),
                 "preempted": 0,
             }
-            events += [("seq",), *memory, ("tokens", self._time_s, tokens), ("step", columns)]
-        events.append(("joined", list(self._requests), self._num_rows, self._num_steps))
-        return b"".join(line(*event) for event in events)
+            events += [["seq"], *memory, ["tokens", self._time_s, tokens], ["step", columns]]
+        events.append(["joined", list(self._requests), self._num_rows, self._num_steps])
+        return events
 
     def _schedule(self, time_s: float, rows: list[list[int]]) -> None:
         self._time_s, self._spell_out = time_s, False

@@ -1,0 +1,96 @@
+"""The events of a server as they come in, checked one by one: a list with a word, and what the word asks for.
+
+The vocabulary is that of `kvsim.recording.eventlog`, and `["joined", rows, next_row, next_step]` behind a snapshot.
+Whether events follow from each other is for the recording's own check.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvsim.errors import RecordingError
+from kvsim.text import shortened
+
+MAX_LINE_BYTES = 8 << 20
+"""A line that says which blocks are free, in a pool of a million, has 7 MB."""
+_MAX_NAME = 256
+"""Letters of a request's id."""
+_LIMIT = 1 << 31
+_LATEST_S = 1e12
+_COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted", "free_units")
+_STATUSES = ("unfinished", "finished", "aborted", "refused")
+
+
+def parse(text: bytes) -> list[Any]:
+    """The event in one line.
+
+    Raises:
+        RecordingError: it is no event.
+    """
+    try:
+        event = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise RecordingError(f"{_quoted(text)} is no line of JSON") from None
+    if not isinstance(event, list) or not _is_event(event):
+        raise RecordingError(f"{_quoted(text)} is no event")
+    return event
+
+
+def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
+    match event:
+        case ["seq"] | ["meta", dict()]:
+            return True
+        case ["refused", str()]:
+            return True
+        case ["again", time_s]:
+            return _time(time_s)
+        case ["tokens", time_s, list(rows)]:
+            return _time(time_s) and all(isinstance(row, list) and len(row) == 3 and _counts(row) for row in rows)
+        case ["step", dict(columns)]:
+            return _time(columns.get("start_s")) and _counts([columns.get(name) for name in _COUNTS])
+        case ["output", step, time_s]:
+            return _count(step) and _time(time_s)
+        case ["append" | "share", request, position, list(units)]:
+            return _counts([request, position]) and _counts(units)
+        case ["release", request, num_units, num_cached]:
+            return _counts([request, num_units, num_cached])
+        case ["evict", list(units)]:
+            return _counts(units)
+        case ["emit", request, time_s, count]:
+            return _counts([request, count]) and _time(time_s)
+        case ["preempt", request]:
+            return _count(request)
+        case ["end", request, status, time_s]:
+            return _count(request) and status in _STATUSES and _time(time_s)
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes)]:
+            named = len(name) <= _MAX_NAME and _time(time_s) and _counts([prompt_tokens, max_tokens])
+            return named and _whole(priority, _LIMIT) and all(_whole(key, 1 << 63) for key in hashes)
+        case ["joined", list(rows), next_row, next_step]:
+            return _counts(rows) and _counts([next_row, next_step])
+        case _:
+            return False
+
+
+def _counts(values: list[Any]) -> bool:
+    return all(map(_count, values))
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LIMIT
+
+
+def _whole(value: object, limit: int) -> bool:
+    return type(value) is int and -limit <= value < limit
+
+
+def _time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LATEST_S
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _quoted(text: bytes) -> str:
+    return repr(shortened(text[:200].decode("utf-8", "replace").strip(), 60))

@@ -1,0 +1,72 @@
+"""Prometheus' text format: names, labels and values, one sample a line.
+
+Only what a caller asks for is parsed, in one pass over each line; a page may come from anybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvsim.errors import RecordingError
+from kvsim.text import shortened
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*,?')
+_END = re.compile(r"\s*\}")
+_VALUE = re.compile(r"\s+(\S+)")
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+_MAX_LINE = 1 << 14
+_MAX_SAMPLES = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one time series."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def samples(page: str, prefix: str) -> Iterator[Sample]:
+    """The samples of `page` whose names begin with `prefix`.
+
+    Raises:
+        RecordingError: one of them is not written as the format wants it, or there are too many.
+    """
+    number = 0
+    for line in page.splitlines():
+        if not line.startswith(prefix):
+            continue
+        number += 1
+        if number > _MAX_SAMPLES:
+            raise RecordingError(f"there are more than {_MAX_SAMPLES:,} samples of {prefix}* among the metrics.")
+        yield _sample(line)
+
+
+def _sample(line: str) -> Sample:
+    name = _NAME.match(line) if len(line) <= _MAX_LINE else None
+    if name is None:
+        raise _no_sample(line)
+    labels: dict[str, str] = {}
+    at = name.end()
+    if line[at : at + 1] == "{":
+        at += 1
+        while (end := _END.match(line, at)) is None:
+            label = _LABEL.match(line, at)
+            if label is None:
+                raise _no_sample(line)
+            labels[label[1]] = re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), label[2])
+            at = label.end()
+        at = end.end()
+    value = _VALUE.match(line, at)
+    try:
+        return Sample(name[0], labels, float(value[1] if value is not None else ""))
+    except ValueError:
+        raise _no_sample(line) from None
+
+
+def _no_sample(line: str) -> RecordingError:
+    return RecordingError(f"{shortened(line, 120)!r} is not a sample of a metric.")

@@ -1,0 +1,127 @@
+"""Follow a recording that a server is making, over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui --attach`
+here.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import RecordingError
+from kvsim.live.address import parse_address
+from kvsim.live.events import MAX_LINE_BYTES
+from kvsim.live.follower import Follower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording.model import Recording
+
+_CONNECT_S = 5.0
+
+
+class LiveFeed:
+    """A running server's events, collected by a thread until `close`."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to the publisher at `address`.
+
+        Raises:
+            UsageError: it is not an address.
+            RecordingError: nothing is published there.
+        """
+        self.name = address
+        self.ended: str | None = None
+        """Why the feed has ended, as a sentence; None while it goes on."""
+        self._ended_by_itself = False
+        self._follower = Follower(address)
+        self._lock = threading.Lock()
+        self._heard_s = time.monotonic()
+        self._shown: Recording | None = None
+        self._connection = _connect(address)
+        self._thread = threading.Thread(target=self._follow, name="kvsim-feed", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended_before_close(self) -> str | None:
+        """Why the feed has ended, where that was not because we hung up."""
+        return self.ended if self._ended_by_itself else None
+
+    @property
+    def joined(self) -> bool:
+        """Whether the server has said what it holds."""
+        with self._lock:
+            return self._follower.joined
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last event."""
+        return time.monotonic() - self._heard_s
+
+    def recording(self) -> Recording | None:
+        """The last steps, up to now or up to what ended the feed; None before the server's first step."""
+        self._shown = self._taken(self._follower.recent) or self._shown
+        return self._shown
+
+    def whole(self) -> Recording | None:
+        """All that was heard and kept; None before the server's first step."""
+        return self._taken(self._follower.whole) or self._shown
+
+    def close(self) -> None:
+        """Hang up; the server does not notice."""
+        self._ended_by_itself = self.ended is not None
+        # Closing alone would leave the thread waiting in its read.
+        with suppress(OSError):  # it may have hung up already
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        self._thread.join(timeout=_CONNECT_S)
+
+    def _taken(self, take: Callable[[], Recording | None]) -> Recording | None:
+        with self._lock:
+            try:
+                return take()
+            except RecordingError as error:
+                self.ended = self._sentence(error)
+                return None
+
+    def _follow(self) -> None:
+        try:
+            with self._connection.makefile("rb") as lines:
+                self._read(lines)
+        except RecordingError as error:
+            self.ended = self._sentence(error)
+        except (OSError, ValueError) as error:  # the latter where we have closed the file
+            self.ended = f"the connection to {self.name} broke: {error}."
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _read(self, lines: Any) -> None:
+        while text := lines.readline(MAX_LINE_BYTES):
+            if not text.endswith(b"\n"):
+                whole = len(text) == MAX_LINE_BYTES
+                what = f"sent a line of more than {MAX_LINE_BYTES:,} bytes" if whole else "hung up within a line"
+                self.ended = f"the server at {self.name} {what}."
+                return
+            self._heard_s = time.monotonic()
+            with self._lock:
+                self._follower.hear(text)
+        self.ended = f"the server at {self.name} has hung up."
+
+    def _sentence(self, error: RecordingError) -> str:
+        return f"the server at {self.name} is not followed further: {str(error).rstrip('.')}."
+
+
+def _connect(address: str) -> socket.socket:
+    try:
+        connection = socket.create_connection(parse_address(address), timeout=_CONNECT_S)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordingError(
+            f"nothing is published at {address} ({reason}); start the server with KVSIM_PUBLISH={address}."
+        ) from error
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # another machine may vanish
+    return connection

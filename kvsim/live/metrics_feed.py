@@ -1,0 +1,139 @@
+"""Ask a server for its Prometheus metrics again and again. A page is bounded in size and time, whoever serves it."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.live.metrics import ServerMetrics, parse_metrics
+
+PERIOD_S = 1.0
+_TIMEOUT_S = 5.0
+_MAX_BYTES = 4 << 20
+_MAX_LOOKS = 3_600
+_PATIENCE_S = 30.0
+"""Seconds without an answer after which the feed ends: a server that starts anew takes longer."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """What is asked for is what is shown: a server cannot send us elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+        return
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+class MetricsFeed:
+    """Polls a `/metrics` page in a thread until `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        period_s: float = PERIOD_S,
+        patience_s: float = _PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look once, and begin to poll `url`.
+
+        Raises:
+            UsageError: it is no address of a page.
+            RecordingError: there is no such page, or no vLLM behind it.
+        """
+        self.name = url
+        self.ended: str | None = None
+        """Why there will be no more, as a sentence; None while there may be."""
+        self.restarts = 0
+        """Times that the server's counters have begun anew; the looks before are forgotten then."""
+        self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
+        self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="kvsim-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last answer."""
+        return self._clock() - self._looks[-1].time_s
+
+    def looks(self) -> list[ServerMetrics]:
+        """What was said in the last hour, in order of time; at least one look."""
+        return list(self._looks)
+
+    def close(self) -> None:
+        """Stop polling."""
+        self._stop.set()
+        self._thread.join(timeout=2 * _TIMEOUT_S)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._period_s):
+            try:
+                look = self._poll()
+            except _NoAnswerError as error:
+                if self.quiet_s > self._patience_s:
+                    self.ended = str(error)
+                    return
+            except RecordingError as error:
+                self.ended = str(error)
+                return
+            else:
+                self._add(look)
+
+    def _add(self, look: ServerMetrics) -> None:
+        last = self._looks[-1]
+        if any(now < before for now, before in zip(look.counters, last.counters, strict=True)):
+            self.restarts += 1
+            self._looks = deque([look], maxlen=_MAX_LOOKS)
+        else:
+            self._looks.append(look)
+
+    def _poll(self) -> ServerMetrics:
+        try:
+            page = _page(self.name, self._clock)
+        except urllib.error.HTTPError as error:
+            error.close()  # it is the answer too
+            raise _NoAnswerError(f"{self.name} cannot be read: {error.code} {error.reason}.") from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            raise _NoAnswerError(f"{self.name} cannot be read: {reason}.") from error
+        except ValueError as error:
+            raise UsageError(f"{self.name!r} is no address of a page: {error}.") from error
+        try:
+            return parse_metrics(page, self._clock())
+        except RecordingError as error:
+            raise RecordingError(f"{self.name}: {error}") from error
+
+
+class _NoAnswerError(RecordingError):
+    """A page did not come, and may come the next time."""
+
+
+def _page(url: str, clock: Callable[[], float]) -> str:
+    """The page at `url`.
+
+    Raises:
+        OSError: it does not come whole, in time. RecordingError: it is too long.
+    """
+    end_s = clock() + _TIMEOUT_S
+    with _OPENER.open(url, timeout=_TIMEOUT_S) as answer:
+        body = bytearray()
+        while part := answer.read1(1 << 16):
+            body += part
+            if len(body) > _MAX_BYTES:
+                raise RecordingError(f"{url} is a page of more than {_MAX_BYTES:,} bytes, and no server's metrics.")
+            if clock() > end_s:
+                raise TimeoutError(f"it takes more than {_TIMEOUT_S:g} s")
+        announced = answer.headers.get("Content-Length", "")
+        if announced.isascii() and announced.isdigit() and len(announced) < 16 and len(body) < int(announced):
+            raise http.client.IncompleteRead(b"", int(announced) - len(body))
+    return body.decode("utf-8", "replace")

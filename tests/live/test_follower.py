@@ -1,0 +1,326 @@
+"""What a viewer makes of a server's events, whenever it joins, however long it watches, and whatever comes."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.errors import KvsimError, RecordingError
+from kvsim.eventline import line
+from kvsim.live import feed as feed_module
+from kvsim.live import follower as module
+from kvsim.live.events import MAX_LINE_BYTES, parse
+from kvsim.live.feed import LiveFeed
+from kvsim.live.follower import Follower
+from kvsim.live.mirror import Mirror
+from kvsim.recording import Recording, Replay, eventlog
+from kvsim.recording.provenance import meta_from_document
+from tui.session import Session
+
+LOGS = sorted((Path(__file__).parents[1] / "capture" / "logs").glob("*.jsonl"))
+META = {
+    "format": "kvsim-recording",
+    "version": 1,
+    "source": "vllm",
+    "gpu": "CPU",
+    "engine": {"name": "vllm"},
+    "model": {"name": "tiny"},
+    "policy": {"name": "paged", "block_size": 4},
+    "pool": {"unit_tokens": 4, "num_units": 10, "first_unit": 1, "bytes_per_unit": 64},
+}
+STEP = {
+    "start_s": 0.0, "prefill_tokens": 4, "decode_tokens": 0, "num_scheduled": 1, "running": 1, "waiting": 0,
+    "preempted": 0, "free_units": 9,
+}  # fmt: skip
+
+
+def lines_of(file: Path) -> list[bytes]:
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def joined_at(lines: list[bytes], cut: int, **settings: Any) -> Follower:
+    """A viewer that joins before line `cut` and hears the rest."""
+    mirror, follower = Mirror(), Follower("server", **settings)
+    for text in lines[:cut]:
+        mirror.apply(json.loads(text))
+    for event in mirror.snapshot():
+        follower.hear(line(*event))
+    for text in lines[cut:]:
+        follower.hear(line(*mirror.apply(json.loads(text))))
+    return follower
+
+
+def assert_goes_on_like(there: Replay, joined: Recording, first: int) -> None:
+    """From its step `first` on, `joined` holds what the last steps of `there` do."""
+    here = Replay(joined)
+    offset = len(there.recording.steps) - len(joined.steps)
+    names, all_names = joined.requests.id, there.recording.requests.id
+    for step in range(first, len(joined.steps)):
+        here.seek(step)
+        there.seek(step + offset)
+        live, others = here.live_requests(), there.live_requests()
+        assert sorted(names[live]) == sorted(all_names[others])
+        tokens = dict(zip(all_names[others], there.computed(others), strict=True))
+        assert dict(zip(names[live], here.computed(live), strict=True)) == tokens
+        for row in live:
+            table = there.block_table(int(np.flatnonzero(all_names == names[row])[0]))[1]
+            assert here.block_table(int(row))[1].tolist() == table.tolist()
+
+
+@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
+def test_a_log_that_begins_in_the_middle_goes_on_like_the_whole(file: Path) -> None:
+    lines = lines_of(file)
+    meta, whole = eventlog.replay(lines, "log")
+    there = Replay(whole.finish(meta_from_document(meta, file)))
+    cuts = [number for number, text in enumerate(lines) if text == line("seq") or text.startswith(b'["arrive"')]
+    for cut in cuts[:: max(len(cuts) // 12, 1)]:
+        joined = joined_at(lines, cut).recent()
+        if joined is not None:
+            assert_goes_on_like(there, joined, 1)
+
+
+@pytest.mark.parametrize("file", LOGS[:3], ids=lambda file: file.stem)
+def test_what_is_shown_does_not_grow_with_the_time_that_somebody_watches(file: Path) -> None:
+    lines = lines_of(file)
+    meta, whole = eventlog.replay(lines, "log")
+    there = Replay(whole.finish(meta_from_document(meta, file)))
+    follower = joined_at(lines, 1, window_steps=10)
+    recent, everything = follower.recent(), follower.whole()
+    assert recent is not None
+    assert everything is not None
+    assert len(everything.steps) == len(there.recording.steps) > 40
+    assert 10 <= len(recent.steps) <= 2 * 10 + 2
+    assert_goes_on_like(there, recent, 1)
+    assert "joined_at_step" not in everything.meta.extra
+    assert int(recent.meta.extra["joined_at_step"]) > 10
+
+
+def test_everything_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STEPS", 30)
+    everything = joined_at(lines_of(LOGS[0]), 1, window_steps=10).whole()
+    assert everything is not None
+    assert len(everything.steps) <= 30 + 2
+
+
+def begun() -> Follower:
+    follower = Follower("server")
+    for event in (["meta", META], ["joined", [], 0, 0], ["arrive", "a", 0.0, 4, 4, 0, []], ["seq"]):
+        follower.hear(line(*event))
+    return follower
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\n", b"{}\n", b"[]\n", b'["nonsense"]\n', b"[[[[\n", b"[" * 100_000 + b"\n", b'["seq", NaN]\n', b"\xff\xfe\n",
+        b'["tokens", 0.0, [[0, 0]]]\n', b'["tokens", -1.0, []]\n', b'["tokens", 1e999, []]\n',
+        b'["tokens", true, []]\n',
+        b'["append", 0, 0, [1.5]]\n', b'["append", 0, 0, [' + b"9" * 5_000 + b"]]\n", b'["append", -1, 0, [1]]\n',
+        b'["append", 5, 0, [1]]\n', b'["release", 3, 1, 0]\n', b'["end", 0, "eaten", 1.0]\n',
+        b'["end", 9, "aborted", 1.0]\n',
+        b'["again", "x"]\n', b'["output", 99999999999999999999, 0.0]\n', b'["output", 7, 0.0]\n',
+        b'["step", {}]\n', b'["step", {"start_s": 0}]\n', b'["meta", {}]\n', b'["joined", [1, 2], 3, 4]\n',
+        b'["arrive", "' + b"x" * 300 + b'", 0.0, 1, 1, 0, []]\n', b'["arrive", 3, 0.0, 1, 1, 0, []]\n',
+        b'["arrive", "b", 0.0, 1, 1, 0, [18446744073709551616]]\n', b'["refused", "16 viewers are connected"]\n',
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_is_a_sentence(text: bytes) -> None:
+    with pytest.raises(RecordingError) as error:
+        begun().hear(text)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([["append", 0, 0, [11]]], "outside the pool"),
+        ([["append", 0, 0, [0]]], "outside the pool"),
+        ([["append", 0, 3, [1]]], "position"),
+        ([["release", 0, 2, 0]], "gives back a table"),
+    ],
+)
+def test_what_contradicts_itself_is_a_sentence(events: list[list[Any]], sentence: str) -> None:
+    follower = begun()
+    for event in events:
+        follower.hear(line(*event))
+    for event in (["tokens", 0.0, [[0, 0, 4]]], ["step", STEP]):
+        follower.hear(line(*event))
+    with pytest.raises(RecordingError, match=sentence):
+        follower.recent()
+
+
+@pytest.mark.parametrize("num_units", [None, 1 << 23, 1 << 40, 0])
+def test_a_pool_that_no_server_has_is_refused(num_units: int | None) -> None:
+    with pytest.raises(RecordingError):
+        Follower("server").hear(line("meta", META | {"pool": META["pool"] | {"num_units": num_units}}))
+
+
+def test_a_server_that_holds_more_than_can_be_shown_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VALUES", 1_000)
+    follower = begun()
+    for number in range(999):
+        follower.hear(line("arrive", f"r{number}", 0.0, 4, 4, 0, []))
+    follower.hear(line("arrive", "one more", 0.0, 4, 4, 0, []))
+    with pytest.raises(RecordingError, match="more than can be shown"):
+        follower.hear(line("arrive", "too many", 0.0, 4, 4, 0, []))
+    follower = begun()
+    with pytest.raises(RecordingError, match="more than can be shown"):
+        follower.hear(line("arrive", "b", 0.0, 4, 4, 0, list(range(3_000))))
+
+
+def test_no_line_is_as_long_as_memory() -> None:
+    assert MAX_LINE_BYTES == 8 << 20
+    assert parse(line("seq")) == ["seq"]
+
+
+def mutated(text: bytes, dice: random.Random) -> bytes:
+    """One value of an event changed, or the line cut, or its bytes."""
+    kind = dice.randrange(8)
+    if kind == 0:
+        return text[: dice.randrange(len(text))] + b"\n"
+    if kind == 1:
+        at = dice.randrange(len(text))
+        return text[:at] + bytes([dice.randrange(256)]) + text[at + 1 :]
+    event = json.loads(text)
+    where = event
+    while True:
+        keys = list(where) if isinstance(where, dict) else range(len(where))
+        if not len(keys):
+            return text
+        key = dice.choice(list(keys))
+        if isinstance(where[key], list | dict) and dice.random() < 0.7:
+            where = where[key]
+            continue
+        old = where[key]
+        near = [old + 1, old - 1] if isinstance(old, int | float) else []
+        where[key] = dice.choice([*near, 0, -1, 1, 10**9, 2**31, 2**63, 1e300, 0.5, None, "", "x" * 200, [], {}, True])
+        return json.dumps(event).encode() + b"\n"
+
+
+def test_no_server_brings_down_a_viewer() -> None:
+    """Mutated logs end in a sentence, or in something that can be shown."""
+    shown = refused = 0
+    for seed in range(150):
+        dice = random.Random(seed)
+        lines = lines_of(dice.choice(LOGS))[:400]
+        for at in dice.sample(range(len(lines)), dice.choice([1, 1, 2, 5])):
+            lines[at] = mutated(lines[at], dice)
+        follower = Follower("server")
+        try:
+            for text in lines[:1]:
+                follower.hear(text)
+            follower.hear(line("joined", [], 0, 0))
+            for text in lines[1:]:
+                follower.hear(text)
+            recording = follower.recent()
+            if recording is not None:
+                Session(recording)
+                shown += 1
+        except KvsimError as error:
+            refused += "\n" not in str(error)
+    assert shown > 4
+    assert refused > 50
+
+
+BEGINNING = b"".join(
+    line(*event)
+    for event in (
+        ["meta", META], ["joined", [], 0, 0], ["arrive", "a", 0.0, 4, 4, 0, []], ["seq"], ["append", 0, 0, [1]],
+        ["tokens", 0.0, [[0, 0, 4]]], ["step", STEP],
+    )
+)  # fmt: skip
+
+
+@contextmanager
+def serving(behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that does something to the first client."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                behave(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(5)
+
+
+def ended(feed: LiveFeed) -> str:
+    for _ in range(500):
+        if feed.ended is not None:
+            feed.recording()
+            return feed.ended
+        time.sleep(0.01)
+    pytest.fail("it did not end within five seconds")
+
+
+def test_an_endless_line_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_LINE_BYTES", 1 << 16)
+
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(BEGINNING)
+        while True:
+            connection.sendall(b"[" * 4096)
+
+    with serving(endless) as address:
+        feed = LiveFeed(address)
+        assert "sent a line of more than 65,536 bytes" in ended(feed)
+        recording = feed.recording()
+        assert recording is not None
+        assert len(recording.steps) == 1, "what was seen before stays"
+        feed.close()
+
+
+@pytest.mark.parametrize(
+    ("bytes_sent", "sentence"),
+    [
+        (b"", "has hung up"),
+        (BEGINNING, "has hung up"),
+        (BEGINNING + b'["seq', "hung up within a line"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "is not followed further: 'HTTP/1.1 200 OK' is no line of JSON"),
+        (b"\x1b]0;PWNED\x07\n", "is no line of JSON"),
+        (
+            BEGINNING
+            + line("seq")
+            + line("append", 0, 1, [99])
+            + line("tokens", 1.0, [[0, 4, 1]])
+            + line("step", STEP),
+            "outside the",
+        ),
+        (line("refused", "16 viewers are connected, and no more are served"), "16 viewers are connected"),
+    ],
+)
+def test_whatever_a_server_sends_ends_in_a_sentence(bytes_sent: bytes, sentence: str) -> None:
+    with serving(lambda connection: connection.sendall(bytes_sent)) as address:
+        feed = LiveFeed(address)
+        assert sentence in ended(feed)
+        feed.close()
+
+
+def test_a_silent_server_is_known_to_be_silent() -> None:
+    done = threading.Event()
+
+    def silent(connection: socket.socket) -> None:
+        connection.sendall(BEGINNING)
+        done.wait(10)
+
+    with serving(silent) as address:
+        feed = LiveFeed(address)
+        time.sleep(0.3)
+        assert feed.quiet_s > 0.1
+        assert feed.ended is None
+        feed.close()
+        assert feed.ended_before_close is None, "we hung up ourselves"
+        done.set()

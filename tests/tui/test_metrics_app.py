@@ -1,0 +1,104 @@
+"""The view of a server's metrics: what they say, no block that they do not know of, and a visible end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvsim.live.metrics import parse_metrics
+from tui.metrics_app import MetricsApp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvsim.live.metrics import ServerMetrics
+
+PAGE = """
+vllm:cache_config_info{block_size="16",num_gpu_blocks="80864"} 1.0
+vllm:kv_cache_usage_perc{model_name="m\x1b[31m"} 0.5
+vllm:num_requests_running{model_name="m"} 3.0
+vllm:num_requests_waiting{model_name="m"} 11.0
+vllm:num_preemptions_total{model_name="m"} 63.0
+vllm:time_to_first_token_seconds_bucket{le="0.1"} TWO
+vllm:time_to_first_token_seconds_bucket{le="0.5"} ALL
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} ALL
+vllm:time_to_first_token_seconds_sum ALL
+"""
+
+
+class Looks:
+    """A feed that has seen a pool fill for twenty seconds."""
+
+    def __init__(self) -> None:
+        self.name = "http://127.0.0.1:8000/metrics"
+        self.ended: str | None = None
+        self.restarts = 0
+        self.quiet_s = 0.0
+        self.seen = [self.look(second) for second in range(21)]
+
+    def look(self, second: int) -> ServerMetrics:
+        usage = 0.4 + 0.01 * second
+        now = parse_metrics(PAGE.replace("TWO", str(second)).replace("ALL", str(9 * second)), float(second))
+        return replace(now, usage=usage, fullest_usage=usage, preemptions=63 + second // 10)
+
+    def looks(self) -> list[ServerMetrics]:
+        return self.seen
+
+
+def text_of(app: MetricsApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_what_the_metrics_say_is_on_every_screen(size: tuple[int, int], plain: bool) -> None:
+    app = MetricsApp(Looks(), ascii=plain)  # type: ignore[arg-type]
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        text = text_of(app)
+        for words in (
+            "METRICS http://127.0.0.1:8000/metrics", "60.0% in use", "about 48,518 of 80,864 blocks",
+            "full in about 40 s", "running      3", "waiting      11", "6.0 a minute, 65 since the server started",
+            "first token", "1.00 s", "q Quit",
+        ):  # fmt: skip
+            assert words in text
+        assert "\x1b" not in text
+        assert "100–500 ms" in text or "100-500 ms" in text
+        assert not plain or text.isascii()
+
+
+async def test_a_feed_that_ends_is_not_shown_as_live() -> None:
+    feed = Looks()
+    app = MetricsApp(feed)  # type: ignore[arg-type]
+    async with app.run_test(size=(120, 40)) as pilot:
+        feed.quiet_s = 9.0
+        app.poll()
+        await pilot.pause()
+        assert "NO ANSWER for 9 s" in text_of(app)
+        assert "full in about" not in text_of(app)
+        feed.ended = "[red]refused[/red]."
+        app.poll()
+        await pilot.pause()
+        assert "ENDED: [red]refused[/red]" in text_of(app)
+
+
+async def test_a_picture_of_it_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = MetricsApp(Looks())  # type: ignore[arg-type]
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("s")
+        await pilot.pause()
+    (picture,) = tmp_path.iterdir()
+    assert picture.name == "metrics-http-127.0.0.1-8000-metrics.svg"
+    assert "full" in picture.read_text()
+
+
+async def test_one_look_is_enough_to_begin() -> None:
+    feed = Looks()
+    del feed.seen[1:]
+    app = MetricsApp(feed)  # type: ignore[arg-type]
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "times since the server started" in text_of(app)
