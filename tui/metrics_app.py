@@ -151,13 +151,8 @@ class MetricsApp(Careful, App[None]):
         else:
             state = [f"METRICS {name}"]
         restarts = [f"restarted {self._feed.restarts} times"] if self._feed.restarts else []
-        parts = [
-            *state,
-            printable(now.model) or "unknown model",
-            *restarts,
-            "which blocks are whose, metrics do not say",
-        ]
-        self.query_one(Headline).tell(parts, parts)
+        about = [printable(now.model) or "unknown model", *restarts, "which blocks are whose, metrics do not say"]
+        self.query_one(Headline).tell([*(ended or state), *about], [*state, *about])
         where = forecast(self._load) if quiet_s <= _QUIET_S and self._ended is None else ""
         self.query_one("#metrics-cache", Words).border_title = f"KV cache{', ' + where if where else ''}"
         seconds = self._load.seconds

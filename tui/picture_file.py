@@ -17,10 +17,10 @@ from .export_svg import svg_of_lines
 if TYPE_CHECKING:
     import os
 
-    from textual.app import App
     from textual.pilot import Pilot
 
     from .app import KvsimApp
+    from .metrics_app import MetricsApp
 
 NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
@@ -49,7 +49,7 @@ async def drawn(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def svg_of(app: App[None]) -> str:
+def svg_of(app: KvsimApp | MetricsApp) -> str:
     """What `app` shows now, as SVG."""
     lines = app.screen._compositor.render_strips()
     return svg_of_lines(lines, app.symbols.palette.void)

@@ -116,9 +116,13 @@ class Mirror:
                 "prefill_tokens": 0,
                 "decode_tokens": sum(row[-1] for row in tokens),
                 "num_scheduled": len(tokens),
+                "running": len(tokens),
+                "waiting": len(self._requests) - len(tokens),
                 "preempted": 0,
+                "free_units": self._meta["pool"]["num_units"] - len(held),
             }
             events += [["seq"], *memory, ["tokens", self._time_s, tokens], ["step", columns]]
+            events += [["seq"], ["output", 0, self._time_s]]
         events.append(["joined", list(self._requests), self._num_rows, self._num_steps])
         return events
 

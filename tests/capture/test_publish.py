@@ -40,12 +40,12 @@ META = {
 }
 
 
-def step(number: int, free: int, running: int = 1) -> bytes:
+def step(number: int, free: int, running: int = 1, tokens: int = 1) -> bytes:
     columns = {
         "start_s": float(number),
         "prefill_tokens": 0,
-        "decode_tokens": 1,
-        "num_scheduled": 1,
+        "decode_tokens": tokens,
+        "num_scheduled": running,
         "running": running,
     }
     return line("step", columns | {"waiting": 0, "preempted": 0, "free_units": free})
@@ -83,7 +83,7 @@ def begin(publisher: Publisher) -> None:
         + line("append", 0, 0, [3, 9])
         + line("append", 1, 0, [4])
         + line("tokens", 0.0, [[0, 0, 8], [1, 0, 2]])
-        + step(0, 7, 2)
+        + step(0, 7, 2, 10)
     )
     publisher.write(line("seq") + line("emit", 0, 0.5, 1) + line("emit", 1, 0.5, 1) + line("output", 0, 0.5))
 
@@ -98,7 +98,7 @@ def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher:
     publisher.write(line("seq") + line("emit", 1, 1.5, 1) + line("output", 1, 1.5))  # of a step from before
     publisher.write(line("arrive", "c", 1.6, 3, 4, 0, []))  # the server's row 2
     publisher.write(
-        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 3, 1], [2, 0, 3]]) + step(2, 8, 2)
+        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 3, 1], [2, 0, 3]]) + step(2, 8, 2, 4)
     )
     publisher.write(line("seq") + line("output", 2, 2.5))
     publisher.write(line("seq") + line("release", 1, 1, 0) + line("end", 1, "finished", 3.0))
@@ -150,7 +150,7 @@ def test_whatever_clients_do_the_engine_does_no_more_than_without_them(publisher
     host, _, port = publisher.address.rpartition(":")
     address = (host, int(port))
     before = (threading.active_count(), descriptors())
-    lines = step(1, 8)
+    lines = line("seq")
     calls = []
     with ExitStack() as clients:
         for _ in range(10):  # these never read

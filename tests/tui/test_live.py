@@ -54,8 +54,8 @@ class Server:
         number = self.num_steps
         before = 0 if number == 0 else 3 + number
         columns = {
-            "start_s": number + 0.1, "prefill_tokens": 0, "decode_tokens": 1, "num_scheduled": 1, "running": 1,
-            "waiting": 0, "preempted": 0, "free_units": 7,
+            "start_s": number + 0.1, "prefill_tokens": 0, "decode_tokens": tokens, "num_scheduled": 1, "running": 1,
+            "waiting": 0, "preempted": 0, "free_units": 4,
         }  # fmt: skip
         self._send(
             ("seq",),
