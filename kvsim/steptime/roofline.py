@@ -111,6 +111,19 @@ class Roofline:
     """GPU: arithmetic of one query against one key in all layers."""
     strain_share: float
     """How much longer arithmetic takes where it has been going on for long and the clock has given way."""
+    window_tokens: float = 0.0
+    """Tokens that sliding layers look back; 0 where none slides."""
+    window_token_s: float = 0.0
+    """GPU: reading one token's keys and values in the sliding layers."""
+    window_pair_s: float = 0.0
+    """GPU: arithmetic of one query against one key in the sliding layers."""
+    mixed_share: float = 0.0
+    """How much longer reading takes in a step that holds prompt tokens as well."""
+    piecewise_floor_s: float = 0.0
+    """GPU, least time of a captured step that holds prompt tokens: a worker process launches it piece by piece while the
+    scheduler's host goes on."""
+    eager_floor_s: float = 0.0
+    """GPU, least time of a step too large for a captured graph, for the same reason."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all that."""
 
@@ -228,18 +241,24 @@ class Roofline:
         )
         streaming_s = smaller(self.weights_s, self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
-        attention_s = self.attention_pair_s * shape.attention_pairs
+        window_context = smaller(shape.context_tokens, self.window_tokens * num_seqs + num_prefill_tokens)
+        window_pairs = smaller(shape.attention_pairs, self.window_tokens * num_prefill_tokens)
+        attention_s = self.attention_pair_s * shape.attention_pairs + self.window_pair_s * window_pairs
         lone = smaller(larger(2 - num_seqs / self.full_seqs, 0.0), 1.0)
         read_tokens = shape.context_tokens - self.shared_saving * shape.shared_tokens
-        gpu_s = (
+        floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
+        busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
             + looked_up(self.of_size_s, size_index(padded_tokens, captured))
             + self.sequence_s * num_seqs
-            + self.context_token_s * read_tokens * (1 + self.lone_share * lone)
+            + (self.context_token_s * read_tokens + self.window_token_s * window_context)
+            * (1 + self.lone_share * lone)
+            * (1 + self.mixed_share * (num_prefill_tokens > 0))
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + attention_s
         )
+        gpu_s = larger(busy_s, floor_s)
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         strain_s = self.strain_share * (arithmetic_s + attention_s) * bound

@@ -1,0 +1,30 @@
+"""`kvsim measure`: what this machine does, as a machine card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("measure")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="CARD.toml", help="The card.")
+@click.option(
+    "--tensor-parallel-size",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Measure sums over so many GPUs of this host as well.",
+)
+def command(*, output: Path, tensor_parallel_size: int) -> None:
+    """Measure this machine's GPU, links and host, and write a machine card.
+
+    Takes at most 90 seconds, needs PyTorch, and uses vLLM's kernels where vLLM is importable. Nothing else should run on
+    the GPU meanwhile. `--gpu CARD.toml` then simulates on this machine.
+    """
+    from kvsim.measure import measure
+    from kvsim.steptime.card import save_card
+
+    card = measure(tensor_parallel_size, progress=lambda what: click.echo(f"measuring {what} ...", err=True))
+    save_card(card, output, header="Made by: kvsim measure")
+    click.echo(output)

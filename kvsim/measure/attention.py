@@ -1,0 +1,115 @@
+"""Attention over a paged cache: reading for one query per sequence, arithmetic for many, and both in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvsim.measure.timing import seconds_per_call
+from kvsim.steptime.card import Attention
+
+HEADS = ((32, 8, 128), (32, 32, 128), (16, 4, 128), (8, 4, 256), (12, 4, 64))
+"""Query heads, key heads and elements of a head, as models have them on one GPU."""
+DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in (128, 512, 2048, 8192))
+"""Sequences with one query each, and the context of each of them."""
+PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
+"""Queries of one sequence, and its context before."""
+MIXES = ((32, 512, 512), (128, 512, 512), (128, 1024, 2048), (32, 2048, 2048), (256, 512, 256))
+"""Sequences with one query each, the context of each of them, and the queries of one prompt beside them."""
+_BLOCK = 16
+_MOST_BYTES = 16 << 30
+_CACHE_BYTES = 160 << 20
+
+
+def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
+    """The name of the kernels, and how long they take for each of `heads`."""
+    name, attend = _paged_attention()
+    rows = []
+    for queries, keys, width in heads:
+        for batch in (
+            *(((context, 1),) * seqs for seqs, context in DECODES),
+            *(((before + tokens, tokens),) for tokens, before in PREFILLS),
+            *((((context, 1),) * seqs + ((tokens, tokens),)) for seqs, context, tokens in MIXES),
+        ):
+            slots = sum(context for context, _ in batch)
+            if slots * keys * width * 4 > _MOST_BYTES:
+                continue
+            seconds = attend(batch, queries, keys, width)
+            num_prompts = sum(tokens > 1 for _, tokens in batch)
+            rows.append(
+                Attention(
+                    num_heads=queries,
+                    num_kv_heads=keys,
+                    head_dim=width,
+                    num_decodes=len(batch) - num_prompts,
+                    decode_context=batch[0][0] if batch[0][1] == 1 else 0,
+                    prompt_tokens=batch[-1][1] if num_prompts else 0,
+                    prompt_context=batch[-1][0] if num_prompts else 0,
+                    seconds=seconds,
+                )
+            )
+    return name, tuple(rows)
+
+
+def _paged_attention() -> tuple[str, Any]:
+    try:
+        from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func  # noqa: PLC0415
+    except ImportError:
+        return "PyTorch", _torch_attention
+    version = 3 if torch.cuda.get_device_capability()[0] == 9 else 2
+    return f"vLLM's FlashAttention {version}", partial(_vllm_attention, flash_attn_varlen_func, version)
+
+
+def _vllm_attention(
+    function: Any, version: int, batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int
+) -> float:
+    contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
+    per_seq = -(-max(contexts) // _BLOCK)
+    num_blocks = sum(-(-context // _BLOCK) for context in contexts)
+    block_bytes = 4 * _BLOCK * kv_heads * width
+    copies = min(max(_CACHE_BYTES // (num_blocks * block_bytes), 1), 16)
+    cache = torch.randn(2, copies * num_blocks, _BLOCK, kv_heads, width, device="cuda", dtype=torch.bfloat16)
+    query = torch.randn(sum(tokens), heads, width, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(query)
+    starts = torch.tensor([0, *tokens], device="cuda", dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    used = torch.tensor(contexts, device="cuda", dtype=torch.int32)
+    calls = []
+    for copy in range(copies):
+        order = torch.randperm(num_blocks, device="cuda", dtype=torch.int32) + copy * num_blocks
+        table = torch.zeros(len(batch), per_seq, device="cuda", dtype=torch.int32)
+        begin = 0
+        for row, context in enumerate(contexts):
+            length = -(-context // _BLOCK)
+            table[row, :length] = order[begin : begin + length]
+            begin += length
+        calls.append(
+            partial(
+                function,
+                q=query, k=cache[0], v=cache[1], out=out, cu_seqlens_q=starts, max_seqlen_q=max(tokens),
+                seqused_k=used, max_seqlen_k=max(contexts), causal=True, block_table=table, fa_version=version,
+            )
+        )  # fmt: skip
+    return seconds_per_call(calls)
+
+
+def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int) -> float:
+    """PyTorch alone has no paged cache: decodes of one length in one call, and each prompt in one of its own."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    decodes = [context for context, tokens in batch if tokens == 1]
+    seconds = 0.0
+    if decodes:
+        shape = (len(decodes), kv_heads, decodes[0], width)
+        copies = min(max(_CACHE_BYTES // (4 * len(decodes) * kv_heads * decodes[0] * width), 1), 16)
+        query = torch.randn(len(decodes), heads, 1, width, device="cuda", dtype=torch.bfloat16)
+        pairs = [torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+        seconds += seconds_per_call([partial(attend, query, *pair, enable_gqa=heads != kv_heads) for pair in pairs])
+    for context, tokens in batch:
+        if tokens > 1:
+            query = torch.randn(1, heads, tokens, width, device="cuda", dtype=torch.bfloat16)
+            keys = torch.randn(2, 1, kv_heads, context, width, device="cuda", dtype=torch.bfloat16)
+            causal = context == tokens
+            seconds += seconds_per_call([partial(attend, query, *keys, is_causal=causal, enable_gqa=heads != kv_heads)])
+    return seconds

@@ -1,0 +1,98 @@
+"""What moves between GPUs, and between a GPU and its host."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvsim.measure.timing import seconds_per_call
+
+SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
+"""From 4 KiB to 256 MiB."""
+_COPY_BYTES = 1 << 28
+
+
+def copies() -> tuple[float, float]:
+    """Bytes per second from the host's pinned memory to the GPU, and back."""
+    host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
+    there = seconds_per_call([lambda: device.copy_(host, non_blocking=True)])
+    back = seconds_per_call([lambda: host.copy_(device, non_blocking=True)])
+    return _COPY_BYTES / there, _COPY_BYTES / back
+
+
+def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
+    """The name of the kernels, and bytes and seconds of a sum over `num_gpus` GPUs of this host."""
+    if num_gpus == 1:
+        return "", ()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "seconds.pt"
+        torch.multiprocessing.spawn(_process, args=(num_gpus, _free_port(), str(result)), nprocs=num_gpus)  # type: ignore[no-untyped-call]
+        name, seconds = torch.load(result)
+    return name, tuple(zip(SIZES_BYTES, seconds, strict=True))
+
+
+def _process(rank: int, num_gpus: int, port: int, result: str) -> None:
+    torch.cuda.set_device(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    name, reduce, capturing = _all_reduce(rank, num_gpus, port)
+    seconds = []
+    for size in SIZES_BYTES:
+        values = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
+        seconds.append(_reduce_s(partial(reduce, values), capturing))
+    if rank == 0:
+        torch.save((name, seconds), result)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
+    """Seconds of one of twenty in a captured graph."""
+    reduce()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with capturing() as context, torch.cuda.graph(graph, stream=getattr(context, "stream", None)):
+        for _ in range(20):
+            reduce()
+    found = []
+    for _ in range(5):
+        torch.distributed.barrier()
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / 20)
+    return float(sorted(found)[2])
+
+
+def _all_reduce(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
+    """vLLM's own where it is importable, or NCCL's."""
+    from contextlib import nullcontext  # noqa: PLC0415
+
+    address = f"tcp://127.0.0.1:{port}"
+    try:
+        from vllm.config import VllmConfig, set_current_vllm_config  # noqa: PLC0415
+        from vllm.distributed import parallel_state as state  # noqa: PLC0415
+    except ImportError:
+        torch.distributed.init_process_group("nccl", init_method=address, rank=rank, world_size=num_gpus)
+        return "NCCL", torch.distributed.all_reduce, nullcontext
+    with set_current_vllm_config(VllmConfig()):
+        state.init_distributed_environment(num_gpus, rank, address, rank, "nccl")
+        state.initialize_model_parallel(num_gpus)
+    device = torch.device("cuda", rank)
+    return "vLLM's all-reduce", state.get_tp_group().all_reduce, partial(state.graph_capture, device)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

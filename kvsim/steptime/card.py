@@ -1,0 +1,212 @@
+"""A machine card: what a GPU, its links and its host do, as measured curves in a TOML file that a person can read.
+
+A card is of a machine and of no model. `kvsim measure` makes one; `kvsim.steptime.reduction` makes step times of it.
+Its form is described in `docs/machines.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Seconds of matrix products x[m, k] @ w[n, k].T, for each of `shapes` (n, k) and each m of `sizes`."""
+
+    sizes: tuple[int, ...]
+    """Rows m, rising."""
+    shapes: tuple[tuple[int, int], ...]
+    """Outputs n and inputs k of the weights."""
+    seconds: tuple[tuple[float, ...], ...]
+    """One row per shape, one column per size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Seconds of one layer's attention in one launch: decodes of one length, a prompt, or both."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_decodes: int
+    """Sequences with one query each."""
+    decode_context: int
+    """Keys that each of those reads."""
+    prompt_tokens: int
+    """Queries of the one prompt in the launch; 0 for none."""
+    prompt_context: int
+    """Keys that its last query attends to."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a machine does, in seconds and bytes per second."""
+
+    gpu: str
+    """The GPU's name, as its driver or `kvsim size --list` has it."""
+    num_gpus: int = 1
+    """GPUs among which `all_reduce` was measured."""
+    source: str
+    """When and with what it was measured, or where its figures were read."""
+    measured: bool
+    """Whether it was measured on the machine; otherwise its curves are guessed from a data sheet."""
+    read_bytes_per_s: float
+    """Streaming the GPU's memory once."""
+    copy_bytes_per_s: float
+    """Reading and writing it at once, both counted."""
+    kernel_s: float
+    """From one small kernel to the next inside a captured graph."""
+    launch_s: float
+    """Host time to launch one small kernel from Python: the pace of everything that an engine's host does."""
+    to_gpu_bytes_per_s: float
+    to_host_bytes_per_s: float
+    products: Mapping[str, Products]
+    """By type of the weights: bfloat16 (and float16), fp8."""
+    attention: tuple[Attention, ...]
+    all_reduce: tuple[tuple[int, float], ...] = ()
+    """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """How many times longer an engine takes here than the card says, by part (gpu, host, front_end), as fitted to
+    recordings; 1 where it is not said."""
+
+
+def load_card(path: str | os.PathLike[str]) -> Card:
+    """Read a card.
+
+    Raises:
+        UsageError: the file is missing, or no card; the message says what is wrong.
+    """
+    file = Path(path)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the machine card {file} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the machine card {file} is not TOML: {error}.") from error
+    try:
+        return _card(document)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"the machine card {file} is incomplete or wrong: {what}.") from error
+
+
+def _card(document: Mapping[str, Any]) -> Card:
+    rates = document["rates"]
+    return Card(
+        gpu=_text(document, "gpu"),
+        num_gpus=_whole(document, "num_gpus"),
+        source=_text(document, "source"),
+        measured=bool(document["measured"]),
+        **{name: _positive(rates, name) for name in _RATES},
+        products={
+            dtype: Products(
+                sizes=tuple(_whole({"sizes": size}, "sizes") for size in table["sizes"]),
+                shapes=tuple((_whole(row, "n"), _whole(row, "k")) for row in table["weights"]),
+                seconds=tuple(_microseconds(row, len(table["sizes"])) for row in table["weights"]),
+            )
+            for dtype, table in document["products"].items()
+        },
+        attention=tuple(
+            Attention(**{name: int(row[name]) for name in _ATTENTION}, seconds=_positive(row, "us") / 1e6)
+            for row in document["attention"]
+        ),
+        all_reduce=tuple(
+            (_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in document.get("all_reduce", ())
+        ),
+        factors={name: _positive(document["factors"], name) for name in document.get("factors", {})},
+    )
+
+
+_RATES = (
+    *("read_bytes_per_s", "copy_bytes_per_s", "kernel_s", "launch_s"),
+    *("to_gpu_bytes_per_s", "to_host_bytes_per_s"),
+)
+_ATTENTION = (
+    *("num_heads", "num_kv_heads", "head_dim"),
+    *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
+)
+
+
+def _text(table: Mapping[str, Any], name: str) -> str:
+    if not isinstance(table[name], str):
+        raise TypeError(f"{name} should be text, not {table[name]!r}")
+    return str(table[name])
+
+
+def _whole(table: Mapping[str, Any], name: str) -> int:
+    value = table[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 40:
+        raise ValueError(f"{name} should be a whole number from 1 on, not {value!r}")
+    return value
+
+
+def _positive(table: Mapping[str, Any], name: str) -> float:
+    value = table[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (isfinite(value) and value > 0):
+        raise ValueError(f"{name} should be a positive number, not {value!r}")
+    return float(value)
+
+
+def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
+    if len(row["us"]) != number:
+        raise ValueError(f"the product of n = {row['n']} and k = {row['k']} should have {number} times")
+    return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
+
+
+def save_card(card: Card, path: str | os.PathLike[str], header: str = "") -> Path:
+    """Write a card as TOML; the file appears whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    file = Path(path)
+    scratch = file.with_name(f".{file.name}.tmp")
+    try:
+        scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
+        scratch.replace(file)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"the machine card {file} cannot be written: {error.strerror}.") from error
+    return file
+
+
+def _lines(card: Card, header: str) -> Iterator[str]:
+    yield from (f"# {line}".rstrip() for line in header.splitlines())
+    yield f'gpu = "{card.gpu}"'
+    yield f"num_gpus = {card.num_gpus}"
+    yield f'source = "{card.source}"'
+    yield f"measured = {str(card.measured).lower()}"
+    yield from ("", "# One layer's attention in one launch, microseconds.", "attention = [")
+    for row in card.attention:
+        cells = ", ".join(f"{name} = {getattr(row, name)}" for name in _ATTENTION)
+        yield f"    {{ {cells}, us = {_us(row.seconds)} }},"
+    yield "]"
+    if card.all_reduce:
+        yield from ("", f"# A sum over {card.num_gpus} GPUs, microseconds.", "all_reduce = [")
+        yield from (f"    {{ bytes = {size}, us = {_us(seconds)} }}," for size, seconds in card.all_reduce)
+        yield "]"
+    if card.factors:
+        yield from ("", "[factors]  # how many times longer an engine takes here than the curves say")
+        yield from (f"{name} = {value:.4f}" for name, value in card.factors.items())
+    yield from ("", "[rates]")
+    yield from (f"{name} = {getattr(card, name):.4g}" for name in _RATES)
+    for dtype, products in card.products.items():
+        yield from ("", f"[products.{dtype}]  # microseconds of x[m, k] @ w[n, k].T for each m of sizes")
+        yield f"sizes = [{', '.join(map(str, products.sizes))}]"
+        yield "weights = ["
+        for (n, k), row_s in zip(products.shapes, products.seconds, strict=True):
+            yield f"    {{ n = {n}, k = {k}, us = [{', '.join(map(_us, row_s))}] }},"
+        yield "]"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g}"

@@ -1,0 +1,124 @@
+"""Reading a machine card: the time of a product, of attention and of a sum, between and beyond what was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.steptime.card import Attention, Card, Products
+    from kvsim.steptime.work import Reading
+
+_NEAREST = 4
+"""Measured weights that tell about weights in between."""
+_CAPTURED = 512
+"""Up to here a step is padded to a measured size, and kernels differ from one size to the next."""
+
+
+def product_s(products: Products, n: int, k: int, m: int) -> float:
+    """Seconds of x[m, k] @ w[n, k].T.
+
+    Per weight, a product takes about as long as those with the nearest shapes; m between two sizes is read off the
+    straight line, and beyond the largest one time grows with m.
+    """
+    sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
+    distance = ((np.log2(shapes) - np.log2([n, k])) ** 2).sum(axis=1)
+    nearest = np.argsort(distance)[:_NEAREST]
+    share = 1 / (distance[nearest] + 1e-9)
+    per_weight = np.log(np.array(products.seconds)[nearest] / shapes[nearest].prod(axis=1, keepdims=True))
+    seconds = n * k * np.exp((share / share.sum()) @ per_weight)
+    if m > sizes[-1]:
+        return float(seconds[-1] * m / sizes[-1])
+    if m <= _CAPTURED:  # a size that was not measured runs as the next larger one
+        return float(seconds[np.searchsorted(sizes, m)])
+    return float(np.interp(m, sizes, seconds))
+
+
+def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
+    """Seconds of a sum over GPUs of `num_bytes` each, between the measured sizes on a straight line in logarithms."""
+    sizes, seconds = np.log(np.array(all_reduce)).T
+    if num_bytes > all_reduce[-1][0]:
+        return float(all_reduce[-1][1] * num_bytes / all_reduce[-1][0])
+    return float(np.exp(np.interp(np.log(num_bytes), sizes, seconds)))
+
+
+class AttentionCost(NamedTuple):
+    """One layer's attention, in seconds."""
+
+    step_s: float
+    sequence_s: float
+    """Per sequence, beside what it reads."""
+    byte_s: float
+    """Per byte of the cache that is read for many sequences."""
+    lone_share: float
+    """How much longer that takes for few sequences."""
+    flop_s: float
+    """Per operation of a prompt's queries against its keys."""
+    mixed_share: float
+    """How much longer reading takes with a prompt in the same launch."""
+
+
+_LONE_SHARES = np.linspace(0.0, 0.5, 11)
+
+
+def attention_cost(card: Card, reading: Reading, num_processors: int) -> AttentionCost:
+    """What attention with the heads of `reading` costs, from the measured heads that are most like them."""
+    rows = _nearest(card.attention, reading)
+    kv_bytes = 4 * rows[0].num_kv_heads * rows[0].head_dim
+    decodes = [row for row in rows if not row.prompt_tokens]
+    seqs = np.array([row.num_decodes for row in decodes], float)
+    read = kv_bytes * seqs * np.array([row.decode_context for row in decodes], float)
+    seconds = np.array([row.seconds for row in decodes])
+    lone = np.clip(2 - seqs * rows[0].num_kv_heads / num_processors, 0, 1)
+    fits = [_fit(seqs, read * (1 + share * lone), seconds) for share in _LONE_SHARES]
+    best = min(range(len(fits)), key=lambda index: fits[index][1])
+    step_s, sequence_s, byte_s = fits[best][0]
+    prompts = [row for row in rows if row.prompt_tokens and not row.num_decodes]
+    flop_s = min(row.seconds / (4 * row.num_heads * row.head_dim * _pairs(row)) for row in prompts)
+    mixed = [_mixed_share(row, decodes, prompts) for row in rows if row.prompt_tokens and row.num_decodes]
+    return AttentionCost(
+        step_s, sequence_s, byte_s, float(_LONE_SHARES[best]), flop_s, max(float(np.median(mixed or [0.0])), 0.0)
+    )
+
+
+def _nearest(rows: Sequence[Attention], reading: Reading) -> list[Attention]:
+    def distance(row: Attention) -> float:
+        heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
+        group = abs(np.log2(row.num_heads / row.num_kv_heads * reading.num_kv_heads / reading.num_heads))
+        return float(2 * abs(np.log2(row.head_dim / reading.head_dim)) + heads + group / 2)
+
+    nearest = min(rows, key=distance)
+    heads = (nearest.num_heads, nearest.num_kv_heads, nearest.head_dim)
+    return [row for row in rows if (row.num_heads, row.num_kv_heads, row.head_dim) == heads]
+
+
+def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
+    """Seconds per step, sequence and byte, none negative, that miss by the smallest shares; and how far they miss."""
+    features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
+    kept = [0, 1, 2]
+    found = np.zeros(3)
+    while kept:
+        found[:] = 0.0
+        found[kept] = np.linalg.lstsq(features[:, kept], np.ones(len(seqs)), rcond=None)[0]
+        if found.min() >= 0:
+            break
+        kept.remove(int(found.argmin()))
+    return tuple(found.tolist()), float(((features @ found - 1) ** 2).sum())
+
+
+def _pairs(row: Attention) -> float:
+    before = row.prompt_context - row.prompt_tokens
+    return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
+
+
+def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention]) -> float:
+    """How much longer the reading in `row` takes than alone."""
+    alone = [item for item in decodes if item.num_decodes == row.num_decodes]
+    contexts = [item.decode_context for item in alone]
+    reading_s = float(np.interp(row.decode_context, contexts, [item.seconds for item in alone]))
+    fresh = [item for item in prompts if item.prompt_tokens == item.prompt_context]
+    prompt_s = float(np.interp(row.prompt_tokens, [i.prompt_tokens for i in fresh], [i.seconds for i in fresh]))
+    return (row.seconds - prompt_s) / reading_s - 1

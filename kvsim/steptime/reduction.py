@@ -1,0 +1,215 @@
+"""Step times of a model on a machine: a card, a shape and an engine reduced to the coefficients of a `Roofline`.
+
+A step is its matrix products at the padded size, attention, small kernels that stream what they touch, sums over GPUs,
+and the output projection for every sequence; a step beyond the captured sizes is a straight line in its tokens. The
+host's share is counted in launches. Every constant says where it was read: under a profiler, or off the steps, of
+vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.steptime.curves import AttentionCost, attention_cost, product_s, reduce_s
+from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, STRAIN_SHARE
+from kvsim.steptime.roofline import Roofline
+from kvsim.steptime.sizes import NUM_SIZES, captured_size, size_index
+from kvsim.steptime.work import work_of
+
+if TYPE_CHECKING:
+    from kvsim.models import Model
+    from kvsim.steptime.card import Card
+    from kvsim.steptime.work import Reading, Work
+
+SMALL_KERNEL = 1.75
+"""A norm or an activation of a few tokens, in the small kernels of a card: 1.5 to 2.1 us, and each hides part of the
+start of the next."""
+ELEMENT_SHARE = 0.93
+"""Of the streaming rate, what norms and activations of many tokens reach: 0.89 on H200, 0.98 on H100."""
+SPLIT_S = 4.5e-6
+"""What a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut into parts
+that a second kernel adds up: 2 to 7 us."""
+FP8_READ_SHARE = 1.5
+"""How much longer a byte of an fp8 cache takes to read than one of bf16: 1.4 to 1.7."""
+FP8_QUERY_S = 3e-6
+"""What a layer takes longer because its queries are brought to fp8."""
+REDUCE_WAIT_S = 2e-6
+"""How long GPUs wait for each other at a sum, beyond the sum itself."""
+STEP_KERNELS = 100
+"""Kernels around the layers (inputs, sampling, copies) and the way from one graph to the next, in small kernels."""
+SAMPLED_BYTES = 14
+"""Bytes that sampling moves for each logit: converted, perturbed, compared."""
+STATE_SHARE = 0.85
+"""Of the streaming rate, what reading and writing recurrent states reaches."""
+EXPERT_SHARE = 0.7
+"""Of the rates of plain products, what those of experts reach. Not measured."""
+FOUR_BIT_SHARE = 0.75
+"""Of the streaming rate of plain weights, what those in 4 bits reach. Not measured."""
+
+PLAIN_KERNELS = 11
+"""Kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
+PREPARE_LAUNCHES = 350
+"""Host time of a step before its first kernel (scheduling, inputs), in launches of one kernel."""
+PIECEWISE_LAUNCHES = {"attention": 27, "latent": 51, "recurrent": 260}
+"""Host time to launch a layer of a captured step with prompt tokens, whose attention stands between captured pieces."""
+EAGER_LAUNCHES = {"attention": 98, "latent": 172, "recurrent": 390}
+"""Host time to launch a layer kernel by kernel, compiled."""
+UNCOMPILED_SHARE = 0.8
+"""Of that, what a layer takes where nothing is compiled."""
+SEQUENCE_LAUNCHES = 2.4
+TOKEN_LAUNCHES = 0.05
+NEW_SEQUENCE_LAUNCHES = 8
+"""Host time that a sequence, a prompt token and a sequence that joins add to a step."""
+TURNAROUND_LAUNCHES = 13
+TURNAROUND_SEQUENCE_LAUNCHES = 0.5
+"""Host time between an output and the next decision, and what one more sequence adds to it."""
+REQUEST_LAUNCHES = 20
+REQUEST_TOKEN_LAUNCHES = 0.025
+"""Host time to take in a request, and what one more token of its prompt adds to it."""
+WORKER_STEP_S = 0.4e-3
+"""Way of a step to the worker processes of several GPUs, and of its output back."""
+
+_LARGE = (1024, 2048, 4096, 8192, 16384)
+_FEW, _MANY = 16, 256
+
+
+def reduce(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
+    """The step times of vLLM serving `model` on the machine of `card`, whose GPUs have `num_processors` each."""
+    work = work_of(model)
+    table, token_s, weights_s = _by_size(card, work)
+    costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
+    main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
+    few, many = (product_s(card.products["bfloat16"], *work.output, rows) for rows in (_FEW, _MANY))
+    logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
+    state_s = 2 * work.state_bytes / (STATE_SHARE * card.read_bytes_per_s)
+    attention_s = sum(
+        reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
+    )
+    return Roofline(
+        label=f"card of {card.gpu} with {model.name}",
+        **_host(card, work),
+        new_shape_s=0.0,
+        new_kernel_s=0.0,
+        max_captured_tokens=MAX_CAPTURED_TOKENS,
+        step_s=attention_s + STEP_KERNELS * card.kernel_s + few,
+        weights_s=weights_s,
+        active_weights_s=weights_s,
+        token_s=token_s,
+        logits_s=0.0,
+        exposed_share=0.0,
+        sequence_s=sum(reading.num_layers * cost.sequence_s for reading, cost in costs) + logits_s + state_s,
+        context_token_s=sum(_read_s(*item) for item in costs if not item[0].window),
+        window_tokens=float(max((reading.window for reading, _ in costs), default=0)),
+        window_token_s=sum(_read_s(*item) for item in costs if item[0].window),
+        lone_share=main[1].lone_share if main else 0.0,
+        full_seqs=num_processors / (main[0].num_kv_heads if main else 1),
+        shared_saving=SHARED_SAVING,
+        piecewise_s=0.0,
+        attention_pair_s=sum(_pair_s(*item) for item in costs if not item[0].window),
+        window_pair_s=sum(_pair_s(*item) for item in costs if item[0].window),
+        mixed_share=main[1].mixed_share if main else 0.0,
+        strain_share=STRAIN_SHARE,
+        of_size_s=tuple(table),
+    )
+
+
+def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
+    """What `Roofline` looks up for every size; the time of one token where there are many; and that of the weights."""
+    large = np.array([_layers_s(card, work, m) for m in _LARGE])
+    token_s, rest_s = np.polyfit(_LARGE, large, 1, w=1 / large)
+    weights_s = _layers_s(card, work, 1)
+    table = [0.0] * NUM_SIZES
+    for padded in sorted({captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}):
+        table[size_index(padded, True)] = _layers_s(card, work, padded) - max(weights_s, token_s * padded)
+    table[-1] = float(rest_s)
+    return table, float(token_s), weights_s
+
+
+def _layers_s(card: Card, work: Work, m: int) -> float:
+    """Everything in the layers but attention, for `m` tokens."""
+    products_s = sum(
+        count * _product_s(card, work.weight_bits, weights.n, weights.k, m) for weights, count in work.products.items()
+    )
+    small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
+    elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
+    reduced_s = 0.0
+    if work.num_reduces:
+        reduced_s = work.num_reduces * (reduce_s(card.all_reduce, m * work.reduced_bytes) + REDUCE_WAIT_S)
+    return products_s + small_s + elements_s + reduced_s + _experts_s(card, work, m)
+
+
+def _product_s(card: Card, bits: float, n: int, k: int, m: int) -> float:
+    """A product with weights of so many bits: fp8 as measured; fewer are streamed as they are and multiplied in bf16."""
+    plain_s = product_s(card.products["bfloat16"], n, k, m)
+    if bits >= 16:
+        return plain_s
+    if bits >= 8:
+        return product_s(card.products["fp8"], n, k, m) if "fp8" in card.products else plain_s
+    streamed_s = product_s(card.products["bfloat16"], n, k, 1) * bits / 16 / FOUR_BIT_SHARE
+    return max(streamed_s, plain_s - product_s(card.products["bfloat16"], n, k, 1) + streamed_s)
+
+
+def _experts_s(card: Card, work: Work, m: int) -> float:
+    """The experts that `m` tokens reach, each of which is streamed once and multiplied with its tokens."""
+    if not work.expert_weights:
+        return 0.0
+    share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
+    reached = work.num_experts * (1 - share_missed)
+    streamed_s = reached * work.expert_weights * work.expert_bits / 8 / card.read_bytes_per_s
+    rate = _flops_per_s(card, "fp8" if work.expert_bits == 8 else "bfloat16")
+    computed_s = 2 * m * work.num_experts_per_token * work.expert_weights / rate
+    return work.expert_layers * max(streamed_s, computed_s) / EXPERT_SHARE
+
+
+def _flops_per_s(card: Card, dtype: str) -> float:
+    products = card.products.get(dtype, card.products["bfloat16"])
+    size = products.sizes[-1]
+    return max(2 * size * n * k / row[-1] for (n, k), row in zip(products.shapes, products.seconds, strict=True))
+
+
+def _read_s(reading: Reading, cost: AttentionCost) -> float:
+    """Reading one token's keys and values in all layers of a kind."""
+    slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
+    return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
+
+
+def _pair_s(reading: Reading, cost: AttentionCost) -> float:
+    return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s
+
+
+def _host(card: Card, work: Work) -> dict[str, float]:
+    """What the host does, in launches of one kernel, as fast as the card's host launches them.
+
+    Where a model is dealt out, worker processes launch while the scheduler goes on: its host is free again at once, and
+    a step that is not one captured graph takes no less than its launch.
+    """
+    launch_s = card.launch_s
+    plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
+    layers = {
+        "attention": plain_layers * work.num_kernels_of_attention_layer / PLAIN_KERNELS,
+        "latent": work.num_latent_layers,
+        "recurrent": work.num_recurrent_layers,
+    }
+    piecewise_s, eager_s = (
+        launch_s * sum(layers[kind] * count for kind, count in counts.items())
+        for counts in (PIECEWISE_LAUNCHES, EAGER_LAUNCHES)
+    )
+    dealt_out = work.num_reduces > 0
+    prepare_s = PREPARE_LAUNCHES * launch_s
+    return {
+        "request_s": REQUEST_LAUNCHES * launch_s,
+        "request_token_s": REQUEST_TOKEN_LAUNCHES * launch_s,
+        "host_step_s": WORKER_STEP_S if dealt_out else prepare_s,
+        "host_sequence_s": 0.0 if dealt_out else SEQUENCE_LAUNCHES * launch_s,
+        "host_token_s": 0.0 if dealt_out else TOKEN_LAUNCHES * launch_s,
+        "new_sequence_s": NEW_SEQUENCE_LAUNCHES * launch_s,
+        "turnaround_step_s": TURNAROUND_LAUNCHES * launch_s,
+        "turnaround_sequence_s": TURNAROUND_SEQUENCE_LAUNCHES * launch_s,
+        "piecewise_launch_s": 0.0 if dealt_out else piecewise_s,
+        "eager_launch_s": 0.0 if dealt_out else eager_s,
+        "uncompiled_launch_s": 0.0 if dealt_out else UNCOMPILED_SHARE * eager_s,
+        "piecewise_floor_s": piecewise_s + prepare_s if dealt_out else 0.0,
+        "eager_floor_s": eager_s + prepare_s if dealt_out else 0.0,
+    }
