@@ -31,6 +31,11 @@ class Watched:
         self.label = profile.label
         self.calibrated = profile.calibrated
 
+    @property
+    def fitted_to(self) -> frozenset[str]:
+        """The names of the recordings that the profile was fitted to."""
+        return frozenset(residual.recording for residual in self._profile.residuals)
+
     def __repr__(self) -> str:
         """The same before and after a run: sweeps know their points by it."""
         return f"Watched({self._profile!r}, {self.times!r})"

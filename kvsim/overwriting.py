@@ -165,5 +165,5 @@ def _ends_of(file: Path) -> bytes:
         return b""
 
 
-_MARKED = ("plot", "sweep", "animate", "calibrate", "import", "tui")
+_MARKED = ("plot", "sweep", "animate", "calibrate", "measure", "import", "tui")
 """Commands whose files say that they wrote them."""

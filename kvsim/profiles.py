@@ -137,6 +137,11 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
             f"the profile is of {profile.model}, not of {listed_name(model)}: the times of a profile carry over to "
             "another GPU, not to another model."
         )
+    if not _keeps_types(model):
+        raise UsageError(
+            f"the profile is of {profile.model} with weights and a cache of its own type; other types "
+            "(--quantization, --kv-cache-dtype) have other times, so leave out the profile."
+        )
     if profile.engine != engine:
         raise UsageError(f"the profile is of the engine {profile.engine}, not of {engine}.")
     if profile.tensor_parallel_size != tensor_parallel_size:
@@ -246,12 +251,21 @@ def find(name: str) -> Profile:
 
 
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
-    """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none."""
+    """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none.
+
+    Weights and cache must be of the model's own type, as in all recordings that a shipped profile rests on.
+    """
+    if not _keeps_types(model):
+        return None
     wanted = (gpu.name, listed_name(model), engine, tensor_parallel_size)
     return next(
         (item for item in shipped() if (item.gpu, item.model, item.engine, item.tensor_parallel_size) == wanted),
         None,
     )
+
+
+def _keeps_types(model: Model) -> bool:
+    return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
 def listed_name(model: Model) -> str:
@@ -300,6 +314,12 @@ EXPLANATIONS = {
     "strain_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
     "piecewise_s": "GPU, per captured step that holds prompt tokens",
     "attention_pair_s": "GPU, arithmetic of one query against one key",
+    "window_tokens": "tokens that sliding layers look back; 0 where none slides",
+    "window_token_s": "GPU, reading one token's keys and values in sliding layers",
+    "window_pair_s": "GPU, arithmetic of one query against one key in sliding layers",
+    "mixed_share": "how much longer reading takes in a step that holds prompt tokens too",
+    "piecewise_floor_s": "GPU, least time of a captured step that holds prompt tokens, launched by a worker process",
+    "eager_floor_s": "GPU, least time of a step too large for a captured graph, launched by a worker process",
     "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
 }
 """One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""

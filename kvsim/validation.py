@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.fit import engine_of, tensor_parallel_size_of
+from kvsim.calibration.fit import engine_of
 from kvsim.conformance.comparable import settings_of
 from kvsim.errors import UsageError
 from kvsim.extrapolation import KEY, Watched
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.importers import workload_of
+from kvsim.machines import served_model, step_times
 from kvsim.metrics import Summary, summarize, waste
-from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static
 from kvsim.profiles import Profile, carried, match
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, ProgressCallback, simulate
-from kvsim.steptime import Roofline
+from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Workload
 
 _TIMELINE_POINTS = 2000
@@ -97,29 +97,39 @@ class Validation:
         }
 
 
-def validate(profile: Profile, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
-    """Simulate the requests of `recording` with `profile` and compare.
+def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
+    """The step times for the engine, model and machine of `recording`: the best that ship, or those of `source`.
+
+    Args:
+        recording: what the times are for.
+        source: a profile or a machine card, by file or by name; None for the best that ships.
+
+    Raises:
+        UsageError: the source is of another model, engine, machine or tensor-parallel size.
+    """
+    captured = not recording.meta.engine.get("enforce_eager")
+    gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
+    return step_times(gpu, model, engine_of(recording), source=source, captured=captured)
+
+
+def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
+    """Simulate the requests of `recording` with `times` and compare.
 
     A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so.
 
     Raises:
-        UsageError: the recording is not of a real engine, or `profile` is of another model, engine or
+        UsageError: the recording is not of a real engine, or a profile is of another model, engine or
             tensor-parallel size.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
-    gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
-    profile = carried(
-        profile, gpu, model, engine_of(recording), tensor_parallel_size=tensor_parallel_size_of(recording)
-    )
+    gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
+    if isinstance(times, Profile):
+        size = model.tensor_parallel_size
+        profile = carried(times, gpu, model, engine_of(recording), tensor_parallel_size=size)
+        times = Watched(profile, _captured(profile.times, recording))
     policy, kv_bytes = policy_of(recording)
-    times = Watched(profile, _captured(profile.times, recording))
-    machine = Machine(
-        gpu=gpu,
-        model=model,
-        kv_bytes=kv_bytes,
-        step_time=times,
-    )
+    machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
     simulated = simulate(
         _as_sent(recording),
         policy,
@@ -133,9 +143,9 @@ def validate(profile: Profile, recording: Recording, progress: ProgressCallback 
     return Validation(
         measured=recording,
         simulated=simulated,
-        times_from=profile.label,
-        held_out=recording.name not in {residual.recording for residual in profile.residuals},
-        extrapolates=tuple(times.beyond()),
+        times_from=times.label,
+        held_out=not isinstance(times, Watched) or recording.name not in times.fitted_to,
+        extrapolates=tuple(times.beyond()) if isinstance(times, Watched) else (),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
     )
@@ -147,8 +157,8 @@ def matching_profile(recording: Recording) -> Profile:
     Raises:
         UsageError: there is none.
     """
-    gpu, model, engine = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model), engine_of(recording)
-    size = tensor_parallel_size_of(recording)
+    gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
+    size = model.tensor_parallel_size
     profile = match(gpu, model, engine, tensor_parallel_size=size)
     if profile is None:
         split = f" split among {size}" if size > 1 else ""

@@ -86,9 +86,9 @@ def test_a_profile_is_never_applied_to_another_machine_without_a_word() -> None:
     assert carried.simulated.duration_s > here.simulated.duration_s
     with pytest.raises(UsageError, match="the profile is of meta-llama"):
         validate(find_profile("vllm-h200-llama-3-8b"), recording)
-    split = replace(recording, meta=replace(recording.meta, engine=recording.meta.engine | {"tensor_parallel_size": 2}))
+    split = read(find("vllm-2xh200-llama-3-8b-light"))
     with pytest.raises(UsageError, match="of tensor-parallel size 1, not of 2"):
-        validate(profile, split)
+        validate(find_profile("vllm-h200-llama-3-8b"), split)
 
 
 def test_commands(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_commands(tmp_path: Path) -> None:
     assert document["validations"][0]["held_out"] is False
     assert document["validations"][0]["rows"]["throughput"]["measured"] > 60_000
     table = runner.invoke(validate_command, arguments[:2], catch_exceptions=False).stdout
-    assert "in sample: the profile was fitted to it" in table
+    assert "in sample: the times were fitted to it" in table
 
 
 def test_batches_of_several_sizes_are_refused() -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -215,7 +217,45 @@ def vllm_runs(group: str, data: Path) -> tuple[str, dict[str, object], list[Run]
                 ("vllm-h200-llama-2-7b-closed-64", sharegpt(data, 200, AllAtOnce(), 72), 64),
             ],
         ),
+        **measured_machines(data),
     }[group]  # fmt: skip
+
+
+def measured_machines(data: Path) -> dict[str, tuple[str, dict[str, object], list[Run]]]:
+    """Engine starts on an H100, an H200 and two H200s whose machine cards ship: an open loop, closed loops, long
+    prompts, and on the H100 pressure and prefixes.
+    """
+    poisson = lambda rate: Poisson(rate_per_s=rate)  # noqa: E731
+    runs: dict[str, tuple[Workload, int | None]] = {
+        "light": (sharegpt(data, 100, poisson(12), 401, longest=768), None),
+        "closed": (sharegpt(data, 160, AllAtOnce(), 402, longest=768), 48),
+        "closed128": (sharegpt(data, 300, AllAtOnce(), 406, longest=768), 128),
+        "long": (long_prompts(40, poisson(5), 403), None),
+        "pressure": (sharegpt(data, 250, poisson(38), 404), None),
+        "prefixes": (
+            sharegpt(data, 200, poisson(30), 405, prefixes=6, prefix_tokens=384, longest=1024),
+            None,
+        ),
+    }
+
+    def named(prefix: str, *names: str) -> list[Run]:
+        return [(f"{prefix}-{name}", *runs[name]) for name in names]
+
+    usual: dict[str, object] = {"max_model_len": 8192, "gpu_memory_utilization": 0.85}
+    llama, qwen = "Meta-Llama-3-8B", "Qwen3-8B"
+    blocks = {"num_gpu_blocks_override": PRESSURE_BLOCKS}
+    cache, split = {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2}
+    return {
+        "h100-llama": (
+            llama,
+            usual | blocks,
+            named("vllm-h100-llama-3-8b", "light", "closed", "pressure", "prefixes"),
+        ),
+        "h100-qwen3": (qwen, usual, named("vllm-h100-qwen3-8b", "light", "closed", "long")),
+        "qwen3": (qwen, usual, named("vllm-h200-qwen3-8b", "light", "closed", "long")),
+        "fp8-cache": (llama, usual | cache, named("vllm-h200-llama-3-8b-fp8", "light", "closed128")),
+        "two-gpus": (llama, usual | split, named("vllm-2xh200-llama-3-8b", "light", "closed128", "long")),
+    }
 
 
 def record_vllm(group: str, data: Path, output: Path) -> None:
@@ -223,7 +263,10 @@ def record_vllm(group: str, data: Path, output: Path) -> None:
     from kvsim.capture.drive import DrivenEngine
 
     model, engine_args, runs = vllm_runs(group, data)
-    with DrivenEngine(model, **engine_args) as engine:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        DrivenEngine(folder_of(model, Path(scratch)), **engine_args) as engine,
+    ):
         if group == "large":
             measure_overhead(engine, sharegpt(data, 256, AllAtOnce(), 99))
         for name, workload, concurrency in runs:
@@ -232,10 +275,21 @@ def record_vllm(group: str, data: Path, output: Path) -> None:
             report(name, recording.duration_s, int(recording.requests.output_tokens.sum()), recording.num_preemptions)
 
 
+def folder_of(model: str, scratch: Path) -> str:
+    """`model` itself, which is built as a Llama of its shape, but for Qwen3, whose layers norm queries and keys."""
+    if model != "Qwen3-8B":
+        return model
+    from kvsim.capture.shapes import model_folder
+
+    folder = model_folder(model, scratch)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
 def measure_overhead(engine: object, workload: Workload) -> None:
     """The same requests with and without a recording, in turn."""
-    import tempfile
-
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(6):
         recorded = turn % 2 == 1
@@ -275,6 +329,14 @@ def hf_runs(group: str, data: Path) -> dict[str, list[HfRun]]:
             ],
             "Llama-2-7b-hf": [
                 ("hf-h200-llama-2-7b-sharegpt-batch16", sharegpt(data, 48, everyone, 83), 16, "dynamic", 0)
+            ],
+        },
+        "hf-sixth-host": {
+            "granite-4.0-350m": [
+                ("hf-h200-granite-350m-sixth-host-batch32", gsm8k(data, 64, 96, skip=1600), 32, "dynamic", 0)
+            ],
+            "Meta-Llama-3-8B": [
+                ("hf-h200-llama-3-8b-sixth-host-batch32", gsm8k(data, 32, 64, skip=1800), 32, "dynamic", 0)
             ],
         },
         "hf-heldout-granite": {
@@ -350,8 +412,6 @@ def record_first_prefills(model: object, name: str, output: Path, command: str) 
 
 def record_hf(group: str, data: Path, output: Path, device: str) -> None:
     """The Hugging Face traces of one process."""
-    import tempfile
-
     import torch
 
     from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model
@@ -400,7 +460,8 @@ if __name__ == "__main__":
         "groups",
         nargs="+",
         help="granite large pressure eager block32 sync llama2 heldout-pressure heldout-large heldout-granite "
-        "heldout-llama2 bursty-again other-large other-pressure other-granite hf hf-heldout-granite "
+        "heldout-llama2 bursty-again other-large other-pressure other-granite h100-llama h100-qwen3 "
+        "qwen3 fp8-cache two-gpus hf hf-sixth-host hf-heldout-granite "
         "hf-heldout-llama-3 hf-heldout-llama-2; what is first in a process is measured in those that begin with hf-, "
         "so give each a process of its own",
     )

@@ -1,6 +1,7 @@
 """Fit the step-time model to recordings of one GPU and model, and say how well it fits."""
 
+from kvsim.calibration.card import calibrate_card
 from kvsim.calibration.fit import calibrate
 from kvsim.calibration.host import calibrate_host
 
-__all__ = ["calibrate", "calibrate_host"]
+__all__ = ["calibrate", "calibrate_card", "calibrate_host"]

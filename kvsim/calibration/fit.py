@@ -20,16 +20,17 @@ from kvsim.calibration.corrections import (
     with_mean_excess,
     with_new_sequences,
 )
-from kvsim.calibration.machines import Pace, pace_of, relative_to_median
+from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
+from kvsim.machines import served_model
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
-from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime import Pace, Roofline, StepShape
 from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY
 
 _GPU_COEFFICIENTS = ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s")
@@ -88,13 +89,13 @@ def calibrate(
         _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]),
         _same("engine", [engine_of(item) for item in recordings]),
     )
-    size = tensor_parallel_size_of(recordings[0])
-    _same("tensor-parallel size", [str(tensor_parallel_size_of(item)) for item in recordings])
-    model_name = _same("model", [listed_name(Model.from_shape(item.meta.model)) for item in recordings])
+    models = [served_model(item.meta) for item in recordings]
+    _same("tensor-parallel size", [str(model.tensor_parallel_size) for model in models])
+    model_name = _same("model", [listed_name(model) for model in models])
     for item in recordings:
         if item.meta.source == "simulation":
             raise UsageError(f"{item.name} is a simulation; calibrate on recordings of a real engine.")
-    gpu, model = find_gpu(gpu_name), Model.from_shape(recordings[0].meta.model)
+    gpu, model = find_gpu(gpu_name), models[0]
     prior = _prior(gpu_name, model, engine)
     observed = [observe(item) for item in recordings]
     rounds = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
@@ -116,7 +117,7 @@ def calibrate(
         gpu=gpu.name,
         model=model_name,
         engine=engine,
-        tensor_parallel_size=size,
+        tensor_parallel_size=model.tensor_parallel_size,
         times=replace(times, label=f"calibrated on {gpu.name}", calibrated=True),
         ranges={
             name: (float(column.min()), float(column.max()))
@@ -131,11 +132,6 @@ def engine_of(recording: Recording) -> str:
     if recording.meta.policy_name != "static":
         return "vllm"
     return f"hf-{recording.meta.policy.get('cache', 'dynamic')}"
-
-
-def tensor_parallel_size_of(recording: Recording) -> int:
-    """Among how many GPUs the engine of the recording split its model; 1 where the recording does not say."""
-    return int(recording.meta.engine.get("tensor_parallel_size", 1))
 
 
 def _same(what: str, values: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 from kvsim.calibration.corrections import is_first_use
 from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
-from kvsim.calibration.machines import TYPICAL, Pace, at_pace, pace_of
+from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import counted_errors, machine_of, predict
 from kvsim.errors import UsageError
@@ -21,7 +21,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import Model
 from kvsim.profiles import Profile, listed_name
 from kvsim.recording import Recording
-from kvsim.steptime import Roofline
+from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 
 def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile:

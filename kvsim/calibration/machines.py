@@ -9,51 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kvsim.steptime.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvsim.calibration.observed import Observed
-    from kvsim.steptime import Roofline
 
-HOST_COEFFICIENTS = (
-    *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
-    *("turnaround_step_s", "turnaround_sequence_s"),
-    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s"),
-    *("new_shape_s", "new_kernel_s"),
-)
-GPU_COEFFICIENTS = (
-    *("step_s", "weights_s", "active_weights_s", "token_s", "logits_s", "sequence_s", "context_token_s"),
-    *("piecewise_s", "attention_pair_s"),
-)
 _REACH = 4.0
 """The largest factor between two machines."""
 
 
-class Pace(NamedTuple):
-    """How many times longer everything takes on a machine than on the one that coefficients are of."""
-
-    host: float = 1.0
-    gpu: float = 1.0
-
-
-TYPICAL = Pace()
 _USUAL = Pace(host=0.1, gpu=0.01)
 """How far machines usually lie apart, as shares: what a recording does not tell is held so close to 1."""
 _USUAL_WEIGHT = 5.0
-
-
-def at_pace(pace: Pace, times: Roofline) -> Roofline:
-    """`times` on a machine of that pace."""
-    if pace == TYPICAL:
-        return times
-    scaled: dict[str, Any] = {name: getattr(times, name) * pace.host for name in HOST_COEFFICIENTS}
-    scaled |= {name: getattr(times, name) * pace.gpu for name in GPU_COEFFICIENTS}
-    scaled["of_size_s"] = tuple(value * pace.gpu for value in times.of_size_s)
-    return replace(times, **scaled)
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:

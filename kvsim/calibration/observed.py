@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.machines import TYPICAL, Pace
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import batches_of, earlier_batches
 from kvsim.kernels import KernelsSeen
 from kvsim.models import Model
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray, IntArray, Steps
-from kvsim.steptime import StepShape
+from kvsim.steptime import TYPICAL, Pace, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

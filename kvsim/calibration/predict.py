@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.calibration.machines import at_pace
 from kvsim.calibration.observed import Observed
 from kvsim.recording.tables import FloatArray, IntArray
-from kvsim.steptime import RESTED, Roofline, StepTime, StepTimeModel, strained_gpu_s
+from kvsim.steptime import RESTED, Roofline, StepTime, StepTimeModel, at_pace, strained_gpu_s
 
 SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
 """An error of so many seconds, and of this share of the step, counts as one in a fit."""

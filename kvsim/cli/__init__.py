@@ -29,6 +29,7 @@ _COMMANDS = {
     "report": "Write a page with everything about some recordings.",
     "info": "Describe a recording.",
     "size": "Explain how many blocks a GPU and a model leave room for.",
+    "measure": "Measure this machine: its GPUs, links and host.",
     "calibrate": "Fit step times to recordings of a real engine.",
     "validate": "Simulate a recording's own requests and print the errors.",
     "pack": "Pack sequences for training into rows, beside padded batches.",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from kvsim.profiles import Residual
+    from kvsim.recording import Recording
 
 
 @click.command("calibrate")
@@ -19,6 +25,12 @@ from kvsim.cli.show import json_option, overwrite_option, print_json, print_tabl
     metavar="PROFILE",
     help="Keep what the GPU does as in this profile, and fit only how fast the host is: one short recording is enough.",
 )
+@click.option(
+    "--card",
+    metavar="CARD",
+    help="Fit a machine instead: how much longer its GPU and host take than this machine card says (auto: the one that "
+    "ships). Any models will do, and every model is served.",
+)
 @click.option("--no-held-out", is_flag=True, help="Do not fit again without each recording in turn (faster).")
 @overwrite_option
 @json_option
@@ -27,15 +39,18 @@ def command(
     recordings: tuple[str, ...],
     output: Path,
     gpu_from: str | None,
+    card: str | None,
     no_held_out: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
+    With --card, write the card of the machine of RECORDINGS, of whatever models, with two factors fitted to them.
     Prints how far the model is from each recording, step by step, fitted with it and without it.
     """
     from kvsim.calibration import calibrate, calibrate_host
+    from kvsim.errors import UsageError
     from kvsim.overwriting import mark, may_replace
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
@@ -43,6 +58,12 @@ def command(
 
     may_replace(output, "calibrate", overwrite=overwrite)
     read_recordings = [read(find(name)) for name in recordings]
+    if card is not None:
+        if gpu_from is not None:
+            raise UsageError("--card and --gpu-from fit different things; give one of them.")
+        label, residuals = _fit_card(card, read_recordings, output)
+        _show(output, label, residuals, as_json=as_json)
+        return
     header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\n" + mark("calibrate")
     if gpu_from is not None:
         profile = calibrate_host(find_profile(gpu_from), read_recordings)
@@ -52,8 +73,30 @@ def command(
             profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
     header = " ".join((header.format(profile), *(item.name for item in read_recordings)))
     save(profile, output, header)
+    _show(output, profile.label, profile.residuals, as_json=as_json)
+
+
+def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[str, Sequence[Residual]]:
+    """Write the card with the factors that the recordings tell; say what it is, and how far it is from each."""
+    from kvsim.calibration import calibrate_card
+    from kvsim.hardware import find_gpu
+    from kvsim.machines import card_of, served_model
+    from kvsim.overwriting import mark
+    from kvsim.steptime.card import load_card, save_card
+
+    first = recordings[0].meta
+    size = served_model(first).tensor_parallel_size
+    card = card_of(find_gpu(first.gpu), size) if name == "auto" else load_card(name)
+    fitted, residuals = calibrate_card(card, recordings)
+    command = " ".join((mark("calibrate"), "--card", name, *(item.name for item in recordings)))
+    save_card(fitted, output, command)
+    factors = ", ".join(f"{part} {value:.3f}" for part, value in fitted.factors.items())
+    return f"machine card of {fitted.gpu}, times longer than measured: {factors}", residuals
+
+
+def _show(output: Path, label: str, residuals: Sequence[Residual], *, as_json: bool) -> None:
     if as_json:
-        residuals = [
+        documents = [
             {
                 "recording": item.recording,
                 "num_steps": item.num_steps,
@@ -61,9 +104,9 @@ def command(
                 "median_abs_us": item.median_abs_us,
                 "held_out_percent": item.held_out_percent,
             }
-            for item in profile.residuals
+            for item in residuals
         ]
-        print_json({"profile": str(output), "residuals": residuals})
+        print_json({"profile": str(output), "residuals": documents})
         return
     rows = [
         (
@@ -73,7 +116,7 @@ def command(
             "–" if item.held_out_percent is None else f"{item.held_out_percent:+.2f} %",
             f"{item.median_abs_us:.0f} µs",
         )
-        for item in profile.residuals
+        for item in residuals
     ]
     columns = ["recording", "steps", "mean error of a step", "when left out", "median error"]
-    print_table(f"{output}: {profile.label}", columns, rows, figures=(1, 2, 3, 4))
+    print_table(f"{output}: {label}", columns, rows, figures=(1, 2, 3, 4))

@@ -36,23 +36,16 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
         UsageError: a name is unknown, or the model cannot be served so.
     """
     from kvsim.hardware import find_gpu
+    from kvsim.machines import served_model
     from kvsim.models import find_model, find_quantization
 
     gpu = find_gpu(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
     named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
-    model = recorded_model(meta) if named is None and meta is not None else find_model(named or "")
+    model = served_model(meta) if named is None and meta is not None else find_model(named or "")
     stated = {name: flags[name] for name in ("kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size")}
     if flags["quantization"] is not None:
         stated["quantization"] = find_quantization(flags["quantization"])
     return gpu, model.served(**stated)
-
-
-def recorded_model(meta: Meta) -> Model:
-    """The model of a recording, as the engine served it."""
-    from kvsim.models import Model
-
-    served = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
-    return Model.from_shape({key: meta.engine[key] for key in served if key in meta.engine} | dict(meta.model))
 
 
 def check_at_least_one(flags: Mapping[str, Any], *names: str) -> None:

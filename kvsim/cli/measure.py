@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvsim.cli.show import overwrite_option
+
 
 @click.command("measure")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="CARD.toml", help="The card.")
@@ -16,15 +18,18 @@ import click
     show_default=True,
     help="Measure sums over so many GPUs of this host as well.",
 )
-def command(*, output: Path, tensor_parallel_size: int) -> None:
+@overwrite_option
+def command(*, output: Path, tensor_parallel_size: int, overwrite: bool) -> None:
     """Measure this machine's GPU, links and host, and write a machine card.
 
-    Takes at most 90 seconds, needs PyTorch, and uses vLLM's kernels where vLLM is importable. Nothing else should run on
-    the GPU meanwhile. `--gpu CARD.toml` then simulates on this machine.
+    Takes at most 90 seconds, needs PyTorch, and uses vLLM's kernels where vLLM is importable. Nothing else should run
+    on the GPU meanwhile. `--profile CARD.toml` then simulates on this machine.
     """
     from kvsim.measure import measure
+    from kvsim.overwriting import mark, may_replace
     from kvsim.steptime.card import save_card
 
+    may_replace(output, "measure", overwrite=overwrite)
     card = measure(tensor_parallel_size, progress=lambda what: click.echo(f"measuring {what} ...", err=True))
-    save_card(card, output, header="Made by: kvsim measure")
+    save_card(card, output, header=mark("measure"))
     click.echo(output)

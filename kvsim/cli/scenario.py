@@ -104,34 +104,23 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
 
     def _step_time(self, policy: Policy, *, captured: bool = True) -> StepTimeModel:
-        """The profile that was asked for, carried to another GPU if need be, or the shipped one that matches.
+        """The profile or the machine card that was asked for, or the best that there is; see `kvsim.machines`.
 
-        A roofline, uncalibrated, where there is none, and for an engine that the profile is not of. Profiles are
-        watched, so that what was simulated can say whether it left the range that was fitted.
+        A profile of another engine than the policy's is left aside: a comparison has several engines.
 
         Raises:
-            UsageError: the profile is of another model.
+            UsageError: the profile or card is of another model or machine.
         """
-        from kvsim.extrapolation import Watched
+        from kvsim.machines import is_card, step_times
         from kvsim.policies import Static
-        from kvsim.profiles import carried, find, match
-        from kvsim.steptime import Roofline
+        from kvsim.profiles import find
 
-        cache, size = self.flags["cache"], self.model.tensor_parallel_size
         own = isinstance(policy, Static) and self.flags.get("times", "own") == "own"
-        engine = f"hf-{cache}" if own else "vllm"
-        if self.flags["profile"] and self.flags["profile"] != "none":
-            chosen = find(self.flags["profile"])
-            if chosen.engine == engine:
-                fitted = carried(chosen, self.gpu, self.model, engine, tensor_parallel_size=size)
-                return Watched(fitted, None if captured else fitted.times.uncaptured())
-        as_fitted = self.flags["profile"] != "none" and _keeps_types(self.model)
-        profile = match(self.gpu, self.model, engine, tensor_parallel_size=size) if as_fitted else None
-        if profile is not None:
-            return Watched(profile, None if captured else profile.times.uncaptured())
-        if own:
-            return Roofline.for_hugging_face(self.gpu, self.model, cache=cache)
-        return Roofline.for_gpu(self.gpu, self.model, enforce_eager=not captured)
+        engine = f"hf-{self.flags['cache']}" if own else "vllm"
+        source = self.flags["profile"]
+        if source not in (None, "none") and not is_card(source) and find(source).engine != engine:
+            source = None
+        return step_times(self.gpu, self.model, engine, source=source, captured=captured)
 
     def simulate(self, policy_name: str, *, progress: Callable[[int, int], None] | None = None) -> Recording:
         """Run it under one policy."""
@@ -182,11 +171,6 @@ class Scenario:
             enable_chunked_prefill=not flags["no_chunked_prefill"],
             long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         )
-
-
-def _keeps_types(model: Model) -> bool:
-    """Whether weights and cache are of the model's own type, as in all recordings that a shipped profile rests on."""
-    return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
 def build_scenario(**flags: Any) -> Scenario:

@@ -57,9 +57,13 @@ def _figure(value: float, form: str) -> str:
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """A summary as JSON has it, with where its times extrapolate; that goes to standard error too."""
+    """A summary as JSON has it, with what its times rest on and where they extrapolate; that goes to standard error
+    too."""
     _warn(recording)
-    return summary.as_dict() | {KEY: list(recording.meta.extra.get(KEY, ()))}
+    return summary.as_dict() | {
+        "times": time_source(recording).removeprefix("times: "),
+        KEY: list(recording.meta.extra.get(KEY, ())),
+    }
 
 
 def _warn(recording: Recording | Measured) -> None:

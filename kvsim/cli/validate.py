@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
-    PROFILE is a file, the name of a profile that comes with kvsim, or `auto` for the shipped profile of each recording.
+    PROFILE is a file (a profile or a machine card), the name of a profile that comes with kvsim, or `auto` for the best
+    that ships for each recording. What the times rest on stands below the errors.
     """
     from kvsim.errors import UsageError
-    from kvsim.profiles import find as find_profile
     from kvsim.recording import find, read
-    from kvsim.validation import matching_profile, validate
+    from kvsim.validation import times_of, validate
 
     if plot is not None and len(recordings) > 1:
         raise UsageError("--plot draws one recording; give one.")
     documents = []
     for name in recordings:
         recording = read(find(name))
-        profile = matching_profile(recording) if profile_name == "auto" else find_profile(profile_name)
+        times = times_of(recording, None if profile_name == "auto" else profile_name)
         with progress(recording.name) as report:
-            result = validate(profile, recording, progress=report)
+            result = validate(times, recording, progress=report)
         documents.append(result.as_dict())
         if plot is not None:
             from kvsim.plots import FIGURES, save
@@ -49,9 +49,9 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
         if as_json:
             continue
         fitted = (
-            "held out: the profile was fitted without it"
+            "held out: the times were fitted without it"
             if result.held_out
-            else "in sample: the profile was fitted to it"
+            else "in sample: the times were fitted to it"
         )
         rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
         beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)

@@ -1,7 +1,7 @@
 """How fast a host is: the time that it takes to launch a kernel from Python.
 
-An engine's host interprets Python and launches kernels, and this does both. A stretch of plain Python like a scheduler's
-was tried beside it on three machines and told less: the host that interpreted it slowest served fastest.
+An engine's host interprets Python and launches kernels, and this does both. A stretch of plain Python like a
+scheduler's was tried beside it on three machines and told less: the host that interpreted it slowest served fastest.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "seconds.pt"
-        torch.multiprocessing.spawn(_process, args=(num_gpus, _free_port(), str(result)), nprocs=num_gpus)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(_process, args=(num_gpus, _free_port(), str(result)), nprocs=num_gpus)
         name, seconds = torch.load(result)
     return name, tuple(zip(SIZES_BYTES, seconds, strict=True))
 

@@ -10,12 +10,15 @@ from functools import partial
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.steptime.card import Card
 
-SHAPES = tuple(
-    (n, k)
-    for k in (1024, 2048, 2560, 3584, 4096, 5120, 8192, 14336, 28672)
-    for n in (1024, 2048, 4096, 6144, 10240, 19456, 28672, 57344)
-    if n * k <= 28672 * 8192 and n * k >= 1 << 20
-) + ((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072))
+SHAPES = (
+    *(
+        (n, k)
+        for k in (1024, 2048, 2560, 3584, 4096, 5120, 8192, 14336, 28672)
+        for n in (1024, 2048, 4096, 6144, 10240, 19456, 28672, 57344)
+        if 1 << 20 <= n * k <= 28672 * 8192
+    ),
+    *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
+)
 """Weights (outputs, inputs) from those of the smallest models to an output projection."""
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
 _STREAM_BYTES = 4 << 30
@@ -39,8 +42,8 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
             f"this machine has {found or 'no'} GPU{'s' * (found != 1)} that PyTorch sees, and "
             f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
         )
-    from kvsim.measure.host import launch_s  # noqa: PLC0415
     from kvsim.measure.attention import measure_attention  # noqa: PLC0415
+    from kvsim.measure.host import launch_s  # noqa: PLC0415
     from kvsim.measure.links import all_reduce, copies  # noqa: PLC0415
     from kvsim.measure.products import FEW_SIZES, measure_products  # noqa: PLC0415
     from kvsim.measure.timing import seconds_per_call  # noqa: PLC0415

@@ -10,6 +10,8 @@ step before.
 says so: "uncalibrated". Nothing here knows of requests, blocks or scheduling.
 """
 
+from kvsim.steptime.pace import TYPICAL, Pace, at_pace
+from kvsim.steptime.reduction import reduce
 from kvsim.steptime.roofline import Roofline, overlapped
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, looked_up, size_index
@@ -20,15 +22,19 @@ __all__ = [
     "NO_TIME",
     "NUM_SIZES",
     "RESTED",
+    "TYPICAL",
+    "Pace",
     "Roofline",
     "StepShape",
     "StepTime",
     "StepTimeModel",
     "Strain",
+    "at_pace",
     "captured_size",
     "larger",
     "looked_up",
     "overlapped",
+    "reduce",
     "size_index",
     "smaller",
     "strained_gpu_s",

@@ -119,9 +119,7 @@ def _card(document: Mapping[str, Any]) -> Card:
             Attention(**{name: int(row[name]) for name in _ATTENTION}, seconds=_positive(row, "us") / 1e6)
             for row in document["attention"]
         ),
-        all_reduce=tuple(
-            (_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in document.get("all_reduce", ())
-        ),
+        all_reduce=tuple((_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in document.get("all_reduce", ())),
         factors={name: _positive(document["factors"], name) for name in document.get("factors", {})},
     )
 

@@ -120,8 +120,8 @@ class Roofline:
     mixed_share: float = 0.0
     """How much longer reading takes in a step that holds prompt tokens as well."""
     piecewise_floor_s: float = 0.0
-    """GPU, least time of a captured step that holds prompt tokens: a worker process launches it piece by piece while the
-    scheduler's host goes on."""
+    """GPU, least time of a captured step that holds prompt tokens: a worker process launches it piece by piece while
+    the scheduler's host goes on."""
     eager_floor_s: float = 0.0
     """GPU, least time of a step too large for a captured graph, for the same reason."""
     of_size_s: tuple[float, ...] = ALL_ALIKE

@@ -12,7 +12,7 @@ import pytest
 
 from kvsim.calibration import calibrate
 from kvsim.calibration.corrections import with_mean_excess, with_new_sequences
-from kvsim.calibration.machines import Pace, at_pace, pace_of, relative_to_median
+from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import observe
 from kvsim.calibration.predict import counted_errors, predict, step_errors
 from kvsim.calibration.sizes import with_sizes
@@ -23,7 +23,7 @@ from kvsim.policies import Paged
 from kvsim.recording import Recording, find, read
 from kvsim.scheduling.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import NUM_SIZES, Roofline
+from kvsim.steptime import NUM_SIZES, Pace, Roofline, at_pace
 from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate
 
 H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from kvsim.calibration import calibrate_host
-from kvsim.calibration.machines import HOST_COEFFICIENTS
 from kvsim.cli.calibrate import command
 from kvsim.errors import UsageError
 from kvsim.profiles import find as find_profile
 from kvsim.recording import find, read
+from kvsim.steptime.pace import HOST_COEFFICIENTS
 from kvsim.validation import validate
 
 GRANITE = "hf-dynamic-h200-granite-350m"

@@ -1,0 +1,147 @@
+"""Left-out predictions by what they rest on: benchmarks/predictions.py [--write]
+
+Prints one table per basis for docs/accuracy.md, misses first; --write puts their medians and worst into
+kvsim/machines/errors.toml, from which every summary quotes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+
+from kvsim.calibration import calibrate_card
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.machines import Basis, card_of, from_card, served_model, sheet_card
+from kvsim.machines.errors import FIGURES, FILE
+from kvsim.profiles import listed_name
+from kvsim.recording import Recording, find, read, shipped_names
+from kvsim.steptime.card import Card
+from kvsim.validation import Validation, matching_profile, validate
+
+MEASURED = {"8e7132d6": "H100 SXM", "5b3fd3e7": "H200", "36f35ba1": "H200"}
+"""Machines whose cards ship."""
+ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
+SERVED = ("served", "served-again")
+"""Behind an HTTP server, whose host does something else besides."""
+
+Found = tuple[str, Validation]
+"""What told the prediction, and how it went."""
+
+
+def recordings() -> dict[str, Recording]:
+    """Every shipped recording of vLLM with captured graphs."""
+    found = {name: read(find(name)) for name in shipped_names() if name.startswith("vllm")}
+    return {
+        name: item
+        for name, item in found.items()
+        if not item.meta.engine.get("enforce_eager") and not name.endswith(SERVED)
+    }
+
+
+def machine_of(recording: Recording) -> str:
+    return str(recording.meta.extra.get("machine", recording.name))
+
+
+def by_card(card: Card, recording: Recording) -> Validation:
+    model = served_model(recording.meta)
+    return validate(from_card(card, find_gpu(recording.meta.gpu), model, "vllm"), recording)
+
+
+def own_card(recording: Recording) -> Card:
+    return card_of(find_gpu(recording.meta.gpu), served_model(recording.meta).tensor_parallel_size)
+
+
+def model_measured(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Profiles, on recordings that they were not fitted to."""
+    for recording in everything.values():
+        try:
+            result = validate(matching_profile(recording), recording)
+        except UsageError:
+            continue
+        if result.held_out:
+            yield "the profile of the model", result
+
+
+def machine_measured(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards, on recordings of the machines that they were measured on."""
+    for recording in everything.values():
+        if machine_of(recording) in MEASURED:
+            yield "the card of the machine", by_card(own_card(recording), recording)
+
+
+def gpu_measured(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards, on recordings of machines with the GPU and another host."""
+    for recording in everything.values():
+        if machine_of(recording) not in MEASURED:
+            yield "a card of the GPU", by_card(own_card(recording), recording)
+
+
+def fitted_with_another(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards with the factors that one recording of each other model on the machine tells."""
+    for recording in everything.values():
+        others: dict[str, Recording] = {}
+        for other in everything.values():
+            if machine_of(other) == machine_of(recording) and shape_of(other) != shape_of(recording):
+                others.setdefault(shape_of(other), other)
+        for other in others.values():
+            card, _ = calibrate_card(own_card(other), [other])
+            fitted = replace(own_card(recording), factors=card.factors)
+            yield f"the card, fitted to {short(other.name)}", by_card(fitted, recording)
+
+
+def shape_of(recording: Recording) -> str:
+    """The model and how it was served."""
+    model = served_model(recording.meta)
+    return f"{listed_name(model)} {model.tensor_parallel_size} {model.kv_cache_dtype}"
+
+
+def data_sheet(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Data sheets, on GPUs whose card they did not borrow from."""
+    for recording in everything.values():
+        if find_gpu(recording.meta.gpu).name != "H200":
+            yield "the data sheet", by_card(sheet_card(find_gpu(recording.meta.gpu)), recording)
+
+
+TABLES = {
+    Basis.MODEL: model_measured,
+    Basis.FITTED: fitted_with_another,
+    Basis.MACHINE: machine_measured,
+    Basis.GPU: gpu_measured,
+    Basis.SHEET: data_sheet,
+}
+
+
+def short(name: str) -> str:
+    return name.removeprefix("vllm-")
+
+
+def error(result: Validation, figure: str) -> float:
+    return next(row.error for row in result.rows if row.name == ROWS[figure])
+
+
+def main() -> None:
+    everything = recordings()
+    lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
+    for basis, predict in TABLES.items():
+        found = sorted(predict(everything), key=lambda item: -abs(error(item[1], "e2e")))
+        print(f"\n### {basis.value.capitalize()}: {len(found)} predictions\n")
+        print("| recording | told by | throughput | TPOT | end to end | TTFT | preemptions |")
+        print("|---|---|---:|---:|---:|---:|---:|")
+        for told, result in found:
+            cells = " | ".join(f"{error(result, figure):+.1f} %" for figure in FIGURES)
+            preempted = next(row for row in result.rows if row.name == "preemptions")
+            counts = f"{preempted.measured:.0f} → {preempted.simulated:.0f}"
+            print(f"| {short(result.measured.name)} | {told} | {cells} | {counts} |", flush=True)
+        lines += ["", f"[{basis.name}]", f"num_recordings = {len({result.measured.name for _, result in found})}"]
+        for name, statistic in (("median", median), ("worst", max)):
+            values = {figure: statistic(abs(error(result, figure)) for _, result in found) for figure in FIGURES}
+            lines.append(f"{name} = {{ {', '.join(f'{key} = {value:.1f}' for key, value in values.items())} }}")
+    if "--write" in sys.argv:
+        FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

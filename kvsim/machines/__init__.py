@@ -1,0 +1,22 @@
+"""Step times for any model on any machine: from the best that is known of the two, and how far off that usually is.
+
+A profile fitted to this model on this GPU comes first, then a machine card measured there, then one made of a data
+sheet. The error of each kind is that of predictions for recordings that were left out (`errors.toml`).
+"""
+
+from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
+from kvsim.machines.choice import from_card, is_card, served_model, step_times
+from kvsim.machines.errors import Basis, known_errors
+
+__all__ = [
+    "Basis",
+    "card_of",
+    "from_card",
+    "is_card",
+    "known_errors",
+    "linked",
+    "served_model",
+    "sheet_card",
+    "shipped_cards",
+    "step_times",
+]

@@ -1,0 +1,119 @@
+"""The machine cards that ship, and cards made of a data sheet where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.hardware import Gpu, find_gpu
+from kvsim.steptime.card import Attention, Card, Products, load_card
+
+_FOLDER = Path(__file__).parent / "cards"
+_PATTERN = "H200"
+"""The card whose efficiencies a data sheet borrows."""
+_ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
+"""How much more of its peak a chip reaches in large products than an H200, which reaches 0.72: one that draws less
+power keeps its clock. An RTX 4090 prefills 1.4 times as fast as an H200's share of its peak says; the other figures are
+guesses, and chips that are not here are taken to reach as much as an H200."""
+_MIXED = 1.0
+"""How much longer attention reads beside a prompt where it has no kernels for Hopper: decodes of a thousand tokens and
+a chunk took 49 ms on an RTX PRO 6000, and 21 ms apart."""
+_LAUNCH_S = 6.4e-6
+"""Host time of a launch: the middle of three machines."""
+_LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")
+"""Chips that are sold with NVLink."""
+_PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
+"""A sum over two GPUs behind PCIe."""
+
+
+@cache
+def shipped_cards() -> tuple[Card, ...]:
+    """The cards that come with kvsim, measured by `kvsim measure`."""
+    return tuple(load_card(file) for file in sorted(_FOLDER.glob("*.toml")))
+
+
+def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
+    """What is known of machines with `num_gpus` of `gpu`: a card that was measured, or one made of the data sheet."""
+    measured = [card for card in shipped_cards() if card.gpu == gpu.name]
+    fitting = [card for card in measured if card.num_gpus == num_gpus]
+    if fitting:
+        return fitting[0]
+    if measured:
+        return linked(measured[0], gpu, num_gpus)
+    return linked(sheet_card(gpu), gpu, num_gpus)
+
+
+def sheet_card(gpu: Gpu) -> Card:
+    """A card for `gpu` from its data sheet: every curve of the pattern, as far from the sheet's limits as there."""
+    pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
+    source = find_gpu(_PATTERN)
+    more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
+    memory = source.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s
+    clock = source.boost_hz / gpu.boost_hz
+    arithmetic = source.dense_flops / (more * gpu.dense_flops)
+    mixed = 1.0 if gpu.architecture.startswith("Hopper") else 1 + _MIXED
+    products = {"bfloat16": _products(pattern.products["bfloat16"], 2, source, memory, arithmetic)}
+    if gpu.fp8_dense_flops:
+        products["fp8"] = _products(pattern.products["fp8"], 1, source, memory, arithmetic)
+    return Card(
+        gpu=gpu.name,
+        source=f"the data sheet of {gpu.name}, as far from its limits as an {_PATTERN} is from its own",
+        measured=False,
+        read_bytes_per_s=pattern.read_bytes_per_s / memory,
+        copy_bytes_per_s=pattern.copy_bytes_per_s / memory,
+        kernel_s=pattern.kernel_s * max(clock, 1.0),
+        launch_s=_LAUNCH_S,
+        to_gpu_bytes_per_s=pattern.to_gpu_bytes_per_s,
+        to_host_bytes_per_s=pattern.to_host_bytes_per_s,
+        products=products,
+        attention=tuple(_attention(row, pattern.attention, mixed, memory, arithmetic) for row in pattern.attention),
+    )
+
+
+def _products(pattern: Products, item_bytes: int, source: Gpu, memory: float, arithmetic: float) -> Products:
+    """Each product as many times longer as its limit, be it streaming the weights or arithmetic, is further away."""
+    sizes, shapes = np.array(pattern.sizes, float), np.array(pattern.shapes, float)
+    streamed_s = (shapes.prod(axis=1) * item_bytes / source.bandwidth_bytes_per_s)[:, None]
+    computed_s = 2 * shapes.prod(axis=1)[:, None] * sizes / (source.dense_flops * 2 / item_bytes)
+    longer = np.maximum(streamed_s * memory, computed_s * arithmetic) / np.maximum(streamed_s, computed_s)
+    return replace(pattern, seconds=tuple(map(tuple, (np.array(pattern.seconds) * longer).tolist())))
+
+
+def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
+    """A prompt goes by arithmetic, reading by the memory; starting kernels stays."""
+    alike = [item for item in rows if _heads(item) == _heads(row)]
+    start_s = min(item.seconds for item in alike)
+    prompts = [item for item in alike if not item.num_decodes and item.prompt_tokens == item.prompt_context]
+    prompt_s = 0.0
+    if row.num_decodes and row.prompt_tokens:
+        seconds = [item.seconds for item in prompts]
+        prompt_s = float(np.interp(row.prompt_tokens, [item.prompt_tokens for item in prompts], seconds))
+        longer = mixed
+    elif row.prompt_tokens:
+        prompt_s, longer = row.seconds - start_s, 1.0
+    else:
+        longer = 1.0
+    read_s = max(row.seconds - prompt_s - start_s, 0.0)
+    return replace(row, seconds=start_s + prompt_s * arithmetic + read_s * memory * longer)
+
+
+def _heads(row: Attention) -> tuple[int, int, int]:
+    return row.num_heads, row.num_kv_heads, row.head_dim
+
+
+def linked(card: Card, gpu: Gpu, num_gpus: int) -> Card:
+    """`card` for a machine of `num_gpus`, with sums over them guessed where they were not measured."""
+    if num_gpus == 1 or (card.num_gpus == num_gpus and card.all_reduce):
+        return card
+    two = next(item for item in shipped_cards() if item.num_gpus == 2)
+    ring = 2 * (num_gpus - 1) / num_gpus
+    if gpu.architecture.startswith(_LINKED):
+        rows = tuple((size, seconds * ring) for size, seconds in two.all_reduce)
+    else:
+        rows = tuple((size, _PCIE_S + ring * size / _PCIE_BYTES_PER_S) for size, _ in two.all_reduce)
+    source = f"{card.source}; sums over {num_gpus} GPUs guessed"
+    return replace(card, num_gpus=num_gpus, all_reduce=rows, source=source, measured=False)

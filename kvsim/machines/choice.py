@@ -1,0 +1,123 @@
+"""Which step times a model on a machine gets: the best that there is, or those that were asked for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvsim.errors import UsageError
+from kvsim.extrapolation import Watched
+from kvsim.hardware import Gpu, find_gpu
+from kvsim.machines.cards import card_of, linked, shipped_cards
+from kvsim.machines.errors import Basis, with_error
+from kvsim.models import Model
+from kvsim.profiles import carried, find, match
+from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, reduce
+from kvsim.steptime.card import Card, load_card
+
+
+class Meta(Protocol):
+    """What a recording says of its engine and model."""
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """The engine's settings."""
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """The model's shape."""
+
+
+PROFILE_LAUNCH_S = 4.7e-6
+"""Launch time of the hosts that the profiles of Hugging Face were fitted on: the one at which they meet the host of a
+machine whose launches were measured."""
+
+
+def served_model(meta: Meta) -> Model:
+    """The model of a recording, as its engine served it: split among GPUs, with a cache of another type."""
+    served = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
+    return Model.from_shape({key: meta.engine[key] for key in served if key in meta.engine} | dict(meta.model))
+
+
+def is_card(name: str) -> bool:
+    """Whether `name` is a file with a machine card, rather than a profile."""
+    file = Path(name)
+    if not file.is_file():
+        return False
+    try:
+        return "products" in tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def step_times(
+    gpu: Gpu, model: Model, engine: str, *, source: str | None = None, captured: bool = True
+) -> StepTimeModel:
+    """The step times of `engine` with `model`, as it is served, on `gpu`; their label says what they rest on.
+
+    Args:
+        gpu: the GPU, of which `model` may be dealt out among several.
+        model: the model as it is served.
+        engine: one of `kvsim.profiles.ENGINES`.
+        source: a profile or a machine card, by file or by name; "none" for the plain roofline of the data sheet; None
+            for the best that ships.
+        captured: False in an engine that captures no graphs.
+
+    Raises:
+        UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
+    """
+    size = model.tensor_parallel_size
+    if source is not None and source != "none":
+        if is_card(source):
+            return from_card(load_card(source), gpu, model, engine, captured=captured)
+        profile = carried(find(source), gpu, model, engine, tensor_parallel_size=size)
+    elif source is None:
+        found = match(gpu, model, engine, tensor_parallel_size=size)
+        if found is None:
+            return from_card(card_of(gpu, size), gpu, model, engine, captured=captured)
+        profile = found
+    else:
+        return _plain(gpu, model, engine, captured=captured)
+    basis = Basis.GPU if profile.transferred_from else Basis.MODEL
+    watched = Watched(profile, None if captured else profile.times.uncaptured())
+    watched.label = profile.label if profile.transferred_from else with_error(profile.label, basis)
+    return watched
+
+
+def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> Roofline:
+    """The step times that follow from a card; one that ships was measured on another host than the user's.
+
+    Raises:
+        UsageError: the card is of another GPU.
+    """
+    if find_gpu(card.gpu).name != gpu.name:
+        raise UsageError(f"the machine card is of {card.gpu}, not of {gpu.name}; say --gpu {card.gpu!r}.")
+    card = linked(card, gpu, model.tensor_parallel_size)
+    basis = _basis(card)
+    if engine != "vllm":
+        host = Pace(host=card.launch_s / PROFILE_LAUNCH_S * card.factors.get("host", 1.0))
+        times = at_pace(host, _plain(gpu, model, engine, captured=captured))
+    else:
+        pace = Pace(host=card.factors.get("host", 1.0), gpu=card.factors.get("gpu", 1.0))
+        times = at_pace(pace, reduce(card, model, num_processors=gpu.num_processors))
+        if not captured:
+            times = times.uncaptured()
+    label = with_error(f"machine card of {gpu.name} ({card.source}) with {model.name} ({engine})", basis)
+    return replace(times, label=label, calibrated=basis is not Basis.SHEET)
+
+
+def _basis(card: Card) -> Basis:
+    if not card.measured:
+        return Basis.SHEET
+    if card.factors:
+        return Basis.FITTED
+    return Basis.GPU if card in shipped_cards() else Basis.MACHINE
+
+
+def _plain(gpu: Gpu, model: Model, engine: str, *, captured: bool) -> Roofline:
+    if engine == "vllm":
+        return Roofline.for_gpu(gpu, model, enforce_eager=not captured)
+    return Roofline.for_hugging_face(gpu, model, cache="static" if engine == "hf-static" else "dynamic")

@@ -1,0 +1,39 @@
+"""How fast a machine is beside the one that step times are of: its host, and its GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kvsim.steptime.roofline import Roofline
+
+HOST_COEFFICIENTS = (
+    *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
+    *("turnaround_step_s", "turnaround_sequence_s"),
+    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s"),
+    *("piecewise_floor_s", "eager_floor_s", "new_shape_s", "new_kernel_s"),
+)
+GPU_COEFFICIENTS = (
+    *("step_s", "weights_s", "active_weights_s", "token_s", "logits_s", "sequence_s", "context_token_s"),
+    *("window_token_s", "window_pair_s", "piecewise_s", "attention_pair_s"),
+)
+
+
+class Pace(NamedTuple):
+    """How many times longer everything takes on a machine than on the one that coefficients are of."""
+
+    host: float = 1.0
+    gpu: float = 1.0
+
+
+TYPICAL = Pace()
+
+
+def at_pace(pace: Pace, times: Roofline) -> Roofline:
+    """`times` on a machine of that pace."""
+    if pace == TYPICAL:
+        return times
+    scaled: dict[str, Any] = {name: getattr(times, name) * pace.host for name in HOST_COEFFICIENTS}
+    scaled |= {name: getattr(times, name) * pace.gpu for name in GPU_COEFFICIENTS}
+    scaled["of_size_s"] = tuple(value * pace.gpu for value in times.of_size_s)
+    return replace(times, **scaled)

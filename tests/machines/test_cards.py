@@ -1,0 +1,117 @@
+"""Machine cards: what ships, what a file must say, and what a machine without a GPU answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli.measure import command as measure_command
+from kvsim.errors import KvsimError, UsageError
+from kvsim.hardware import GPUS, find_gpu
+from kvsim.machines import card_of, is_card, sheet_card, shipped_cards
+from kvsim.machines.cards import linked
+from kvsim.models import find_model
+from kvsim.steptime import StepShape, reduce
+from kvsim.steptime.card import load_card, save_card
+from kvsim.steptime.curves import product_s, reduce_s
+
+H200 = find_gpu("H200")
+
+
+def test_cards_of_three_machines_ship_and_say_how_they_were_measured() -> None:
+    assert {(card.gpu, card.num_gpus) for card in shipped_cards()} == {("H100 SXM", 1), ("H200", 1), ("H200", 2)}
+    for card in shipped_cards():
+        assert card.measured
+        assert "measured 2026" in card.source
+        assert bool(card.all_reduce) == (card.num_gpus > 1)
+        assert 0.8 < card.read_bytes_per_s / find_gpu(card.gpu).bandwidth_bytes_per_s < 1
+
+
+@pytest.mark.parametrize("card", shipped_cards(), ids=lambda card: f"{card.num_gpus} {card.gpu}")
+def test_a_card_comes_back_from_its_file(card: object, tmp_path: Path) -> None:
+    file = save_card(replace(card, factors={"host": 1.25}), tmp_path / "mine.toml", "made by a test")  # type: ignore[type-var]
+    again = load_card(file)
+    assert again == load_card(save_card(again, tmp_path / "again.toml"))
+    assert again.factors == {"host": 1.25}
+    assert is_card(str(file))
+    assert not is_card("vllm-h200-llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong", "sentence"),
+    [
+        (r"^gpu = .*", "gpu = 5", "gpu should be text, not 5"),
+        (r"^gpu = .*", "", "gpu is missing"),
+        (r"^launch_s = .*", "launch_s = nan", "launch_s should be a positive number, not nan"),
+        (r"^launch_s = .*", "launch_s = -1", "launch_s should be a positive number, not -1"),
+        (r"^num_gpus = .*", "num_gpus = 0", "num_gpus should be a whole number from 1 on, not 0"),
+        (r"us = \[[^,]*,", "us = [", "should have 57 times"),
+        (r"us = \[[^,]*,", 'us = ["fast",', "us should be a positive number, not 'fast'"),
+        (r"^\[rates\]", "[rates", "is not TOML"),
+    ],
+)
+def test_a_card_that_is_none_is_one_sentence(pattern: str, wrong: str, sentence: str, tmp_path: Path) -> None:
+    text = save_card(card_of(H200), tmp_path / "good.toml").read_text()
+    (tmp_path / "bad.toml").write_text(re.sub(pattern, wrong, text, count=1, flags=re.MULTILINE))
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        load_card(tmp_path / "bad.toml")
+
+
+def test_products_between_measured_weights_lie_between_them() -> None:
+    products = card_of(H200).products["bfloat16"]
+    index = products.shapes.index((6144, 4096))
+    assert product_s(products, 6144, 4096, 32) == pytest.approx(products.seconds[index][products.sizes.index(32)])
+    smaller, between, larger = (product_s(products, n, 4096, 32) for n in (4096, 5120, 6144))
+    assert smaller < between < larger
+    assert product_s(products, 6144, 4096, 33) == pytest.approx(product_s(products, 6144, 4096, 40))
+    assert product_s(products, 6144, 4096, 32768) == pytest.approx(2 * product_s(products, 6144, 4096, 16384))
+
+
+def test_sums_over_gpus_grow_with_their_bytes() -> None:
+    rows = card_of(H200, 2).all_reduce
+    assert [reduce_s(rows, size) for size, _ in rows] == pytest.approx([seconds for _, seconds in rows])
+    assert reduce_s(rows, 2 * rows[-1][0]) == pytest.approx(2 * rows[-1][1])
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_every_listed_gpu_has_a_card_and_a_data_sheet_says_that_it_is_one(gpu: object) -> None:
+    card = card_of(gpu)  # type: ignore[arg-type]
+    assert card.measured == (card.gpu in ("H100 SXM", "H200"))
+    assert card.measured or "data sheet" in card.source
+    four = card_of(gpu, 4)  # type: ignore[arg-type]
+    assert not four.measured
+    assert "sums over 4 GPUs guessed" in four.source
+
+
+def test_the_data_sheet_of_an_h100_comes_close_to_the_measured_card() -> None:
+    """Nothing of the H100 goes into its data-sheet card but the sheet: what is measured there is a check."""
+    h100, llama = find_gpu("H100 SXM"), find_model("Meta-Llama-3-8B")
+    guessed, measured = (reduce(card, llama) for card in (sheet_card(h100), card_of(h100)))
+    for shape in (
+        StepShape(1, 1, 0, 500, 0),
+        StepShape(32, 32, 0, 16_000, 0),
+        StepShape(128, 128, 0, 64_000, 0),
+        StepShape(1, 4096, 4096, 4096, 4096 * 4097 // 2),
+        StepShape(33, 232, 200, 16_200, 20_100),
+    ):
+        assert guessed.step_time(shape).gpu_s == pytest.approx(measured.step_time(shape).gpu_s, rel=0.1)
+
+
+def test_what_was_measured_on_two_gpus_is_not_guessed() -> None:
+    card = card_of(H200, 2)
+    assert linked(card, H200, 2) is card
+    assert linked(card, H200, 1) is card
+
+
+def test_measuring_without_a_gpu_is_a_sentence(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    result = CliRunner().invoke(measure_command, ["-o", str(tmp_path / "card.toml")])
+    assert isinstance(result.exception, KvsimError)
+    assert "no GPU" in str(result.exception)
+    assert not list(tmp_path.iterdir())

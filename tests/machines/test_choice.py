@@ -1,0 +1,91 @@
+"""Which times a model on a machine gets, what their label says, and how near they come on recordings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvsim.errors import UsageError
+from kvsim.extrapolation import Watched
+from kvsim.hardware import find_gpu
+from kvsim.machines import Basis, card_of, known_errors, served_model, step_times
+from kvsim.models import find_model
+from kvsim.recording import find, read
+from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime.card import save_card
+from kvsim.validation import times_of, validate
+
+H200, H100 = find_gpu("H200"), find_gpu("H100")
+LLAMA, QWEN = find_model("Meta-Llama-3-8B"), find_model("Qwen3-8B")
+
+
+def test_the_best_times_are_those_of_a_profile_then_of_a_card_then_of_a_data_sheet() -> None:
+    profile, card, sheet = (
+        step_times(gpu, model, "vllm") for gpu, model in ((H200, LLAMA), (H100, QWEN), (find_gpu("L40S"), QWEN))
+    )
+    assert isinstance(profile, Watched)
+    assert isinstance(card, Roofline)
+    for times, basis in ((profile, Basis.MODEL), (card, Basis.GPU), (sheet, Basis.SHEET)):
+        assert basis.value in times.label
+    assert (card.calibrated, sheet.calibrated) == (True, False)
+    assert "machine card of H100 SXM (measured 2026" in card.label
+    assert "the data sheet of L40S" in sheet.label
+
+
+def test_the_error_is_part_of_the_label() -> None:
+    known = known_errors()
+    for basis in Basis:
+        assert known[basis].num_recordings >= 4
+        assert all(0 <= known[basis].median[name] <= known[basis].worst[name] for name in known[basis].median)
+    assert known[Basis.GPU].words() in step_times(H100, QWEN, "vllm").label
+
+
+def test_another_type_of_cache_or_weights_or_another_split_never_gets_a_profile() -> None:
+    for model in (LLAMA.served(kv_cache_dtype="fp8"), LLAMA.served(tensor_parallel_size=2)):
+        assert isinstance(step_times(H200, model, "vllm"), Roofline)
+    with pytest.raises(UsageError, match="other types"):
+        step_times(H200, LLAMA.served(kv_cache_dtype="fp8"), "vllm", source="vllm-h200-llama-3-8b")
+
+
+def test_a_card_of_ones_own_is_used_with_its_factors_and_for_its_gpu_alone(tmp_path: Path) -> None:
+    file = save_card(replace(card_of(H100), factors={"gpu": 1.1, "host": 1.5}), tmp_path / "mine.toml")
+    shape = StepShape(32, 32, 0, 16_000, 0)
+    mine, shipped = (step_times(H100, QWEN, "vllm", source=name) for name in (str(file), None))
+    assert mine.step_time(shape).gpu_s == pytest.approx(1.1 * shipped.step_time(shape).gpu_s, rel=1e-3)
+    assert mine.step_time(shape).launch_s == pytest.approx(1.5 * shipped.step_time(shape).launch_s, rel=1e-3)
+    assert Basis.FITTED.value in mine.label
+    with pytest.raises(UsageError, match="the machine card is of H100 SXM, not of H200"):
+        step_times(H200, QWEN, "vllm", source=str(file))
+
+
+def test_without_graphs_nothing_is_captured() -> None:
+    assert step_times(H100, QWEN, "vllm", captured=False).max_captured_tokens == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm-h100-llama-3-8b-closed",
+        "vllm-h100-qwen3-8b-light",
+        "vllm-h200-qwen3-8b-closed",
+        "vllm-2xh200-llama-3-8b-closed128",
+        "vllm-h200-llama-3-8b-fp8-light",
+    ],
+)
+def test_a_model_that_no_profile_knows_is_predicted_from_the_card(name: str) -> None:
+    """The bars for a measured machine and a model that was not recorded there, without pressure on memory."""
+    recording = read(find(name))
+    result = validate(times_of(recording), recording)
+    error = {row.name: abs(row.error) for row in result.rows}
+    assert Basis.GPU.value in result.times_from
+    assert error["throughput"] < 3
+    assert error["TPOT, mean"] < 6
+    assert error["end to end, mean"] < 6
+
+
+def test_a_recording_tells_how_its_model_was_served() -> None:
+    two = served_model(read(find("vllm-2xh200-llama-3-8b-light")).meta)
+    assert (two.tensor_parallel_size, two.kv_bytes_per_token) == (2, 65536)
+    assert served_model(read(find("vllm-h200-llama-3-8b-fp8-light")).meta).kv_cache_dtype == "fp8"

@@ -1,0 +1,128 @@
+"""Step times from a card and a shape: what follows from the shape, whatever the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.hardware import find_gpu
+from kvsim.machines import card_of
+from kvsim.models import find_model, find_quantization
+from kvsim.steptime import Roofline, StepShape, reduce
+from kvsim.steptime.work import Weights, work_of
+
+H200 = find_gpu("H200")
+CARD, LINKED = card_of(H200), card_of(H200, 2)
+LLAMA = find_model("Meta-Llama-3-8B")
+TIMES = {
+    name: reduce(CARD, find_model(name))
+    for name in (
+        "Meta-Llama-3-8B",
+        "Qwen3-8B",
+        "gemma-3-4b-it",
+        "granite-4.0-h-micro",
+        "DeepSeek-V2-Lite",
+        "gpt-oss-20b",
+    )
+}
+
+
+def decode(seqs: int, context: int) -> StepShape:
+    return StepShape(seqs, seqs, 0, seqs * context, 0)
+
+
+def prefill(tokens: int) -> StepShape:
+    return StepShape(1, tokens, tokens, tokens, tokens * (tokens + 1) // 2)
+
+
+def test_the_work_of_a_llama_is_its_four_matrices() -> None:
+    work = work_of(LLAMA)
+    assert dict(work.products) == {
+        Weights(6144, 4096): 32,
+        Weights(4096, 4096): 32,
+        Weights(2 * 14336, 4096): 32,
+        Weights(4096, 14336): 32,
+    }
+    assert work.output == Weights(128256, 4096)
+    assert [(reading.num_layers, reading.window) for reading in work.readings] == [(32, 0)]
+    halved = work_of(LLAMA.served(tensor_parallel_size=2))
+    assert sum(n * k * count for (n, k), count in halved.products.items()) * 2 == sum(
+        n * k * count for (n, k), count in work.products.items()
+    )
+    assert (work.num_reduces, halved.num_reduces) == (0, 64)
+
+
+def test_layers_are_counted_by_kind() -> None:
+    gemma, hybrid, latent = (
+        work_of(find_model(name)) for name in ("gemma-3-4b-it", "granite-4.0-h-micro", "DeepSeek-V2-Lite")
+    )
+    assert sorted((reading.num_layers, reading.window) for reading in gemma.readings) == [(5, 0), (29, 1024)]
+    assert (hybrid.num_recurrent_layers, hybrid.readings[0].num_layers) == (36, 4)
+    assert latent.num_latent_layers == 27
+    assert latent.readings[0].bytes_per_token == 1152
+    assert (latent.num_experts, latent.num_experts_per_token, latent.expert_layers) == (64, 6, 26)
+
+
+@pytest.mark.parametrize("name", TIMES)
+@settings(max_examples=25, deadline=None)
+@given(seqs=st.integers(1, 256), context=st.integers(1, 8000), more=st.integers(1, 2000))
+def test_more_context_never_takes_less(name: str, seqs: int, context: int, more: int) -> None:
+    times = TIMES[name]
+    before, after = (times.step_time(decode(seqs, length)) for length in (context, context + more))
+    assert 0 < before.gpu_s <= after.gpu_s
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_longer_prefill_takes_longer(name: str) -> None:
+    seconds = [TIMES[name].step_time(prefill(tokens)).gpu_s for tokens in (600, 1200, 2400, 4800, 9600)]
+    assert seconds == sorted(seconds)
+
+
+def test_a_window_bounds_what_is_read() -> None:
+    """Beyond its window a sliding layer reads no more: 29 of 34 layers of Gemma stop at 1,024 tokens."""
+    gemma = TIMES["gemma-3-4b-it"]
+
+    def growth(times: Roofline, low: int, high: int) -> float:
+        return times.step_time(decode(64, high)).gpu_s - times.step_time(decode(64, low)).gpu_s
+
+    assert growth(gemma, 2000, 3000) == pytest.approx(growth(gemma, 0, 1000) * 5 / 34, rel=0.01)
+    assert growth(TIMES["Qwen3-8B"], 2000, 3000) == pytest.approx(growth(TIMES["Qwen3-8B"], 0, 1000), rel=0.01)
+
+
+def test_two_gpus_take_more_than_half_as_long_as_one() -> None:
+    one, two = reduce(CARD, LLAMA), reduce(LINKED, LLAMA.served(tensor_parallel_size=2))
+    for shape in (decode(1, 500), decode(64, 500), prefill(4096)):
+        assert 0.5 < two.step_time(shape).gpu_s / one.step_time(shape).gpu_s < 0.85
+    assert two.step_time(prefill(200)).launch_s < one.step_time(prefill(200)).launch_s, "workers launch"
+
+
+def test_smaller_types_take_less_where_they_are_streamed() -> None:
+    plain = reduce(CARD, LLAMA)
+    for bits, kinds in ((8, "fp8"), (4, "awq")):
+        smaller = reduce(CARD, LLAMA.served(quantization=find_quantization(kinds)))
+        saved = 1 - smaller.step_time(decode(1, 100)).gpu_s / plain.step_time(decode(1, 100)).gpu_s
+        assert 0.2 < saved < 1 - bits / 16
+    cached = reduce(CARD, LLAMA.served(kv_cache_dtype="fp8"))
+    assert cached.step_time(decode(64, 4000)).gpu_s < plain.step_time(decode(64, 4000)).gpu_s
+    assert cached.step_time(decode(1, 1)).gpu_s > plain.step_time(decode(1, 1)).gpu_s, "queries are brought to fp8"
+
+
+def test_a_token_reaches_few_experts_and_many_reach_all() -> None:
+    mixture = find_model("Qwen3-30B-A3B")
+    times = reduce(CARD, mixture)
+    all_s = mixture.num_expert_parameters * 2 / CARD.read_bytes_per_s
+    few, many = times.step_time(decode(1, 1)).gpu_s, times.step_time(decode(256, 1)).gpu_s
+    assert many > all_s
+    assert many - few > 0.8 * all_s
+
+
+def test_a_slower_host_shows_in_launches_alone() -> None:
+    slow = reduce(replace(CARD, launch_s=2 * CARD.launch_s), LLAMA)
+    usual = TIMES["Meta-Llama-3-8B"]
+    for shape in (decode(32, 500), prefill(200), prefill(4000)):
+        before, after = usual.step_time(shape), slow.step_time(shape)
+        assert after.gpu_s == before.gpu_s
+        assert after.launch_s == pytest.approx(2 * before.launch_s)
