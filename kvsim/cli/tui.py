@@ -20,7 +20,7 @@ from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import overwrite_option, progress
-from kvsim.errors import MissingExtraError, UsageError
+from kvsim.errors import UsageError
 from kvsim.overwriting import may_replace
 from kvsim.policies import POLICY_NAMES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LIST = "list"
 """The value of --lesson where no lesson is named."""
-_HOST, _PORT = "127.0.0.1", 8000
+_PORT = 8000
 
 
 @click.command("tui", cls=SectionedCommand)
@@ -200,23 +200,16 @@ def _list_lessons() -> None:
 
 def _serve(port: int) -> None:
     """The same command line without --serve, run for every browser that comes."""
-    try:
-        server = import_module("textual_serve.server").Server
-    except ImportError:
-        raise MissingExtraError("--serve", "web") from None
+    from kvsim.cli.serve import HOST, LocalServer
+
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, port))
+            probe.bind((HOST, port))
         except OSError as error:
             raise UsageError(f"cannot serve on port {port}: {error.strerror}; name another one with --port.") from error
-    click.echo(f"open http://{_HOST}:{port} in a browser; Ctrl+C ends the server.", err=True)
-    server(
-        shlex.join([sys.executable, "-m", "kvsim", *_without_serving(sys.argv[1:])]),
-        host=_HOST,
-        port=port,
-        title="kvsim",
-    ).serve()
+    click.echo(f"open http://{HOST}:{port} in a browser; Ctrl+C ends the server.", err=True)
+    LocalServer(shlex.join([sys.executable, "-m", "kvsim", *_without_serving(sys.argv[1:])]), port).serve()
 
 
 def _without_serving(arguments: Sequence[str]) -> list[str]:

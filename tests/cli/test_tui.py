@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-
-from kvsim.cli import tui as command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +25,7 @@ def run(type_command: Run) -> Run:
 
 
 def text_of(svg: str) -> str:
-    return svg.replace("&#160;", " ")
+    return " ".join(re.findall(r">([^<]+)</text>", svg))
 
 
 def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
@@ -80,27 +79,28 @@ def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_serving_needs_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    monkeypatch.delitem(sys.modules, "kvsim.cli.serve", raising=False)
     code, _, complaint = run("--serve")
     assert code == 2
     assert complaint == "kvsim: --serve needs an optional part that is not installed: pip install 'kvsim[web]'.\n"
 
 
 def test_serving_runs_the_same_command_on_loopback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[tuple[str, dict[str, Any]]] = []
-
-    class Server:
-        def __init__(self, line: str, **settings: Any) -> None:
-            served.append((line, settings))
-
-        def serve(self) -> None:
-            pass
-
-    monkeypatch.setattr(command, "import_module", lambda _: type("Module", (), {"Server": Server}))
+    pytest.importorskip("textual_serve")
+    served: list[tuple[str, int]] = []
+    monkeypatch.setattr("kvsim.cli.serve.LocalServer", lambda line, port: served.append((line, port)) or Silent())
     code, _, _ = run("--lesson", "2", "--serve")
     assert code == 0
-    ((line, settings),) = served
+    ((line, port),) = served
     assert line.endswith("-m kvsim tui --lesson 2")
-    assert settings["host"] == "127.0.0.1"
+    assert port == 8000
+
+
+class Silent:
+    """A server that serves nobody."""
+
+    def serve(self) -> None:
+        pass
 
 
 def test_a_picture_is_png_where_its_name_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

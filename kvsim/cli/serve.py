@@ -1,0 +1,153 @@
+"""`kvsim tui --serve`: the interface in browsers of this machine, and in nothing else.
+
+The server listens on the loopback interface. A page of another origin, or one whose name was turned to this machine,
+is refused; so are more browsers than a person has open, and terminals larger than any screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from kvsim.errors import MissingExtraError
+
+try:
+    from aiohttp import WSMsgType, web
+    from textual_serve.app_service import AppService
+    from textual_serve.server import Server
+except ImportError as error:
+    raise MissingExtraError("--serve", "web") from error
+
+HOST = "127.0.0.1"
+MAX_BROWSERS = 8
+"""Interfaces that run at a time; each is a process."""
+MAX_COLUMNS, MAX_ROWS = 1_000, 500
+"""The largest terminal: a browser's, over two large screens, in small letters."""
+MAX_MESSAGE_BYTES = 1 << 16
+_STOP_S = 5.0
+"""Seconds that an interface may take to end after its browser has gone."""
+_HEADERS = {
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class LocalServer(Server):
+    """Textual's own server, for pages that it served itself."""
+
+    def __init__(self, command: str, port: int) -> None:
+        """Args: the command line that every browser gets an interface of, and the port."""
+        super().__init__(f"exec {command}", host=HOST, port=port, title="kvsim")
+        names = [f"{host}:{port}" for host in (HOST, "localhost")] + ([HOST, "localhost"] if port == 80 else [])
+        self._hosts = frozenset(names)
+        self._origins = frozenset(f"http://{name}" for name in names)
+        self.num_browsers = 0
+        """Interfaces that run now."""
+
+    async def _make_app(self) -> web.Application:
+        app = await super()._make_app()
+        app.middlewares.append(self._guard)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what a page of ours would not ask."""
+        origin = request.headers.get("Origin")
+        if request.headers.get("Host") not in self._hosts:
+            raise web.HTTPForbidden(text="this server is for pages at its own address only")
+        if origin not in self._origins and (origin is not None or request.path == "/ws"):
+            raise web.HTTPForbidden(text="this server is for its own pages only")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """One interface for one browser."""
+        size = _size(request.query.get("width", "80"), request.query.get("height", "24"))
+        if size is None:
+            raise web.HTTPBadRequest(text=f"a terminal has at most {MAX_COLUMNS} columns and {MAX_ROWS} rows")
+        if self.num_browsers >= MAX_BROWSERS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_BROWSERS} interfaces run already, and no more are started")
+        self.num_browsers += 1
+        websocket = web.WebSocketResponse(heartbeat=15, max_msg_size=MAX_MESSAGE_BYTES)
+
+        async def close() -> None:
+            await websocket.close()
+
+        interface = AppService(
+            self.command,
+            write_bytes=websocket.send_bytes,
+            write_str=websocket.send_str,
+            close=close,
+            download_manager=self.download_manager,
+        )
+        try:
+            await websocket.prepare(request)
+            await interface.start(*size)
+            await self._process_messages(websocket, interface)
+        except (OSError, RuntimeError):  # the browser is gone
+            pass
+        finally:
+            await _stop(interface)
+            self.num_browsers -= 1
+        return websocket
+
+    async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
+        """Pass on what the browser says, until it leaves or says something that a page of ours does not."""
+        async for message in websocket:
+            if message.type != WSMsgType.TEXT or not await _pass_on(message.data, websocket, app_service):
+                await websocket.close(code=1008, message=b"not understood")
+                return
+
+
+async def _pass_on(text: str, websocket: web.WebSocketResponse, interface: AppService) -> bool:
+    """Pass one message on; False if it is none."""
+    try:
+        envelope: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    match envelope:
+        case ["stdin", str(keys)]:
+            await interface.send_bytes(keys.encode("utf-8", "replace"))
+        case ["resize", {"width": width, "height": height}]:
+            size = _size(width, height)
+            if size is None:
+                return False
+            await interface.set_terminal_size(*size)
+        case ["ping", str() | int() | float() as number]:
+            await websocket.send_json(["pong", number])
+        case ["blur", *_]:
+            await interface.blur()
+        case ["focus", *_]:
+            await interface.focus()
+        case _:
+            return False
+    return True
+
+
+def _size(width: object, height: object) -> tuple[int, int] | None:
+    """A terminal's columns and rows; None where no terminal has so many."""
+    texts = str(width)[:8], str(height)[:8]
+    if not all(text.isascii() and text.isdigit() for text in texts):
+        return None
+    columns, rows = map(int, texts)
+    return (columns, rows) if 1 <= columns <= MAX_COLUMNS and 1 <= rows <= MAX_ROWS else None
+
+
+async def _stop(interface: AppService) -> None:
+    """End an interface, and do not wait for one that does not."""
+    with suppress(asyncio.TimeoutError, OSError, RuntimeError, AssertionError):
+        await asyncio.wait_for(interface.stop(), _STOP_S)
+    process = interface._process
+    if process is not None and process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
