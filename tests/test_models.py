@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from kvsim.errors import RecordingError, UnknownNameError
 from kvsim.models import Model, all_models, find_model
+from kvsim.models.huggingface import from_fields
 
 KIB = 1024
+COUNTS = Path(__file__).with_name("parameter-counts.jsonl.gz")
 LLAMA = {
     "name": "llama-3-8b",
     "num_layers": 32,
@@ -184,6 +187,17 @@ def test_what_is_missing_or_contradictory_is_named() -> None:
         Model.from_shape(LLAMA | {"dtype": "int3"})
     with pytest.raises(RecordingError, match=r"kv_bytes_per_token = 1; it must be 131,072, by its shape"):
         Model.from_shape(LLAMA | {"kv_bytes_per_token": 1})
+
+
+def test_parameters_of_any_configuration_are_those_of_the_model_that_is_built_from_it() -> None:
+    # The default configuration of every class that Transformers 5.23 and kvsim both know, and what the model counts.
+    rows = [json.loads(line) for line in gzip.decompress(COUNTS.read_bytes()).splitlines()]
+    assert len(rows) >= 50
+    for row in rows:
+        (architecture,) = row["config"]["architectures"]
+        model = from_fields(row["config"], name=architecture, where=architecture)
+        assert model.num_parameters == pytest.approx(row["num_parameters"], rel=0.001), architecture
+        assert model.num_active_parameters <= model.num_parameters
 
 
 def test_heads_are_dealt_out_among_gpus_and_the_latent_is_not() -> None:

@@ -17,7 +17,11 @@ Caches = list[tuple["Layer", ...]]
 
 
 def num_layers(config: Config) -> int:
-    """Decoder layers."""
+    """Decoder layers; as many as a pattern of them has letters or names, where only that is said."""
+    for pattern in ("hybrid_override_pattern", "layers_block_type"):
+        stated = config.fields.get(pattern)
+        if isinstance(stated, str | list) and stated and not config.states("num_hidden_layers"):
+            return len(stated)
     return config.count("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
@@ -50,13 +54,16 @@ def full(config: Config) -> FullAttention:
 
 
 def plain(config: Config) -> Caches:
-    """Layers that `layer_types` tells apart; without it, all slide if `sliding_window` says so, or none."""
+    """Layers that `layer_types` tells apart; where it does not, all slide if `sliding_window` says so, or none."""
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
             raise config.wrong("layer_types", "a list of full_attention and sliding_attention", shown=repr(unknown[0]))
-        return windowed(config, [kind == "sliding_attention" for kind in kinds])
+        if len(set(kinds)) > 1:
+            return windowed(config, [kind == "sliding_attention" for kind in kinds])
+    elif config.states("sliding_window_pattern"):
+        raise config.wrong("layer_types", "a list, since sliding_window_pattern is stated")
     slides = config.states("sliding_window") and config.flag("use_sliding_window", default=True)
     if slides and config.fields["sliding_window"] == 0:  # some checkpoints say so that nothing slides
         slides = False
@@ -109,14 +116,23 @@ def gemma_4(config: Config) -> Caches:
     """Gemma 4: the full layers have heads of their own, and the last layers may keep nothing."""
     layers: Caches = every(6)(config)
     layers[-1] = (full(config),)
-    size = config.count("global_head_dim", default=head_dim(config))
-    heads = config.count("num_global_key_value_heads", default=num_kv_heads(config))
-    wide = FullAttention(num_kv_heads=heads, head_dim=size, value_head_dim=size)
     layers = [
-        (wide,) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches for caches in layers
+        (_global(config, index),) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches
+        for index, caches in enumerate(layers)
     ]
     shared = config.count("num_kv_shared_layers", default=0, least=0)
     return layers[: len(layers) - shared] + [()] * shared
+
+
+def _global(config: Config, index: int) -> FullAttention:
+    """A full layer of Gemma 4, whose heads are stated for all full layers, or for each."""
+    stated = config.fields.get("per_layer_config")
+    own = stated.get(f"{index:02d}", stated.get(str(index))) if isinstance(stated, dict) else None
+    nested = type(config)(own if isinstance(own, dict) else {}, f"per_layer_config of {config.where}")
+    size = nested.count("head_dim", default=config.count("global_head_dim", default=head_dim(config)))
+    heads = config.count("num_global_key_value_heads", default=num_kv_heads(config))
+    heads = nested.count("num_key_value_heads", default=heads)
+    return FullAttention(num_kv_heads=heads, head_dim=size, value_head_dim=size)
 
 
 def llama_4(config: Config) -> Caches:

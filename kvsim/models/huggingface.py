@@ -11,7 +11,14 @@ from kvsim.errors import UsageError
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
 from kvsim.models.layers import FullAttention, Layer
-from kvsim.models.parameters import count_parameters, encoder_parameters, is_tied, mixture
+from kvsim.models.parameters import (
+    count_parameters,
+    dense_size,
+    encoder_parameters,
+    has_experts,
+    is_tied,
+    mixture,
+)
 from kvsim.models.shape import Model
 from kvsim.models.weights import from_config
 
@@ -24,7 +31,7 @@ Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneForCausalLM FlexOlmoForCausalLM
 GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
 GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM InternLM2ForCausalLM InternLM3ForCausalLM LLaMAForCausalLM
 LlamaForCausalLM MiniCPMForCausalLM MiniMaxM2ForCausalLM Ministral3ForCausalLM MistralForCausalLM MixtralForCausalLM
-NemotronForCausalLM OLMoForCausalLM OPTForCausalLM Olmo2ForCausalLM OlmoForCausalLM OlmoeForCausalLM
+NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM OlmoForCausalLM OlmoeForCausalLM
 OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM
 Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
 Starcoder2ForCausalLM TeleChat3ForCausalLM
@@ -116,6 +123,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
     counts = count_parameters(text, architecture, layers)
     experts = mixture(text)
+    all_sparse = experts is not None and all(has_experts(text, index) for index in range(len(layers)))
     main = next((layer for layer in kinds if isinstance(layer, FullAttention)), None)
     uniform = (
         kinds == [main] and all(len(caches) == 1 for caches in layers) and main is not None and main.kind == "full"
@@ -130,10 +138,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
         num_kv_heads=attention.num_kv_heads(text) if _has_heads(text) else heads,
         head_dim=attention.head_dim(text) if _has_heads(text) else text.count("head_dim", default=64),
         hidden_size=attention.hidden_size(text),
-        intermediate_size=text.count(
-            "intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", default=0, least=0
-        )
-        or (experts.intermediate_size if experts else 4 * attention.hidden_size(text)),
+        intermediate_size=experts.intermediate_size if experts and all_sparse else dense_size(text),
         vocab_size=text.count("vocab_size"),
         max_position_embeddings=_longest(text),
         tie_word_embeddings=is_tied(text, architecture),

@@ -72,7 +72,9 @@ def mixture(config: Config) -> Mixture | None:
     width = config.count("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
     shared = config.count(
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-        default=config.count("n_shared_experts", "moe_num_shared_experts", default=0, least=0) * width, least=0,
+        default=config.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0)
+        * width,
+        least=0,
     )  # fmt: skip
     if str(config.fields.get("model_type", "")).startswith("llama4"):
         shared = width
@@ -84,12 +86,9 @@ def mixture(config: Config) -> Mixture | None:
 
 def has_experts(config: Config, index: int) -> bool:
     """Whether the layer of that index is a mixture, in a model that has some."""
-    pattern = config.fields.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return pattern[index] == "E"
-    blocks = config.fields.get("layers_block_type")
-    if isinstance(blocks, list | tuple) and "moe" in blocks:
-        return bool(blocks[index] == "moe")
+    kind = _stated_kind(config, index)
+    if kind is not None:
+        return kind in ("E", "moe", "sparse")
     if index < config.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, least=0):
         return False
     listed = config.fields.get("mlp_only_layers") or []
@@ -100,6 +99,16 @@ def has_experts(config: Config, index: int) -> bool:
         return index % config.count("expert_layer_period") == offset
     step = config.count("interleave_moe_layer_step", "decoder_sparse_step", default=1)
     return (index + 1) % step == 0
+
+
+def _stated_kind(config: Config, index: int) -> str | None:
+    """How the configuration calls the feed-forward part of a layer, if it does so layer by layer."""
+    for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
+        kinds = config.fields.get(name)
+        tells = name != "layers_block_type" or (isinstance(kinds, list) and "moe" in kinds)
+        if isinstance(kinds, str | list | tuple) and len(kinds) > index and tells:
+            return str(kinds[index])
+    return None
 
 
 def count_parameters(config: Config, architecture: str, layers: Caches) -> Parameters:
@@ -161,21 +170,35 @@ def _feed_forward(config: Config, architecture: str, index: int, keeps: bool) ->
     if architecture == "NemotronHForCausalLM" and keeps:
         return 0, 0, 0
     if experts is None or not has_experts(config, index):
-        return matrices * hidden * _dense_size(config), 0, 0
-    one = matrices * hidden * experts.intermediate_size
+        return matrices * hidden * dense_size(config, index), 0, 0
+    latent = config.count("moe_latent_size", default=hidden)
+    one = matrices * latent * experts.intermediate_size
     if architecture == "GptOssForCausalLM":
         one += 2 * experts.intermediate_size + hidden
     dense = matrices * hidden * experts.shared_size + hidden * experts.num_experts
+    dense += 2 * hidden * latent if latent != hidden else 0
     if config.flag("enable_moe_block", default=False):
-        dense += matrices * hidden * _dense_size(config)
+        dense += matrices * hidden * dense_size(config, index)
     return dense, experts.num_experts * one, experts.num_active * one
 
 
-def _dense_size(config: Config) -> int:
+def dense_size(config: Config, index: int = 0) -> int:
+    """Width of the feed-forward network of the layer of that index, where it is no mixture."""
+    widths = config.fields.get("intermediate_size")
+    if isinstance(widths, list):  # Gemma 3n: one for every layer
+        one = widths[index] if index < len(widths) else None
+        return type(config)({"intermediate_size": one}, config.where).count("intermediate_size")
     names: tuple[str, ...] = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner")
     if config.count("num_local_experts", default=1, least=0) == 0:  # Granite 4 H without experts
         names = ("shared_intermediate_size", *names)
-    return config.count(*names, default=4 * hidden_size(config))
+    size = config.count(*names, default=4 * hidden_size(config), least=0)
+    if not config.flag("block_auto_adjust_ff_dim", default=False):
+        return size
+    # LFM2 states the width of a network without a gate: two thirds of it, in whole multiples.
+    multiple = config.count("block_multiple_of", default=256)
+    factor = config.fields.get("block_ffn_dim_multiplier", 1.0)
+    narrowed = int((factor if isinstance(factor, int | float) else 1.0) * int(2 * size / 3))
+    return -(-narrowed // multiple) * multiple
 
 
 def _cache_parameters(config: Config, layer: Layer, architecture: str) -> int:
@@ -226,7 +249,8 @@ def _attention(config: Config, layer: FullAttention, architecture: str) -> int:
     keys = layer.num_kv_heads * layer.head_dim
     biased = config.flag("attention_bias", default=architecture.startswith(("Qwen2", "OPT", "GptOss")))
     biases = query + keys + values if biased else 0
-    return hidden * (query + keys + values) + heads * layer.value_head_dim * hidden + biases
+    gate = hidden * query if architecture == "AfmoeForCausalLM" else 0
+    return hidden * (query + keys + values) + heads * layer.value_head_dim * hidden + biases + gate
 
 
 def _latent_attention(config: Config, layer: Mla) -> int:

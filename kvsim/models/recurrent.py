@@ -79,6 +79,9 @@ def granite_hybrid(config: Config) -> Caches:
     kinds: dict[str, Layer | None] = {
         "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
     }  # fmt: skip
+    indices = config.fields.get("attn_layer_indices")
+    if isinstance(indices, list):
+        return [(attention,) if index in indices else (mamba,) for index in range(num_layers(config))]
     return _listed(config, kinds, "layer_types" if config.states("layer_types") else "layers_block_type")
 
 
@@ -102,7 +105,10 @@ def nemotron_h(config: Config) -> Caches:
     if isinstance(pattern, str) and set(pattern) <= set("M*-E"):
         kinds: dict[str, tuple[Layer, ...]] = {"M": (mamba,), "*": (attention,), "-": (), "E": ()}
         return [kinds[letter] for letter in pattern]
-    named: dict[str, Layer | None] = {"mamba": mamba, "attention": attention, "mlp": None, "moe": None}
+    named: dict[str, Layer | None] = {
+        "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
+        "mlp": None, "moe": None,
+    }  # fmt: skip
     if config.states("layers_block_type"):
         return _listed(config, named, "layers_block_type")
     raise config.wrong("hybrid_override_pattern", "a text of M, *, - and E with one letter for every layer")

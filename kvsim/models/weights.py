@@ -102,10 +102,17 @@ def _compressed_tensors(stated: Mapping[str, Any], where: str) -> Quantization:
         )
     bits, group_size = weights.get("num_bits"), weights.get("group_size")
     scheme = _grouped("compressed-tensors", bits, group_size or 0, where)
-    experts_alone = _targets_experts_alone(schemes[0])
+    experts_alone = _targets_experts_alone(schemes[0]) or _ignores_attention(stated)
     return Quantization(
         method=scheme.method, linear_bits=0 if experts_alone else scheme.linear_bits, expert_bits=scheme.expert_bits
     )
+
+
+def _ignores_attention(stated: Mapping[str, Any]) -> bool:
+    """Whether attention stays as it is in all layers: then so does whatever every token passes through."""
+    ignored = stated.get("ignore")
+    patterns = [str(item) for item in ignored] if isinstance(ignored, list) else []
+    return any(pattern.startswith("re:") and "attn" in pattern for pattern in patterns)
 
 
 def _targets_experts_alone(scheme: Mapping[str, Any]) -> bool:
