@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from kvsim.models.config import Config
     from kvsim.models.layers import Layer
 
+MOST_LAYERS = 10_000
+"""Layers that a model may have: far more than any has."""
+
 Caches = list[tuple["Layer", ...]]
 """For every layer of a model, what it keeps."""
 
@@ -22,7 +25,7 @@ def num_layers(config: Config) -> int:
         stated = config.fields.get(pattern)
         if isinstance(stated, str | list) and stated and not config.states("num_hidden_layers"):
             return len(stated)
-    return config.count("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    return config.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=MOST_LAYERS)
 
 
 def num_heads(config: Config) -> int:

@@ -7,6 +7,11 @@ from typing import Any
 
 from kvsim.errors import UsageError
 
+LARGEST = 10**12
+"""No count in a configuration is larger."""
+_MOST_SHOWN = 80
+"""Characters of a wrong value that a message shows."""
+
 
 class Config:
     """The fields of one configuration. Text models inside of wrappers for images have theirs in `text_config`."""
@@ -28,20 +33,21 @@ class Config:
         """Whether the field is there, and not null."""
         return self.fields.get(name) is not None
 
-    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """The whole number in the first of `names` that is there, or `default`.
 
         Raises:
-            UsageError: if there is none and no default, or if it is no whole number of at least `least`.
+            UsageError: if there is none and no default, or if it is no whole number from `least` to `most`.
         """
+        right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         for name in names:
             value = self.fields.get(name)
             if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                    raise self.wrong(name, f"a whole number of at least {least}")
+                if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                    raise self.wrong(name, right)
                 return value
-        if default is None:
-            raise self.wrong(names[0], f"a whole number of at least {least}")
+        if default is None or default < least:
+            raise self.wrong(names[0], right)
         return default
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -75,5 +81,6 @@ class Config:
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
         """The error that says what is wrong with a field."""
         value = shown or repr(self.fields.get(name))
+        value = value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN - 1]}…"
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

@@ -176,6 +176,10 @@ def _architecture(config: Config) -> str:
     )
 
 
+_MOST_SCALED = 1e6
+"""More than any scaling of positions; a factor beyond it is none."""
+
+
 def _longest(text: Config) -> int:
     """The longest sequence that vLLM derives, in tokens: positions, and what scaling them adds."""
     positions = text.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
@@ -184,7 +188,11 @@ def _longest(text: Config) -> int:
         return positions
     kind = scaling.get("rope_type", scaling.get("type"))
     factor = scaling.get("factor")
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or kind not in ("yarn", "linear", "dynamic"):
+    if (
+        kind not in ("yarn", "linear", "dynamic")
+        or not isinstance(factor, int | float)
+        or not 0 < factor < _MOST_SCALED
+    ):
         return positions
     if kind == "yarn":
         original = scaling.get("original_max_position_embeddings", positions)
