@@ -8,12 +8,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from kvsim.atomic import whole_file
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.contents import TEXT_BYTES, content_of
+from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model, all_models
 from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape, StepTime
@@ -22,6 +22,20 @@ _FOLDER = Path(__file__).parent / "calibrated"
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
 """Fields of `StepShape` that count what happens rather than how large a step is: they have no range to leave."""
+
+
+_LONGEST_S = 1e3
+"""No coefficient in seconds is larger: a step takes milliseconds, and the slowest thing that it holds some minutes."""
+_LARGEST_SHAPE = 1e18
+_COEFFICIENTS = {
+    "exposed_share": (0.0, 1.0),
+    "shared_saving": (0.0, 1.0),
+    "lone_share": (0.0, 1e3),
+    "strain_share": (0.0, 1e3),
+    "full_seqs": (1e-3, 1e6),
+    "max_captured_tokens": (0, 1 << 20),
+}
+"""What the coefficients that are no times may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,23 +173,62 @@ def load(path: str | os.PathLike[str]) -> Profile:
     """
     file = Path(path)
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the profile {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the profile {file} is not TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"the profile {file} is not TOML: {reason}.") from error
     try:
         return Profile(
-            gpu=document["gpu"],
-            model=document["model"],
-            engine=document["engine"],
-            tensor_parallel_size=document.get("tensor_parallel_size", 1),
+            gpu=_text("gpu", document["gpu"]),
+            model=_text("model", document["model"]),
+            engine=_text("engine", document["engine"]),
+            tensor_parallel_size=_within("tensor_parallel_size", document.get("tensor_parallel_size", 1), int, 1, 1024),
             times=_times(document["gpu"], document["coefficients"]),
-            ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
-            residuals=tuple(Residual(**{"held_out_percent": None} | residual) for residual in document["residuals"]),
+            ranges={name: _range(name, ends) for name, ends in document["ranges"].items()},
+            residuals=tuple(_residual(residual) for residual in document["residuals"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the profile {file} is incomplete or wrong: {error}.") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "a field is missing"
+        raise UsageError(f"the profile {file} is incomplete or wrong: {reason}.") from error
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{name} should be a name, not {shortened(value)}")
+    return value
+
+
+def _within(name: str, value: Any, kind: type, low: float, high: float) -> Any:
+    """`value`, a number of that kind from `low` to `high`; a float may be written as a whole number."""
+    kinds = (int,) if kind is int else (int, float)
+    what = "whole number" if kind is int else "number"
+    if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value:
+        raise ValueError(f"{name} should be a {what} from {low:g} on, not {shortened(value)}")
+    if not value <= high:
+        raise ValueError(f"{name} should be a {what} of at most {high:g}, not {shortened(value)}")
+    return value
+
+
+def _range(name: str, ends: Any) -> tuple[float, float]:
+    if name not in StepShape._fields:
+        raise ValueError(f"ranges has {shortened(name)}, which is nothing that a step has")
+    low, high = (float(_within(f"ranges.{name}", end, float, 0, _LARGEST_SHAPE)) for end in ends)
+    if low > high:
+        raise ValueError(f"ranges.{name} should begin with the smaller value")
+    return low, high
+
+
+def _residual(values: Any) -> Residual:
+    residual = Residual(**{"held_out_percent": None} | values)
+    _text("residuals.recording", residual.recording)
+    _within("residuals.num_steps", residual.num_steps, int, 0, 1 << 53)
+    _within("residuals.mean_percent", residual.mean_percent, float, -1e6, 1e6)
+    _within("residuals.median_abs_us", residual.median_abs_us, float, 0, 1e12)
+    if residual.held_out_percent is not None:
+        _within("residuals.held_out_percent", residual.held_out_percent, float, -1e6, 1e6)
+    return residual
 
 
 def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
@@ -184,8 +237,8 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
     if not isinstance(table, list) or len(table) != NUM_SIZES:
         raise ValueError(f"of_size_s should be a list of {NUM_SIZES} numbers")
     for name, value in (*values.items(), *(("of_size_s", value) for value in table)):
-        if not isinstance(value, int | float) or not 0 <= value < inf:
-            raise ValueError(f"{name} should be a number from 0 on, not {value!r}")
+        low, high = _COEFFICIENTS.get(name, (0.0, _LONGEST_S))
+        _within(name, value, int if name == "max_captured_tokens" else float, low, high)
     return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=tuple(table), **values)
 
 

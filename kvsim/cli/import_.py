@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.ranges import check_ranges
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table
 from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, first_requests
 from kvsim.errors import UsageError
@@ -64,6 +65,11 @@ def command(
     from kvsim.importers import Limits, arriving, read_workload, within, write_workload
     from kvsim.overwriting import may_replace
 
+    lengths = {
+        "num_requests": num_requests, "min_tokens": min_tokens, "max_prompt_tokens": max_prompt_tokens,
+        "max_total_tokens": max_total_tokens, "seed": flags["seed"],
+    }  # fmt: skip
+    check_ranges(lengths)
     if output is not None:
         may_replace(output, "import", overwrite=overwrite)
     workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)

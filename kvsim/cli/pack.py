@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvsim.cli.ranges import check_ranges
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, print_json, print_table
 from kvsim.cli.workload import workload_of_flags, workload_options
@@ -23,6 +24,7 @@ def command(*, row_tokens: int, batch_size: int, as_json: bool, **flags: Any) ->
     """
     from kvsim.memory.packing import first_fit_decreasing, padded
 
+    check_ranges({"row_tokens": row_tokens, "batch_size": batch_size})
     workload = workload_of_flags(flags)
     lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
     ways = {

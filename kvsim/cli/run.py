@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
 @overwrite_option
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
     policy: str,
     engine: EngineName,
@@ -55,6 +59,7 @@ def command(
     from kvsim.recording import read
     from kvsim.simulation import Options, measure, record
 
+    check_policy_flags(context, [policy])
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, machine_of, memory_of
+from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, workload_and_source
 from kvsim.errors import UsageError
 
@@ -181,6 +182,7 @@ def build_scenario(**flags: Any) -> Scenario:
     """
     from kvsim.hardware import find_gpu
 
+    check_ranges(flags)
     workload, source = workload_and_source(flags)
     gpu, model = machine_of(flags, None if source is None else source.meta)
     _check_simulated(model)

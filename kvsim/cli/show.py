@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import click
@@ -24,8 +25,16 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print `document` so that equal results are equal bytes."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    """Print `document` so that equal results are equal bytes; what is no number, like the mean of nothing, is null."""
+    click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_table(

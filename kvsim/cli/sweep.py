@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
@@ -82,6 +83,7 @@ def command(
         may_save(figure, "sweep", overwrite=overwrite)
 
     axes = dict(_axis(context, each) for each in vary)
+    check_policy_flags(context, axes.get("policy", [policy]), [name for name in axes if name != "policy"])
     points = [_point(policy, flags, axes, values) for values in product(*axes.values())]
     with progress("sweep") as report:
         outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=report)

@@ -16,6 +16,7 @@ import click
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option
+from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
@@ -62,7 +63,10 @@ _PORT = 8000
 @overwrite_option
 @click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Of the screenshot.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
     recording_name: str | None,
     policy: str | None,
@@ -84,6 +88,8 @@ def command(
     RECORDING is a folder or the name of a recording that comes with kvsim; with neither, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
+    if policy is not None:
+        check_policy_flags(context, [policy])
     _check_companions(output, attach, port, serve=serve)
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")

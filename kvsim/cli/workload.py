@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvsim.cli.ranges import check_ranges
 from kvsim.cli.sections import section
 from kvsim.errors import UsageError
 
@@ -56,6 +57,7 @@ def workload_options(command: Command) -> Command:
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
     """The requests that the flags ask for."""
+    check_ranges(flags)
     return workload_and_source(flags)[0]
 
 

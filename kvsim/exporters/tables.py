@@ -25,7 +25,8 @@ def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Li
     """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
 
     The first four are those of the recording; requests have their latencies beside them. `pool` has a row per step with
-    the slots in each of the seven states. In CSV, lists are numbers with spaces between them.
+    the slots in each of the seven states. In CSV, lists are numbers with spaces between them, and a text
+    that a spreadsheet would run as a formula has an apostrophe in front of it, as spreadsheets themselves write it.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -81,9 +82,17 @@ def _write(columns: dict[str, Any], file: Path) -> None:
         pq.write_table(table, file, compression="zstd")
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A cell that begins so is a formula to a spreadsheet, which runs it."""
+
+
 def _array(values: Any, *, as_text: bool) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
+    if as_text and not isinstance(values, Ragged) and values.dtype.kind == "U":
+        return pa.array(
+            [f"'{value}" if value.startswith(_FORMULA) else value for value in values.tolist()], pa.string()
+        )
     if not isinstance(values, Ragged):
         # An unknown time is an empty cell, not the word nan.
         return pa.array(values, from_pandas=True)

@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from kvsim.errors import shortened
 from kvsim.importers.collect import NO_ARRIVALS, Requests
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def read(source: Source) -> Workload:
         if timed is None:
             timed, epoch_ns = known, _nanoseconds(row, stamp) if known else 0
         if known != timed:
-            raise row.error(f"TIMESTAMP is {stamp!r}; either every row has a time or every row has {_UNKNOWN}")
+            raise row.error(f"TIMESTAMP is {shortened(stamp)}; either every row has a time or every row has {_UNKNOWN}")
         # Seconds since 1970 in a float have lost the last digits: subtract first.
         arrival_s = (_nanoseconds(row, stamp) - epoch_ns) / 1e9 if known else 0.0
         requests.add(arrival_s, row.whole("ContextTokens"), row.whole("GeneratedTokens"))
@@ -50,13 +51,15 @@ def read(source: Source) -> Workload:
 
 def _nanoseconds(row: Row, stamp: str) -> int:
     """Nanoseconds since 1970; a time without a zone counts as UTC, since only differences matter."""
-    wrong = row.error(f"TIMESTAMP should be a time such as 2023-11-16 18:15:46.6805900, or {_UNKNOWN}, not {stamp!r}")
+    wrong = row.error(
+        f"TIMESTAMP should be a time such as 2023-11-16 18:15:46.6805900, or {_UNKNOWN}, not {shortened(stamp)}"
+    )
     match = _STAMP.fullmatch(stamp)
     if match is None:
         raise wrong
     try:
         seconds = datetime.fromisoformat(match[1] + (match[3] or ""))
-    except ValueError:
+        since = (seconds if seconds.tzinfo else seconds.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise wrong from None
-    since = (seconds if seconds.tzinfo else seconds.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int((match[2] or "0").ljust(9, "0"))

@@ -86,6 +86,8 @@ class _Reading:
                 if not self._read_on(num_lines):
                     self._go_to(wrong_at)
                     raise self.error(f"this is no JSON: {error.msg}") from error
+            except ValueError as error:
+                raise self.error("there is a number of thousands of digits, which no request has") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
         row = Row(path=self._path, line=self._line, fields=self._object(value))

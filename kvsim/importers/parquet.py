@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.atomic import whole_file
+from kvsim.contents import open_file, oversized
 from kvsim.errors import WorkloadError
 from kvsim.overwriting import MARK_KEY, mark
 from kvsim.workload import Numbered, Ragged, Workload
@@ -25,7 +26,7 @@ _MAGIC = b"PAR1"
 
 def looks_like(path: Path) -> bool:
     """Whether the file begins as Parquet does."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(4) == _MAGIC
 
 
@@ -68,34 +69,65 @@ def read(path: str | os.PathLike[str]) -> Workload:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    file = Path(path)
+    if not file.is_file():
+        raise WorkloadError(f"{path} is no file.")
     try:
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetFile(path) as parquet:
+            declared = oversized(parquet.metadata, file.stat().st_size)
+            if declared is not None:
+                raise WorkloadError(f"{path} is damaged: it declares {declared}.")
+            table = parquet.read()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise WorkloadError(f"{path} is damaged or no Parquet file: {reason}.") from error
-    about = json.loads((table.schema.metadata or {}).get(FORMAT.encode(), b"{}"))
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise WorkloadError(
-            f"{path} is no workload of version {VERSION}; `kvsim import` writes one, and a recording is a folder."
-        )
+    about = _about(table.schema.metadata or {}, path)
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string()}
     for name, kind in (wanted | {name: kind for name, kind in optional.items() if name in table.column_names}).items():
-        if name not in table.column_names or table.schema.field(name).type != kind or table[name].null_count:
+        there = table.column_names.count(name) == 1 and table.schema.field(name).type == kind
+        if not there or table[name].null_count or (pa.types.is_list(kind) and _flat(table[name]).null_count):
             raise WorkloadError(f"{path}: the column {name} should be there, be {kind} and have no empty field.")
     tokens = "prompt_token_ids" in table.column_names
+    try:
+        ids = table["id"].to_pylist() if "id" in table.column_names else None
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path}: the column id should be text.") from error
     return Workload(
         arrival_s=table["arrival_s"].to_numpy(),
         **{name: table[name].to_numpy() for name in _SCALARS},
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
-        ids=table["id"].to_pylist() if "id" in table.column_names else None,
+        ids=ids,
         prefix_names=tuple(about["prefix_names"]),
         hash_unit_tokens=about["hash_unit_tokens"],
         name=about["name"],
         description=about["description"],
     )
+
+
+def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file says about itself, which kvsim wrote there."""
+    try:
+        about = json.loads(metadata.get(FORMAT.encode(), b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{path} is damaged: what it says about itself is no JSON.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
+        raise WorkloadError(
+            f"{path} is no workload of version {VERSION}; `kvsim import` writes one, and a recording is a folder."
+        )
+    unit, names = about.get("hash_unit_tokens"), about.get("prefix_names")
+    texts = isinstance(about.get("name"), str) and isinstance(about.get("description"), str)
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    whole = isinstance(unit, int) and not isinstance(unit, bool) and 1 <= unit < 1 << 31
+    for name, holds in (("name and description", texts), ("prefix_names", named), ("hash_unit_tokens", whole)):
+        if not holds:
+            raise WorkloadError(f"{path} is damaged: its {name} are missing or of another type.")
+    return about
+
+
+def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.combine_chunks().flatten()
 
 
 def _lists(ragged: Ragged[Any], kind: pa.DataType) -> pa.Array:

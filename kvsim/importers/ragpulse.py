@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import WorkloadError
+from kvsim.errors import WorkloadError, shortened
 from kvsim.importers.collect import Requests
 from kvsim.importers.source import Source
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 UNIT_TOKENS = 16
+_LONGEST_PROMPT = 1 << 24
+"""Beyond any model's context; a prompt has a hash for each of its units."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
@@ -46,8 +48,8 @@ def read(source: Source) -> Workload:
         prompt = [chunk for kind in _ORDER for chunk in chunks.get(kind, [])]
         unknown = [chunk for chunk in prompt if not isinstance(chunk, int) or chunk not in chunk_tokens]
         if unknown:
-            raise row.error(f"no file of lengths has the chunk {unknown[0]!r}")
-        prompt_tokens = row.whole("input_length")
+            raise row.error(f"no file of lengths has the chunk {shortened(unknown[0])}")
+        prompt_tokens = row.whole("input_length", maximum=_LONGEST_PROMPT)
         lengths = ((chunk, chunk_tokens[chunk]) for chunk in prompt)
         requests.add(
             row.number("timestamp"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import json
 import zlib
@@ -12,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import WorkloadError
+from kvsim.contents import TABLE_BYTES, content_of, unpacked
+from kvsim.errors import WorkloadError, shortened
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
+_MOST_DIGITS = 20
+"""Of a whole number that fits into any column."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -37,10 +39,10 @@ class Source:
         """
         file = Path(path)
         try:
-            content = file.read_bytes()
+            content = content_of(file, TABLE_BYTES)
             if content.startswith(_GZIP):
-                content = gzip.decompress(content)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                content = unpacked(content, TABLE_BYTES)
+        except (EOFError, zlib.error) as error:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
             raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
@@ -59,7 +61,10 @@ class Source:
     @property
     def header(self) -> tuple[str, ...]:
         """The first line as the names of CSV columns."""
-        return tuple(field.strip() for field in next(csv.reader(self.lines[:1]), []))
+        try:
+            return tuple(field.strip() for field in next(csv.reader(self.lines[:1]), []))
+        except csv.Error:  # a field is longer than any name
+            return ()
 
     def first_object(self) -> dict[str, Any]:
         """The first line as a JSON object; an empty one where it is none."""
@@ -109,7 +114,8 @@ class Source:
             try:
                 document = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise WorkloadError(f"{self.path}, line {number}: this is no JSON object: {error}.") from error
+                reason = str(error).splitlines()[0].rstrip(".")
+                raise WorkloadError(f"{self.path}, line {number}: this is no JSON object: {reason}.") from error
             if not isinstance(document, dict):
                 raise WorkloadError(f"{self.path}, line {number}: there should be a JSON object, not {line[:40]!r}.")
             yield Row(path=self.path, line=number, fields=document)
@@ -124,6 +130,8 @@ class Source:
             return json.loads("\n".join(self.lines))
         except json.JSONDecodeError as error:
             raise WorkloadError(f"{self.path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
+        except ValueError as error:
+            raise WorkloadError(f"{self.path} has a number of thousands of digits, which no request has.") from error
         except RecursionError as error:
             raise WorkloadError(f"{self.path} is JSON nested too deeply to be a list of requests.") from error
 
@@ -165,11 +173,12 @@ class Row:
             # Tables that once had empty cells come back from pandas with numbers such as 472.0.
             digits = value.strip().removesuffix(".0")
             # Python's int() would take 1_000 and digits of other scripts.
-            number = int(digits) if digits.isascii() and digits.removeprefix("-").isdigit() else None
+            is_whole = digits.isascii() and digits.removeprefix("-").isdigit() and len(digits) <= _MOST_DIGITS
+            number = int(digits) if is_whole else None
         else:
             number = value if isinstance(value, int) and not isinstance(value, bool) else None
         if number is None or not minimum <= number <= maximum:
-            raise self.error(f"{name} should be a whole number from {minimum} to {maximum}, not {value!r}")
+            raise self.error(f"{name} should be a whole number from {minimum} to {maximum}, not {shortened(value)}")
         return number
 
     def number(self, name: str) -> float:
@@ -184,7 +193,7 @@ class Row:
         except (ValueError, OverflowError):
             number = -1.0
         if not 0 <= number < float("inf"):
-            raise self.error(f"{name} should be a finite number of at least 0, not {value!r}")
+            raise self.error(f"{name} should be a finite number of at least 0, not {shortened(value)}")
         return number
 
     def _value(self, name: str) -> Any:

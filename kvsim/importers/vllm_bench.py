@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import WorkloadError
+from kvsim.errors import WorkloadError, shortened
 from kvsim.importers.collect import Requests
+from kvsim.workload import LONGEST_S
 
 if TYPE_CHECKING:
     from kvsim.importers.source import Source
@@ -54,7 +55,7 @@ def _lengths(source: Source, document: dict[str, Any], name: str) -> list[int]:
         value for value in values if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31
     ]
     if wrong:
-        raise WorkloadError(f"{source.path}: {name} should be whole numbers of tokens, not {wrong[0]!r}.")
+        raise WorkloadError(f"{source.path}: {name} should be whole numbers of tokens, not {shortened(wrong[0])}.")
     return values
 
 
@@ -62,7 +63,8 @@ def _starts_s(source: Source, document: dict[str, Any], num_requests: int) -> tu
     starts = document.get("start_times")
     if starts is not None:
         numbers = isinstance(starts, list) and all(
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in starts
+            isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LONGEST_S
+            for value in starts
         )
         if not numbers or len(starts) != num_requests:
             raise WorkloadError(
@@ -71,11 +73,11 @@ def _starts_s(source: Source, document: dict[str, Any], num_requests: int) -> tu
         return starts, ""
     try:
         rate = float(document.get("request_rate", "inf"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         rate = 0.0
     if not rate > 0:
         raise WorkloadError(
-            f"{source.path}: request_rate should be a number above 0 or inf, not {document['request_rate']!r}."
+            f"{source.path}: request_rate should be a number above 0 or inf, not {shortened(document['request_rate'])}."
         )
     said = "all arrive at once" if math.isinf(rate) else f"they are spaced evenly at {rate:g} per second"
     return [number / rate for number in range(num_requests)], f"; the file has no start_times, so {said}"

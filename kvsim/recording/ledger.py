@@ -6,6 +6,7 @@ what each is afterwards. Everything is computed in bulk when a recording is open
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -59,6 +60,8 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     unit_by_unit = _has_single_units(recording)
     tables, of_rows = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
     rows = _Rows.of(memory, of_rows, unit_by_unit=unit_by_unit)
+    if not unit_by_unit:
+        _check_apart(recording)
     num_ops = int(rows.end[-1]) if len(memory) else 0
     ledger = Ledger(
         seq=np.empty(num_ops, tables.birth_seq.dtype),
@@ -195,6 +198,34 @@ def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: np
         raise RecordingError(
             f"memory.parquet of {recording.name}, row {int(row[first])}: unit {int(address[first])} should be free."
         )
+
+
+def _check_apart(recording: Recording) -> None:
+    """Raise where a run of units is handed out while another request holds some of them."""
+    memory = recording.memory
+    repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
+    ends = (memory.address + memory.length * repeat).tolist()
+    begins = list[int]()
+    ends_of = dict[int, int]()
+    held_by = dict[int, list[int]]()
+    columns = (memory.kind.tolist(), memory.request.tolist(), memory.address.tolist(), ends)
+    for row, (kind, request, begin, end) in enumerate(zip(*columns, strict=True)):
+        if kind == MemoryKind.RELEASE:
+            for held in held_by.pop(request, ()):
+                del begins[bisect_left(begins, held)], ends_of[held]
+            continue
+        place = bisect_left(begins, begin)
+        if (place and ends_of[begins[place - 1]] > begin) or (place < len(begins) and begins[place] < end):
+            raise RecordingError(
+                f"memory.parquet of {recording.name}, row {row}: units from {begin} to {end - 1} should be free."
+            )
+        own = held_by.setdefault(request, [])
+        if own and ends_of[own[-1]] == begin:  # a table that grows in place is one run
+            ends_of[own[-1]] = end
+            continue
+        begins.insert(place, begin)
+        ends_of[begin] = end
+        own.append(begin)
 
 
 def _hand_over(ledger: Ledger, run: IntArray, delta: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> None:

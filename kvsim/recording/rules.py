@@ -8,9 +8,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.recording.tables import IntArray
-
-LONGEST_S = 1e12
-"""Beyond it, times could not be added up, and nobody waits so long."""
+from kvsim.workload import LONGEST_S
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:

@@ -5,13 +5,14 @@ length distributions. It knows nothing of blocks, schedulers or clocks.
 """
 
 from kvsim.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Poisson
-from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged
+from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered, Ragged
 from kvsim.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
 from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.synthetic import SharedPrefixes, generate
 from kvsim.workload.table import Workload, WorkloadSummary, check_fits
 
 __all__ = [
+    "LONGEST_S",
     "MAX_TOKENS",
     "AllAtOnce",
     "Arrivals",

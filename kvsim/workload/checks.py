@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import UsageError, WorkloadError
-from kvsim.workload.columns import MAX_TOKENS, Numbered
+from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def check_rows(workload: Workload) -> None:
     if bad_rows:
         row, sentence = min(bad_rows, key=itemgetter(0))
         values = {column: getattr(workload, column)[row] for column in SCALAR_COLUMNS}
-        raise WorkloadError(f"request {workload.ids[row]!r} (row {row}): {sentence.format(**values)}.")
+        raise WorkloadError(f"request {shortened(workload.ids[row])} (row {row}): {sentence.format(**values)}.")
 
 
 def _check_shape(workload: Workload) -> None:
@@ -57,7 +57,9 @@ def _check_unique(ids: Sequence[str]) -> None:
     first_rows = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
     if len(first_rows) < len(ids):
         row = next(row for row, name in enumerate(ids) if first_rows[name] != row)
-        raise WorkloadError(f"request {ids[row]!r} (row {row}): row {first_rows[ids[row]]} has this id; give another.")
+        raise WorkloadError(
+            f"request {shortened(ids[row])} (row {row}): row {first_rows[ids[row]]} has this id; give another."
+        )
 
 
 def _rules(workload: Workload) -> list[tuple[str, NDArray[np.bool_]]]:
@@ -69,6 +71,10 @@ def _rules(workload: Workload) -> list[tuple[str, NDArray[np.bool_]]]:
         (
             "arrival_s is {arrival_s}; it must be a finite number of seconds, 0 or more",
             ~(np.isfinite(arrival_s) & (arrival_s >= 0)),
+        ),
+        (
+            f"arrival_s is {{arrival_s}}; it must be at most {LONGEST_S:g}",
+            arrival_s > LONGEST_S,
         ),
         ("prompt_tokens is {prompt_tokens}; it must be at least 1", prompt < 1),
         ("output_tokens is {output_tokens}; it must be at least 1", workload.output_tokens < 1),

@@ -16,6 +16,9 @@ from kvsim.errors import UsageError, WorkloadError
 MAX_TOKENS = 2**31 - 1
 """The longest sequence a workload can hold: its columns are int32."""
 
+LONGEST_S = 1e12
+"""The latest time, in seconds: later ones could not be added up, and nobody waits for thirty thousand years."""
+
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]

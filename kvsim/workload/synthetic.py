@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.workload.columns import Numbered
 from kvsim.workload.lengths import check_tokens
 from kvsim.workload.table import Workload
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kvsim.workload.arrivals import Arrivals
     from kvsim.workload.columns import Int64Array
     from kvsim.workload.lengths import Lengths
+
+
+MOST_REQUESTS = 1 << 24
+"""Requests of a generated workload: so many take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class SharedPrefixes:
     def __post_init__(self) -> None:
         if self.num_groups < 1:
             raise UsageError(f"num_groups is {self.num_groups}; prefixes need at least 1 group to be shared in.")
+        if self.num_groups > MOST_REQUESTS:
+            raise UsageError(f"num_groups is {shortened(self.num_groups)}; it must be at most {MOST_REQUESTS:,}.")
         check_tokens("the shared prefix", self.tokens)
         if not (math.isfinite(self.skew) and self.skew >= 0):
             raise UsageError(f"the skew of the groups is {self.skew}; it must be a finite number, 0 or more.")
@@ -75,6 +81,8 @@ def generate(
     """
     if num_requests < 1:
         raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
+    if num_requests > MOST_REQUESTS:
+        raise UsageError(f"{shortened(num_requests)} requests were asked for; ask for at most {MOST_REQUESTS:,}.")
     if seed < 0:
         raise UsageError(f"the seed is {seed}; it must be 0 or more.")
     if max_tokens is not None:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
 
 
+_NO_TIME_S = 1e-12
+"""Requests that arrive within it arrive at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSummary:
     """A workload in a few numbers."""
@@ -196,11 +200,12 @@ class Workload:
         """Lengths and rate in a few numbers."""
         duration_s = float(self.arrival_s[-1] - self.arrival_s[0])
         gaps_s = np.diff(self.arrival_s)
+        passes = duration_s > _NO_TIME_S
         return WorkloadSummary(
             num_requests=len(self),
             duration_s=duration_s,
-            rate_per_s=len(gaps_s) / duration_s if duration_s else None,
-            gap_cv=float((gaps_s / duration_s).std() * len(gaps_s)) if duration_s else None,
+            rate_per_s=len(gaps_s) / duration_s if passes else None,
+            gap_cv=float((gaps_s / duration_s).std() * len(gaps_s)) if passes else None,
             mean_prompt_tokens=float(self.prompt_tokens.mean()),
             mean_output_tokens=float(self.output_tokens.mean()),
             mean_max_tokens=float(self.max_tokens.mean()),

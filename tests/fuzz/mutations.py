@@ -117,11 +117,11 @@ def _places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def mutate_json_file(file: Path, rng: random.Random) -> None:
     """Change one value of a file that is one JSON document, or one in every line."""
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8", errors="replace")
     with suppress(ValueError):
         file.write_text(json.dumps(mutate_json(json.loads(text), rng)), encoding="utf-8")
         return
-    lines = text.splitlines()
+    lines = text.splitlines() or [""]
     at = rng.randrange(len(lines))
     try:
         lines[at] = json.dumps(mutate_json(json.loads(lines[at]), rng))
