@@ -1,25 +1,38 @@
 """Fit a machine: how much longer its GPU and its host take than a machine card says, from recordings of any model.
 
-Two factors, not thirty coefficients: what was learnt with one model serves every model on that machine.
+Two factors, not thirty coefficients: what was learnt with one model serves every model on that machine. They are found
+so that each kind of step takes as long in total as it was recorded to take, because throughput is a mean, and a robust
+fit follows the median: hosts stall now and then, and a fit that takes that for outliers comes out fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from kvsim.calibration.fit import engine_of, residual_of
-from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import Observed, observe
-from kvsim.calibration.predict import counted_errors
+from kvsim.calibration.predict import step_durations, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import linked, served_model
 from kvsim.profiles import Residual
 from kvsim.recording import Recording
-from kvsim.steptime import at_pace, reduce
+from kvsim.steptime import Pace, at_pace, reduce
 from kvsim.steptime.card import Card
 from kvsim.steptime.roofline import Roofline
+
+_USUAL = np.array((0.15, 0.03))
+"""How far hosts and GPUs usually lie from a card, as shares: what recordings do not tell is held so close to 1."""
+_COUNTS = 0.025
+"""A kind of step that comes out too long by this share counts as one such distance."""
+_REACH = float(np.log(4.0))
+"""The largest factor between a machine and a card."""
+_STALL_PERCENTILE = 99.8
+"""Errors beyond this say nothing of a machine."""
 
 
 def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, tuple[Residual, ...]]:
@@ -33,13 +46,39 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     plain = replace(card, factors={})
     times = {item.name: _times(plain, item) for item in recordings}
     observed = [observe(item) for item in recordings]
-
-    def errors(item: Observed) -> object:
-        return counted_errors(times[item.name], item)
-
-    pace = pace_of(observed, errors)
+    pace = _pace([(times[item.name], item) for item in observed])
     residuals = tuple(residual_of(item, at_pace(pace, times[item.name])) for item in observed)
     return replace(card, factors={**card.factors, "gpu": pace.gpu, "host": pace.host}), residuals
+
+
+def _pace(observed: Sequence[tuple[Roofline, Observed]]) -> Pace:
+    from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
+
+    def residuals(logarithms: Any) -> Any:
+        pace = Pace(host=float(np.exp(logarithms[0])), gpu=float(np.exp(logarithms[1])))
+        missed = [share for times, item in observed for share in _missed(at_pace(pace, times), item)]
+        unusual = np.asarray(logarithms) / _USUAL
+        return np.concatenate([np.array(missed) / _COUNTS, unusual])
+
+    host, gpu = np.exp(least_squares(residuals, np.zeros(2), bounds=(-_REACH, _REACH), diff_step=1e-3).x)
+    return Pace(host=float(host), gpu=float(gpu))
+
+
+def _missed(times: Roofline, item: Observed) -> list[float]:
+    """By how much of the recorded time all steps of a kind come out too long, weighed by the square root of its share
+    of the time: decoding steps, captured ones with prompt tokens, and larger ones.
+    """
+    error, duration = step_errors(times, item), step_durations(item)
+    usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
+    tokens, prompt = np.asarray(item.shape.num_tokens), np.asarray(item.shape.num_prefill_tokens) > 0
+    captured = tokens <= times.max_captured_tokens
+    found = []
+    for kind in (captured & ~prompt, captured & prompt, ~captured):
+        steps = kind & usual
+        if steps.any():
+            share = float(duration[steps].sum() / duration.sum())
+            found.append(float(error[steps].sum() / duration[steps].sum()) * share**0.5)
+    return found
 
 
 def _times(card: Card, recording: Recording) -> Roofline:

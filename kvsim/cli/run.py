@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     help="Machine code, with kvsim[fast], or Python: the same result. auto: compiled for long runs, where it can be.",
 )
 @click.option("--no-leap", is_flag=True, help="Take every step by itself, in Python: slower, and the same result.")
+@click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
 @overwrite_option
 @json_option
@@ -43,6 +44,7 @@ def command(
     policy: str,
     engine: EngineName,
     no_leap: bool,
+    no_band: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -53,7 +55,8 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.cli.summary import print_summaries, summary_document
+    from kvsim.bands import band_of, is_worth_a_band
+    from kvsim.cli.summary import band_words, print_summaries, summary_document
     from kvsim.metrics import summarize
     from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.recording import read
@@ -83,7 +86,13 @@ def command(
                 record(scenario.workload, settings, machine, folder, **options)
             run = read(output)
             summary = summarize(run)
+    band = None
+    if not no_band and is_worth_a_band(summary, len(scenario.workload)):
+        with progress("band") as report:
+            options["progress"] = report
+            band = band_of(scenario.workload, settings, machine, summary, **options)
     if as_json:
-        print_json(summary_document(run, summary))
+        print_json(summary_document(run, summary) | ({"band": band.as_dict()} if band else {}))
     else:
-        print_summaries(f"{policy}: {scenario.workload.description}", [run], [summary])
+        note = band_words(band) if band else ""
+        print_summaries(f"{policy}: {scenario.workload.description}", [run], [summary], note=note)

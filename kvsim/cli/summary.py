@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsim.bands import Band
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.extrapolation import KEY
 from kvsim.memory.waste import SlotState
@@ -13,8 +14,12 @@ from kvsim.recording import Recording
 from kvsim.simulation import Measured
 
 
-def print_summaries(title: str, recordings: Sequence[Recording | Measured], summaries: Sequence[Summary]) -> None:
-    """Print `summaries` as columns of one table, the shares of the pool first."""
+def print_summaries(
+    title: str, recordings: Sequence[Recording | Measured], summaries: Sequence[Summary], *, note: str = ""
+) -> None:
+    """Print `summaries` as columns of one table, the shares of the pool first, and what the times rest on, and `note`,
+    below.
+    """
     rows: list[tuple[str, ...]] = []
 
     def row(label: str, cells: Sequence[str]) -> None:
@@ -45,8 +50,10 @@ def print_summaries(title: str, recordings: Sequence[Recording | Measured], summ
     notes = [time_source(recording) for recording in recordings]
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
-    note = "\n".join(dict.fromkeys(notes))
-    print_table(title, columns, rows, figures=range(1, len(columns)), note=note)
+    if note:
+        notes.append(note)
+    below = "\n".join(dict.fromkeys(notes))
+    print_table(title, columns, rows, figures=range(1, len(columns)), note=below)
     for recording in recordings:
         _warn(recording)
 
@@ -57,13 +64,26 @@ def _figure(value: float, form: str) -> str:
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """A summary as JSON has it, with what its times rest on and where they extrapolate; that goes to standard error
-    too."""
+    """A summary as JSON has it, with what its times rest on, and where they extrapolate; that goes to standard error
+    too.
+    """
     _warn(recording)
     return summary.as_dict() | {
         "times": time_source(recording).removeprefix("times: "),
         KEY: list(recording.meta.extra.get(KEY, ())),
     }
+
+
+def band_words(band: Band) -> str:
+    """How far the figures move with the error of the step times, as a sentence."""
+    low, high = ({name: pair[end] for name, pair in band.ranges.items()} for end in (0, 1))
+    spans = [
+        f"{label} {seconds(low[name])} to {seconds(high[name])}"
+        for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
+    ]
+    rates = f"{low['output_tokens_per_s']:,.0f} to {high['output_tokens_per_s']:,.0f} output tokens/s"
+    preemptions = f"{low['num_preemptions']:,.0f} to {high['num_preemptions']:,.0f} preemptions"
+    return f"band, with step times {band.percent:.0f} % shorter to longer: {', '.join((*spans, rates, preemptions))}"
 
 
 def _warn(recording: Recording | Measured) -> None:

@@ -57,6 +57,11 @@ def known_errors() -> dict[Basis, KnownError]:
     }
 
 
+def basis_of(label: str) -> Basis | None:
+    """What the times with that label rest on; None where it does not say."""
+    return next((basis for basis in Basis if basis.value in label), None)
+
+
 def with_error(label: str, basis: Basis) -> str:
     """`label` with what it rests on, and how far off that usually is."""
     known = known_errors().get(basis)

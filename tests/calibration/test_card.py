@@ -1,0 +1,66 @@
+"""Two factors of a machine from recordings of any model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvsim.calibration import calibrate_card
+from kvsim.cli.calibrate import command
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.machines import card_of
+from kvsim.recording import Recording, find, read
+from kvsim.steptime.card import load_card
+
+H100 = card_of(find_gpu("H100"))
+
+
+def slower(recording: Recording, factor: float) -> Recording:
+    """The recording of a machine on which everything takes `factor` times as long."""
+    steps, requests = recording.steps, recording.requests
+    return replace(
+        recording,
+        steps=replace(steps, start_s=steps.start_s * factor, end_s=steps.end_s * factor),
+        requests=replace(requests, arrival_s=requests.arrival_s * factor),
+    )
+
+
+def test_a_slower_machine_has_larger_factors() -> None:
+    recording = read(find("vllm-h100-qwen3-8b-closed"))
+    usual, _ = calibrate_card(H100, [recording])
+    slow, _ = calibrate_card(H100, [slower(recording, 1.1)])
+    assert 0.95 < usual.factors["gpu"] < 1.05
+    assert 0.7 < usual.factors["host"] < 1.3
+    assert slow.factors["gpu"] > usual.factors["gpu"] + 0.03
+    assert slow.products == usual.products, "what was measured stays"
+
+
+def test_what_one_model_tells_serves_another() -> None:
+    """Factors from Qwen3-8B leave the steps of Llama-3-8B within 4 % on the mean."""
+    fitted, residuals = calibrate_card(H100, [read(find("vllm-h100-qwen3-8b-light"))])
+    assert [item.recording for item in residuals] == ["vllm-h100-qwen3-8b-light"]
+    _, (other,) = calibrate_card(replace(H100, factors=fitted.factors), [read(find("vllm-h100-llama-3-8b-light"))])
+    assert abs(other.mean_percent) < 4
+
+
+def test_what_tells_nothing_of_the_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to calibrate the card on"):
+        calibrate_card(H100, [])
+    with pytest.raises(UsageError, match="is of H200, and the card of H100 SXM"):
+        calibrate_card(H100, [read(find("vllm-h200-qwen3-8b-light"))])
+    with pytest.raises(UsageError, match="is not a recording of vLLM"):
+        calibrate_card(card_of(find_gpu("H200")), [read(find("hf-h200-granite-350m-batch500"))])
+
+
+def test_the_command_writes_a_card_that_runs_take(tmp_path: object) -> None:
+    file = f"{tmp_path}/mine.toml"
+    arguments = ["vllm-2xh200-llama-3-8b-light", "--card", "auto", "-o", file]
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert "machine card of H200, times longer than measured: gpu" in done.output
+    card = load_card(file)
+    assert card.num_gpus == 2
+    assert np.all([0.5 < value < 2 for value in card.factors.values()])
