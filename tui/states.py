@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvsim.memory.waste import SlotState
+from kvsim.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +95,13 @@ LEAST_CONTRAST: Final = 1.65
 
 DARK: Final = Palette(
     states={state: look.color for state, look in LOOKS.items()},
-    hues=(
-        "#fecb74", "#856ad6", "#15afbd", "#b0c439", "#febaf7", "#0f88cc", "#26b76e", "#fd93a8",
-        "#ccd1fc", "#119390", "#a99f07", "#e194fa", "#a1defc", "#3b9736", "#e56ca0", "#98b5fe",
-        "#1bf5d8", "#997d0b", "#b37fea", "#20ccf0", "#b1e972", "#be539a", "#509dfc", "#1bd6a3",
-    ),
+    hues=HUES_ON_DARK,
     shared="#fff6dc",
     changes=("#ffe600", "#ff4fd8", "#5dffb0", "#c04bff"),
     free_glyph="#77828f",
     void=VOID_COLOR,
     cursor="#ffffff",
-)  # fmt: skip
+)
 LIGHT: Final = Palette(
     states={
         SlotState.TOKEN: "#083f75",
@@ -115,24 +112,14 @@ LIGHT: Final = Palette(
         SlotState.EXTERNAL: "#b970a0",
         SlotState.FREE: "#bdc3cb",
     },
-    hues=(
-        "#976b03", "#49268e", "#016770", "#8c9d0d", "#a64ba0", "#02476e", "#036d3d", "#e06280",
-        "#6565cf", "#004d4c", "#635d0c", "#b96fd1", "#077fa8", "#065205", "#9a265f", "#678bf3",
-        "#098777", "#504105", "#703ba1", "#14a3c0", "#568502", "#750459", "#0859ac", "#18ab82",
-    ),
+    hues=HUES_ON_LIGHT,
     shared="#2b2b2b",
     changes=("#ffb300", "#e6009e", "#00a86b", "#8a00d4"),
     free_glyph="#8a95a1",
     void="#f9fafb",
     cursor="#000000",
-)  # fmt: skip
+)
 """The same hues, ordered the other way round in luminance: what is in use stands out from the paper."""
-
-
-def mixed(color: str, other: str, share: float) -> str:
-    """`color` with a `share` of `other`, 0 to 1."""
-    channels = zip(_channels(color), _channels(other), strict=True)
-    return "#" + "".join(f"{round(front + (back - front) * share):02x}" for front, back in channels)
 
 
 def contrast(one: str, other: str) -> float:
@@ -144,25 +131,20 @@ def contrast(one: str, other: str) -> float:
 def _luminance(color: str) -> float:
     linear = (
         channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
-        for channel in (value / 255 for value in _channels(color))
+        for channel in (value / 255 for value in channels_of(color))
     )
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def luma(color: str) -> float:
     """How light `color` looks without its hue, 0 to 255 (ITU-R BT.601)."""
-    red, green, blue = _channels(color)
+    red, green, blue = channels_of(color)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink_on(color: str) -> str:
     """Dark or light ink, whichever is read more easily on `color`."""
     return VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
-
-
-def _channels(color: str) -> tuple[int, int, int]:
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return red, green, blue
 
 
 @dataclass(slots=True, kw_only=True)

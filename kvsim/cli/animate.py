@@ -18,7 +18,7 @@ from kvsim.errors import UsageError
     type=click.Path(path_type=Path),
     default="pool.gif",
     show_default=True,
-    help=".gif, .mp4 or .html.",
+    help=".gif, .mp4 or .html of the pools; .svg of how far each run has come.",
 )
 @click.option(
     "--until",
@@ -45,19 +45,27 @@ def command(
 ) -> None:
     """Film the memory pool of one to three RECORDINGS, side by side on one clock.
 
-    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg.
+    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is a race of any number of
+    runs, such as those of kvsim compare --ladder -o FOLDER.
     """
     from kvsim.overwriting import may_replace
-    from kvsim.plots import FILMS, film_of
+    from kvsim.plots import FILMS, film_of, write_race
     from kvsim.recording import find, read
 
-    if output.suffix.lower() not in FILMS:
-        raise UsageError(f"{output} ends in {output.suffix or 'nothing'}; a film is written as {', '.join(FILMS)}.")
+    races = output.suffix.lower() == ".svg"
+    if output.suffix.lower() not in FILMS and not races:
+        kinds = ", ".join([*FILMS, ".svg"])
+        raise UsageError(f"{output} ends in {output.suffix or 'nothing'}; a film is written as {kinds}.")
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
         if not 0 < value < 1e4:
             raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")
     may_replace(output, "animate", overwrite=overwrite)
     runs = [read(find(name)) for name in recordings]
+    if races:
+        if until_s is not None and not 0 < until_s < float("inf"):
+            raise UsageError(f"--until should be a time above 0 s, not {until_s}.")
+        click.echo(write_race(runs, output, length_s=length_s, until_s=until_s))
+        return
     film = film_of(
         runs,
         num_frames=max(2, round(length_s * frames_per_second)),

@@ -16,6 +16,7 @@ from kvsim.plots.lifetimes import lifetimes
 from kvsim.plots.memory_map import memory_map
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
+from kvsim.plots.race import race, write_race
 from kvsim.plots.roofline import roofline
 from kvsim.plots.style import STATE_LABELS, Picture, Purpose, Size, style
 from kvsim.plots.waste_bars import waste_bars
@@ -51,6 +52,7 @@ __all__ = [
     "plans",
     "points_of_table",
     "queue",
+    "race",
     "roofline",
     "save",
     "style",
@@ -61,4 +63,5 @@ __all__ = [
     "write_gif",
     "write_mp4",
     "write_page",
+    "write_race",
 ]

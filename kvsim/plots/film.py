@@ -38,6 +38,10 @@ class Reel:
     """The pool in words: its size, and what a cell stands for."""
     states: npt.NDArray[np.uint8]
     """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
+    owners: npt.NDArray[np.int64]
+    """The request that holds each cell's unit, by its row, -1 for nobody: int64[frames, cells]."""
+    by_owner: bool
+    """Whether tokens have a hue for each request; a static batch, which is about padding, shows states alone."""
     shares_percent: FloatArray
     """Of the whole pool, exactly, not of the cells shown: float64[frames, 7]."""
     batch: npt.NDArray[np.int64]
@@ -105,15 +109,19 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
     units = sampled_units(replay.num_units, num_cells)
     frames = np.array([replay.frame_at(time_s) for time_s in times_s.tolist()])
     states = np.empty((len(times_s), num_cells), np.uint8)
+    owners = np.empty((len(times_s), num_cells), np.int64)
     for row, frame in enumerate(frames.tolist()):
         replay.seek(frame)
         states[row] = replay.slots(units if num_cells < replay.num_units else slice(None)).argmax(axis=1)
+        owners[row] = replay.owner[units] if num_cells < replay.num_units else replay.owner
     steps, requests = recording.steps, recording.requests
     finished_s = np.sort(requests.finished_s[requests.status == RequestStatus.FINISHED])
     return Reel(
         name=name,
         about=_about(replay, num_cells),
         states=states,
+        owners=owners,
+        by_owner=recording.meta.policy_name != "static",
         shares_percent=100 * slots.slots[frames] / slots.capacity,
         batch=np.append(steps.num_scheduled, 0)[frames].astype(np.int64),
         waiting=np.append(steps.waiting, 0)[frames].astype(np.int64),

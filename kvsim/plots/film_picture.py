@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.colors import to_rgb
 from PIL import Image, ImageDraw, ImageFont
 
 from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.overwriting import mark
-from kvsim.plots.style import INK, MUTED, STATE_COLORS, STATE_LABELS
+from kvsim.palette import channels_of
+from kvsim.plots.memory_map import colors_of
+from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
+from kvsim.recording.ledger import NOBODY
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 _PANEL_PX = {1: 640, 2: 420, 3: 320}
 """Width of each pool by how many there are."""
 _MARGIN, _GAP = 16, 20
-_STATES = np.array([[round(255 * part) for part in to_rgb(STATE_COLORS[state])] for state in SlotState], np.uint8)
+_STATES, _HUES, _TINTS = (
+    np.array([channels_of(color) for color in colors], np.uint8)
+    for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS, OWNER_TINTS)
+)
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Letters have soft edges; these are all that a GIF's palette needs for them."""
 
@@ -100,7 +105,7 @@ def frame_image(film: Film, frame: int) -> Image.Image:
 def _images(film: Film, begin: int = 0, end: int | None = None) -> Iterator[Image.Image]:
     layout = _Layout(film)
     palette = Image.new("P", (1, 1))
-    palette.putpalette(np.vstack((_STATES, _GREYS)).ravel().tolist())
+    palette.putpalette(np.vstack((_STATES, _HUES, _TINTS, _GREYS)).ravel().tolist())
     for frame in range(begin, len(film.times_s) if end is None else end):
         yield layout.draw(frame).quantize(palette=palette, dither=Image.Dither.NONE)
 
@@ -123,11 +128,10 @@ class _Grid:
                 return cls(num_columns=num_columns, num_rows=num_rows, cell_px=cell_px)
         raise AssertionError("a panel has fewer cells than pixels")
 
-    def picture(self, states: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def picture(self, colors_of_cells: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """The cells as colours, with a line between them where there is room for one: uint8[height, width, 3]."""
-        cells = np.full(self.num_columns * self.num_rows, len(SlotState), np.uint8)
-        cells[: len(states)] = states
-        colors = np.vstack((_STATES, [[255, 255, 255]])).astype(np.uint8)[cells]
+        colors = np.full((self.num_columns * self.num_rows, 3), 255, np.uint8)
+        colors[: len(colors_of_cells)] = colors_of_cells
         picture = colors.reshape(self.num_rows, self.num_columns, 3)
         picture = picture.repeat(self.cell_px, axis=0).repeat(self.cell_px, axis=1)
         if self.cell_px > 3:
@@ -179,17 +183,30 @@ class _Layout:
         for place, state in enumerate(self._states):
             row, column = divmod(place, self._legend_columns)
             x, y = _MARGIN + 215 * column, self._legend_top + 20 * row
-            pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
-            pen.text((x + 18, y), STATE_LABELS[state], INK, self._small)
+            self._explain(pen, state, x, y)
         pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), MUTED, self._small, spacing=3)
         return image
+
+    def _explain(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
+        """One state of the legend; what requests hold in the colours of some requests too, where those are shown."""
+        by_owner = {SlotState.TOKEN: OWNER_COLORS, SlotState.RESERVED: OWNER_TINTS}
+        label = STATE_LABELS[state]
+        pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
+        if state in by_owner and all(reel.by_owner for reel in self._film.reels):
+            for place, color in enumerate(by_owner[state][:4]):
+                pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), color)
+            x += 36
+            label += ", by request"
+        pen.text((x + 18, y), label, INK, self._small)
 
     def _draw_reel(
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
+        owners = reel.owners[frame] if reel.by_owner else np.full_like(reel.owners[frame], NOBODY)
+        colors = colors_of(reel.states[frame].astype(np.int64), owners)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
         pen.text((x, 60), self._cut(reel.about, self._small), MUTED, self._small)
-        image.paste(Image.fromarray(grid.picture(reel.states[frame])), (x, self._grid_top))
+        image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))
         y, edge = self._bar_top, 0.0
         for state in SlotState:
             share = float(reel.shares_percent[frame, state])

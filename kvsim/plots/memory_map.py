@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import to_rgb
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
+from kvsim.palette import NUM_HUES, channels_of
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
-from kvsim.plots.style import STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
+from kvsim.recording.ledger import NOBODY
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,6 +28,9 @@ _GOLDEN = (5**0.5 - 1) / 2
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Every address of the pool over time; a pixel has the colour of the state that most slots of its unit are in.
 
+    Where that is a token, it has the hue of the request that holds the unit, the same as on the screen, and where it is
+    reserved, that hue's tint; in a static batch, whose rows are about padding, states alone.
+
     A row of pixels follows one unit. Where the pool has more units than the picture has rows, it is one of the units
     that the row stands for, so that each state covers about the area that it should. A column shows the frame in force
     when it begins. Free slots are free here even where no request in the queue could use them.
@@ -35,17 +39,18 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
         RecordingError: the recording has no steps, or no time passes in it.
     """
     replay = replay_of(recording)
-    states, bins = pixel_states(replay)
+    states, owners, bins = pixel_states(replay)
+    by_owner = recording.meta.policy_name != "static"
     pool = recording.meta.pool
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
     shares = waste_shares(waste_of(recording)).pool_percent
-    palette = np.array([to_rgb(STATE_COLORS[state]) for state in SlotState])
+    colors = colors_of(states, owners if by_owner else np.full_like(owners, NOBODY))
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.68)
         axes = picture.subplots()
         axes.imshow(
-            (255 * palette[states]).round().astype(np.uint8),
+            colors,
             origin="lower",
             aspect="auto",
             interpolation="nearest",
@@ -54,7 +59,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
         axes.set(xlabel="time (s)", ylabel=f"address ({unit.name})")
         axes.grid(visible=False)
         picture.headline(_title(replay, len(states)), source_line([recording]))
-        picture.explain((state for state in SlotState if (states == state).any()), hatched=False)
+        picture.explain((state for state in SlotState if (states == state).any()), hatched=False, by_owner=by_owner)
     picture.alt_text = (
         f"Map of a KV pool of {memory(num_bytes)}, address upwards and {recording.duration_s:.3g} seconds to the "
         f"right. "
@@ -63,19 +68,35 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     return picture
 
 
-def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], TimeBins]:
-    """The state of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the columns' times."""
+def colors_of(states: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """The colour of each unit by its state, and of what a request holds by the request: uint8[..., 3]."""
+    palette, hues, tints = (
+        np.array([channels_of(color) for color in colors], np.uint8)
+        for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS, OWNER_TINTS)
+    )
+    colors = palette[states]
+    for state, of_owners in ((SlotState.TOKEN, hues), (SlotState.RESERVED, tints)):
+        here = (states == state) & (owners != NOBODY)
+        colors[here] = of_owners[owners[here] % NUM_HUES]
+    return colors
+
+
+def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], TimeBins]:
+    """The state and the owner of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the
+    columns' times.
+    """
     num_rows = min(MAX_ROWS, replay.num_units)
     units = sampled_units(replay.num_units, num_rows)
     bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)
     frames, column_of = np.unique(
         np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
     )
-    states = np.empty((num_rows, len(frames)), np.int64)
+    states, owners = (np.empty((num_rows, len(frames)), np.int64) for _ in range(2))
     for column, frame in enumerate(frames.tolist()):
         replay.seek(frame)
         states[:, column] = replay.slots(units if num_rows < replay.num_units else slice(None)).argmax(axis=1)
-    return states[:, column_of], bins
+        owners[:, column] = replay.owner[units]
+    return states[:, column_of], owners[:, column_of], bins
 
 
 def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:

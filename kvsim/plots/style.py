@@ -14,12 +14,14 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
+from kvsim.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,8 +36,8 @@ Size: TypeAlias = tuple[float, float]
 """Width and height in inches."""
 
 STATE_COLORS = {
-    SlotState.TOKEN: "#1d4f91",
-    SlotState.RESERVED: "#7cb1e2",
+    SlotState.TOKEN: "#7cc0ec",
+    SlotState.RESERVED: "#1f5fa8",
     SlotState.INTERNAL: "#c9452d",
     SlotState.PADDING: "#f5cd55",
     SlotState.CACHED: "#2e9c76",
@@ -53,6 +55,10 @@ STATE_LABELS = {
     SlotState.EXTERNAL: "external: rounding, unusable",
     SlotState.FREE: "free",
 }
+OWNER_COLORS = tuple(HUES_ON_LIGHT)
+"""What requests are told apart by, by their row in the recording."""
+OWNER_TINTS = tuple(mixed(hue, "#ffffff", TINT_SHARE) for hue in HUES_ON_LIGHT)
+"""The same for what a request holds and has not written yet."""
 LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
 """Colour and dashes of the first, second, ... recording where several are compared."""
 
@@ -62,6 +68,23 @@ LEGEND_PERCENT = 0.2
 """States that never reach this share of a pool are drawn, but nobody would find them: the legend leaves them out."""
 
 INK, MUTED = "#1f2328", "#5b636d"
+
+
+class _Several(tuple[Patch, ...]):
+    """Patches beside each other with one label."""
+
+    label: str
+
+    @classmethod
+    def of(cls, patches: Iterable[Patch], label: str) -> _Several:
+        """The patches, and what they stand for."""
+        several = cls(patches)
+        several.label = label
+        return several
+
+    def get_label(self) -> str:
+        """As other handles of a legend have it."""
+        return self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +205,21 @@ class Picture(Figure):
         for legend in self.legends:
             legend.set_bbox_to_anchor((0, self._legend_top + self._title_pt / (72 * self.get_size_inches()[1])))
 
-    def explain(self, states: Iterable[SlotState], *, hatched: bool = True) -> None:
-        """Put the legend of `states` between the title, which comes first, and the panels."""
+    def explain(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
+        """Put the legend of `states` between the title, which comes first, and the panels.
+
+        With `by_owner`, tokens have a hue for each request, and what is reserved its tint.
+        """
         hatches = STATE_HATCHES if hatched else {}
-        handles = [
+        states = list(states)
+        handles: list[Any] = []
+        if by_owner:
+            for state, colors in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
+                if state in states:
+                    states.remove(state)
+                    patches = tuple(Patch(facecolor=color, linewidth=0) for color in colors[:4])
+                    handles.append(_Several.of(patches, f"{STATE_LABELS[state]}, by request"))
+        handles += [
             Patch(
                 facecolor=STATE_COLORS[state],
                 hatch=hatches.get(state),
@@ -209,8 +243,9 @@ class Picture(Figure):
             num_columns = max(1, min(len(handles), int(width_pt / (0.9 * self._font_pt * (0.57 * longest + 4)))))
         self._legend_top = self._top
         self.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2,
-            markerscale=marker_scale,
+            handles=handles, labels=[str(handle.get_label()) for handle in handles], loc="upper left",
+            bbox_to_anchor=(0, self._top), ncols=num_columns, borderpad=0.2, markerscale=marker_scale,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
         )  # fmt: skip
         num_rows = -(-len(handles) // num_columns)
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)

@@ -33,7 +33,7 @@ Denominator: TypeAlias = Literal["pool", "allocated"]
 _LABELLED_PERCENT = 4.0
 """Narrower pieces of a bar have no room for their number."""
 _BAR_HEIGHT = 0.5
-_DARK = {SlotState.TOKEN, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
+_DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
 
 
 def waste_bars(

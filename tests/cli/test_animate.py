@@ -37,7 +37,7 @@ def test_a_film_that_ends_before_a_run_says_so(kvsim: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("-o", "x.avi"), "x.avi ends in .avi; a film is written as .gif, .mp4, .html."),
+        (("-o", "x.avi"), "x.avi ends in .avi; a film is written as .gif, .mp4, .html, .svg."),
         (("--length", "0"), "--length should be above 0 and below 10,000, not 0.0."),
         (("--frames-per-second", "nan"), "--frames-per-second should be above 0"),
         (("--until", "-1"), "the film should end at a time above 0 s"),
@@ -50,3 +50,9 @@ def test_what_cannot_be_filmed(kvsim: Run, tmp_path: Path, arguments: tuple[str,
     assert done.returncode == 2
     assert done.stderr.startswith(f"kvsim: {sentence}")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_race_is_written_as_svg(kvsim: Run, tmp_path: Path) -> None:
+    done = kvsim("animate", PRESSURE, PRESSURE, "-o", "race.svg", "--length", "20", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "<animate" in (tmp_path / "race.svg").read_text()

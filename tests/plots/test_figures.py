@@ -15,6 +15,7 @@ from matplotlib.patches import StepPatch
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
+from kvsim.palette import channels_of
 from kvsim.plots import (
     FIGURES,
     OF_A_SWEEP,
@@ -29,7 +30,7 @@ from kvsim.plots import (
 )
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
 from kvsim.plots.sampling import TimeBins
-from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
 from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance
 from kvsim.recording import Replay
 
@@ -163,11 +164,12 @@ def test_several_recordings_are_told_apart_by_dashes_too(by_hand: Recording, unc
 
 def test_a_small_pool_is_mapped_unit_by_unit(by_hand: Recording) -> None:
     replay = Replay(by_hand)
-    states, bins = pixel_states(replay)
+    states, owners, bins = pixel_states(replay)
     assert states.shape == (40, MAX_COLUMNS)
     for column in (0, 500, 1499):
         replay.seek(replay.frame_at(float(bins.edges_s[column])))
         assert states[:, column].tolist() == replay.slots().argmax(axis=1).tolist()
+        assert owners[:, column].tolist() == replay.owner.tolist()
 
 
 @pytest.mark.parametrize("kind", ["paged", "static"])
@@ -175,22 +177,22 @@ def test_a_big_pool_is_mapped_in_few_pixels_of_about_the_right_shares(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     recording = request.getfixturevalue(kind)
-    states, _ = pixel_states(Replay(recording))
+    states, _, _ = pixel_states(Replay(recording))
     assert states.shape == (MAX_ROWS, MAX_COLUMNS)
     percent = 100 * np.bincount(states.ravel(), minlength=7) / states.size
     assert percent == pytest.approx(waste_shares(waste(recording)).pool_percent, abs=2.5)
 
 
-def test_a_map_is_drawn_in_the_colours_of_its_states(by_hand: Recording) -> None:
+def test_a_map_is_drawn_in_the_hues_of_owners_and_the_colours_of_other_states(by_hand: Recording) -> None:
     picture = memory_map(by_hand)
     image = picture.axes[0].images[0]
-    colours = {tuple(pixel) for pixel in np.asarray(image.get_array()).reshape(-1, 3)}
+    colours = {tuple(pixel) for pixel in np.asarray(image.get_array()).reshape(-1, 3).tolist()}
     named = {text.get_text() for text in picture.legends[0].get_texts()}
-    assert colours == {
-        tuple(round(255 * part) for part in to_rgb(STATE_COLORS[state]))
-        for state, label in STATE_LABELS.items()
-        if label in named
-    }
+    of_states = {channels_of(STATE_COLORS[state]) for state, label in STATE_LABELS.items() if label in named}
+    of_owners = {channels_of(colour) for colour in (*OWNER_COLORS, *OWNER_TINTS)}
+    assert of_states <= colours <= of_states | of_owners
+    assert colours & of_owners
+    assert "tokens, by request" in named
     assert list(image.get_extent()) == [0, 4, 0, 40]
 
 

@@ -7,7 +7,8 @@ import pytest
 from textual.theme import BUILTIN_THEMES
 
 from kvsim.memory.waste import SlotState
-from tui.pool.paint import NUM_HUES, NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
+from kvsim.palette import NUM_HUES
+from tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
 from tui.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
 from tui.themes import THEMES, palette_of
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.memory.waste import SlotState
+from kvsim.palette import NUM_HUES
 from kvsim.recording import Memory, MemoryKind, Recording, Replay
-from tui.pool.paint import EMPTY, NUM_HUES, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
 from tui.pool.picture import EIGHTHS, Cells, Lines, Paints, UnitStates
 from tui.pool.tiling import levels
 

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.palette import NUM_HUES
 from kvsim.recording.ledger import NOBODY
 
 from .brush import BLANK, DIGIT, GLYPH, HAIR, HOLLOW, LEDGE, RIGHT, UP, half_keys, keys_of, reverse, text_keys
 from .labels import name_runs, name_units
-from .paint import CURSOR, DIM, EMPTY, NUM_HUES, OWNER, SHARED, TINT, ColorBy
+from .paint import CURSOR, DIM, EMPTY, OWNER, SHARED, TINT, ColorBy
 from .picture import EIGHTHS, Cells, Paints, UnitStates, dimmed
 from .tiling import Detail, Tiling
 

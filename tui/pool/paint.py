@@ -10,6 +10,7 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final
 
 from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.palette import NUM_HUES, TINT_SHARE
 
 if TYPE_CHECKING:
     from ..states import Palette, Symbols
@@ -38,7 +39,6 @@ EMPTY: Final = NUM_STATES
 CURSOR: Final = 8
 SHARED: Final = 9
 """Held by several requests at once."""
-NUM_HUES: Final = 24
 OWNER: Final = 16
 """The first paint of what an owner has written; hues follow each other by the owner's number."""
 TINT: Final = OWNER + NUM_HUES
@@ -80,7 +80,7 @@ def paint_colors(palette: Palette) -> list[str]:
     for change in Change:
         colors[change] = palette.changes[change - Change.TAKEN]
     colors[OWNER : OWNER + NUM_HUES] = palette.hues
-    colors[TINT : TINT + NUM_HUES] = [palette.dimmed(hue, 0.62) for hue in palette.hues]
+    colors[TINT : TINT + NUM_HUES] = [palette.dimmed(hue, TINT_SHARE) for hue in palette.hues]
     bright = palette.states[SlotState.TOKEN]
     colors[AGE : AGE + AGES] = [palette.dimmed(bright, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
     steps = len(HOLDER_STEPS)

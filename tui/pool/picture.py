@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.waste import SlotState
+from kvsim.palette import NUM_HUES
 from kvsim.recording.ledger import NOBODY
 
 from .paint import (
@@ -21,7 +22,6 @@ from .paint import (
     EMPTY,
     HOLDER_STEPS,
     HOLDERS,
-    NUM_HUES,
     NUM_PAINTS,
     OWNER,
     SHARED,

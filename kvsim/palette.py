@@ -1,0 +1,36 @@
+"""Colours that the screen and the figures have in common: whose memory it is.
+
+A request's hue comes from its row in the recording, so that it is the same everywhere. Neighbours in time differ in hue
+and in lightness, whatever eyes look at them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HUES_ON_DARK: Final = (
+    "#fecb74", "#856ad6", "#15afbd", "#b0c439", "#febaf7", "#0f88cc", "#26b76e", "#fd93a8",
+    "#ccd1fc", "#119390", "#a99f07", "#e194fa", "#a1defc", "#3b9736", "#e56ca0", "#98b5fe",
+    "#1bf5d8", "#997d0b", "#b37fea", "#20ccf0", "#b1e972", "#be539a", "#509dfc", "#1bd6a3",
+)  # fmt: skip
+HUES_ON_LIGHT: Final = (
+    "#976b03", "#49268e", "#016770", "#8c9d0d", "#a64ba0", "#02476e", "#036d3d", "#e06280",
+    "#6565cf", "#004d4c", "#635d0c", "#b96fd1", "#077fa8", "#065205", "#9a265f", "#678bf3",
+    "#098777", "#504105", "#703ba1", "#14a3c0", "#568502", "#750459", "#0859ac", "#18ab82",
+)  # fmt: skip
+NUM_HUES: Final = len(HUES_ON_DARK)
+
+TINT_SHARE: Final = 0.62
+"""How much of the background is in the tint of what an owner has not written yet."""
+
+
+def mixed(color: str, other: str, share: float) -> str:
+    """`color` with a `share` of `other`, 0 to 1."""
+    channels = zip(channels_of(color), channels_of(other), strict=True)
+    return "#" + "".join(f"{round(front + (back - front) * share):02x}" for front, back in channels)
+
+
+def channels_of(color: str) -> tuple[int, int, int]:
+    """Red, green and blue of `#rrggbb`, 0 to 255."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return red, green, blue

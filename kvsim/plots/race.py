@@ -1,0 +1,119 @@
+"""A race as an SVG that moves: how far each of several runs of the same requests has come, on one clock."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from kvsim.atomic import whole_file
+from kvsim.overwriting import mark
+from kvsim.plots.ladder import KEY, is_ladder
+from kvsim.plots.style import INK, MUTED, OWNER_COLORS
+from kvsim.plots.words import distinct_names, source_line
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import FloatArray
+
+_WIDTH, _ROW, _MARGIN = 860, 46, 16
+_LABEL, _RESULT = 210, 200
+_TIMES = 2.5
+"""How many times the fastest run's duration the film covers, if nothing else is asked for."""
+_POINTS = 48
+
+
+def write_race(
+    recordings: Sequence[Recording], path: str | os.PathLike[str], *, length_s: float, until_s: float | None = None
+) -> Path:
+    """Write a film of `length_s` wall seconds that repeats: for each run a bar of the share of all answers that is out.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    with whole_file(path) as file:
+        file.write_text(race(recordings, length_s=length_s, until_s=until_s), encoding="utf-8")
+    return Path(path)
+
+
+def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
+    """The film as SVG; rungs of a ladder come in their order."""
+    runs = list(recordings)
+    if is_ladder(runs):
+        runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
+        names = [str(run.meta.extra[KEY]["name"]) for run in runs]
+    else:
+        names = list(distinct_names(runs))
+    end_s = until_s or min(_TIMES * min(run.duration_s for run in runs), max(run.duration_s for run in runs))
+    times_s = np.linspace(0, end_s, _POINTS)
+    room = _WIDTH - 2 * _MARGIN - _LABEL - _RESULT
+    source = textwrap.wrap(source_line(runs), 120, break_on_hyphens=False)
+    width = _WIDTH - 2 * _MARGIN
+    height = 64 + len(runs) * _ROW + 18 * len(source) + 12
+    title = f"The same {len(runs[0].requests):,} requests, {len(runs)} ways to serve: {end_s:,.0f} s in {length_s:g} s"
+    parts = [
+        _text(_MARGIN, 24, title, bold=True),
+        _bar(_MARGIN, 38, width, 3, "#d5d9dd"),
+        _bar(_MARGIN, 38, width, 3, INK, _animate("width", np.linspace(0, width, 2), length_s)),
+    ]
+    for row, (run, name) in enumerate(zip(runs, names, strict=True)):
+        y, share = 64 + row * _ROW, answered(run, times_s)
+        color = OWNER_COLORS[(5 * row + 5) % len(OWNER_COLORS)]
+        parts += [
+            _text(_MARGIN, y + 17, name, bold=True),
+            _bar(_MARGIN + _LABEL, y, room, 26, "#e4e8ec"),
+            _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, color, _animate("width", share * room, length_s)),
+            _text(_MARGIN + _LABEL + room + 10, y + 17, _result(run)),
+        ]
+    below = 64 + len(runs) * _ROW + 12
+    parts += [_text(_MARGIN, below + 18 * row, line, color=MUTED, size=11) for row, line in enumerate(source)]
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        f'font-family="system-ui, DejaVu Sans, sans-serif">\n<!-- {mark("animate")} -->\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
+    )
+
+
+def answered(run: Recording, times_s: FloatArray) -> FloatArray:
+    """The share of all output tokens that are out at each of `times_s`: between a request's first token and its last,
+    evenly.
+    """
+    requests = run.requests
+    done = ~np.isnan(requests.finished_s) & ~np.isnan(requests.first_token_s)
+    begin_s, end_s = requests.first_token_s[done], requests.finished_s[done]
+    tokens = requests.output_tokens[done]
+    spans_s = np.maximum(end_s - begin_s, 1e-9)
+    shares = np.clip((times_s[:, None] - begin_s) / spans_s, 0, 1) @ tokens
+    total: FloatArray = shares / max(float(tokens.sum()), 1.0)
+    return total
+
+
+def _result(run: Recording) -> str:
+    tokens_s = int(run.requests.output_tokens.sum()) / run.duration_s if run.duration_s else 0.0
+    return f"{tokens_s:,.0f} tokens/s, {run.duration_s:,.0f} s"
+
+
+def _animate(attribute: str, values: Any, length_s: float) -> str:
+    """Through `values` in nine tenths of the film, and then a rest."""
+    points = [*(f"{value:.1f}" for value in values), f"{values[-1]:.1f}"]
+    times = [f"{0.9 * place / (len(values) - 1):.4f}" for place in range(len(values))] + ["1"]
+    return (
+        f'<animate attributeName="{attribute}" dur="{length_s:g}s" repeatCount="indefinite" '
+        f'values="{";".join(points)}" keyTimes="{";".join(times)}"/>'
+    )
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str, inside: str = "") -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{color}">{inside}</rect>'
+
+
+def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = INK, size: int = 14) -> str:
+    weight = ' font-weight="bold"' if bold else ""
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(text)}</text>'
