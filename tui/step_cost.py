@@ -51,7 +51,7 @@ class StepCost:
         return cls(
             num_sequences=num_sequences,
             context_tokens=context_tokens,
-            weight_bytes=model.weight_bytes,
+            weight_bytes=model.weight_bytes_on_gpu,
             kv_bytes=context_tokens * model.kv_bytes_per_token,
             weights_s=machine.weights_s,
             kv_s=machine.context_token_s * context_tokens,

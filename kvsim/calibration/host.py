@@ -18,7 +18,7 @@ from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import counted_errors, machine_of, predict
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.models import Model
+from kvsim.machines import served_model
 from kvsim.profiles import Profile, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
@@ -33,7 +33,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
     if not recordings:
         raise UsageError("there is nothing to calibrate the host on; give at least one recording.")
     for item in recordings:
-        shape = Model.from_shape(item.meta.model)
+        shape = served_model(item.meta)
         of = (find_gpu(item.meta.gpu).name, listed_name(shape), engine_of(item))
         if item.meta.source == "simulation" or of != (profile.gpu, profile.model, profile.engine):
             raise UsageError(

@@ -218,6 +218,11 @@ class Model:
         )
 
     @property
+    def weight_bytes_on_gpu(self) -> float:
+        """Bytes of the weights that each GPU of a tensor-parallel group holds and streams."""
+        return self.weight_bytes / self.tensor_parallel_size
+
+    @property
     def encoder_bytes(self) -> int:
         """Bytes of towers for images or sound, which are not quantized."""
         return self.num_encoder_parameters * self.dtype_bytes

@@ -9,13 +9,14 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
-from kvsim.models import Model
+from kvsim.machines import served_model
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, log_axis, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvsim.models import Model
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
@@ -56,7 +57,7 @@ class StepWork:
             flops=num_tokens * model.flops_per_token
             + num_seqs * model.flops_per_logits
             + pairs * model.flops_per_attention_pair,
-            streamed_bytes=model.weight_bytes + per_step(before + tokens) * model.kv_bytes_per_token,
+            streamed_bytes=model.weight_bytes_on_gpu + per_step(before + tokens) * model.kv_bytes_per_token,
             duration_s=steps.end_s - begin,
             prefill=steps.prefill_tokens > 0,
         )
@@ -72,7 +73,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         RecordingError: the recording has no step that took time, or its model's shape is incomplete.
         UnknownNameError: its GPU is not listed.
     """
-    gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
+    gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
     work = StepWork.of(recording, model)
     timed = np.flatnonzero((work.duration_s > 0) & (work.flops > 0))
     if not len(timed):

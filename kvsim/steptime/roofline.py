@@ -267,8 +267,7 @@ class Roofline:
 
 def _streamed_bytes(model: Model, num_parameters: int) -> float:
     """Bytes that each GPU reads of so many of the parameters."""
-    on_gpu = model.weight_bytes / model.tensor_parallel_size
-    return on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
+    return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:

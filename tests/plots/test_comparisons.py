@@ -10,6 +10,7 @@ import pytest
 
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.hardware import find_gpu
+from kvsim.machines import served_model
 from kvsim.metrics import latencies
 from kvsim.models import Model
 from kvsim.plots import (
@@ -31,7 +32,7 @@ from kvsim.plots.lifetimes import lifetimes_of
 from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
-from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus
+from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus, find, read
 from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
@@ -344,3 +345,14 @@ def test_figures_of_one_recording_are_named_after_it(by_hand: Recording, paged: 
 )
 def test_durations_are_said_as_people_say_them(value_s: float, said: str) -> None:
     assert seconds(value_s) == said
+
+
+@pytest.mark.parametrize("name", ["vllm-2xh200-llama-3-8b-light", "vllm-h200-llama-3-8b-fp8-light"])
+def test_a_roofline_counts_what_one_gpu_reads_as_the_model_is_served(name: str) -> None:
+    recording = read(find(name))
+    model = served_model(recording.meta)
+    work = StepWork.of(recording, model)
+    read_kv = work.streamed_bytes - 16_060_522_496 / model.tensor_parallel_size
+    assert read_kv.min() >= 0
+    assert read_kv.max() % (recording.meta.pool.bytes_per_unit // 16) == 0
+    assert roofline(recording).figure.axes
