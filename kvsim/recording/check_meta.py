@@ -16,6 +16,9 @@ _LARGEST = 1 << 53
 """Whole numbers above are not exact in every program that reads JSON, and nothing in a recording is as large."""
 _MOST_STEPS = 10_000_000
 """Steps of earlier batches, which are gone through one by one."""
+_MOST_LAYERS = 1 << 14
+_OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
+"""Fields of a model's shape that are counted one by one."""
 _COUNTS = {
     "policy": ("block_size", "batch_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "row_tokens"),
     "engine": ("max_model_len", "hash_block_size"),
@@ -44,6 +47,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
         for name in names:
             value = document.get(part, {}).get(name)
             _require(value is None or isinstance(value, bool), file, f"{part}.{name}", "true or false", document)
+    _check_model(document.get("model", {}), file, document)
     for name in _SIZES:
         _require(document.get(name) is None or _is_whole(document[name], 0), file, name, "a whole number from 0 on",
                  document)  # fmt: skip
@@ -53,6 +57,14 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
         _require(value is None or listed, file, name, "a list of whole numbers from 0 on", document)
     if document.get("earlier_batches") is not None:
         _check_batches(document["earlier_batches"], file, document)
+
+
+def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
+    """A model's shape is multiplied out, layer by layer."""
+    for name, value in model.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST
+            _require(0 <= value <= most, file, f"model.{name}", f"a whole number from 0 to {most:,}", document)
 
 
 def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> None:
