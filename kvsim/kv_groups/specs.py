@@ -130,7 +130,7 @@ def _check(settings: CacheSettings) -> None:
             raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
 
 
-def _smallest_block(model: Model, settings: CacheSettings) -> int:
+def smallest_block(model: Model, settings: CacheSettings) -> int:
     """Tokens of the smallest block that the attention backend can work with."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return FLASHMLA_BLOCK
@@ -142,7 +142,7 @@ def _smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    return _smallest_block(model, settings) if settings.block_size is None else settings.block_size
+    return smallest_block(model, settings) if settings.block_size is None else settings.block_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
@@ -212,7 +212,7 @@ def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size:
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
-    least = max(_smallest_block(model, settings), block_size)
+    least = max(smallest_block(model, settings), block_size)
     if mode is MambaMode.ALL:
         step = lcm(model.mamba_chunk_size or _DEFAULT_CHUNK, least)
         aligned = step * ceil(ceil(state_bytes / per_token) / step)

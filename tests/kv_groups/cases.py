@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.grouping import group_layers, pipeline_stages
 from kvsim.kv_groups.plan import plan_cache
-from kvsim.kv_groups.specs import CacheSettings, LayerSpec, layer_specs
+from kvsim.kv_groups.specs import CacheSettings, LayerSpec, layer_specs, smallest_block
 from kvsim.models import Model
 from kvsim.models.layers import (
     ChunkedLocal,
@@ -256,3 +257,60 @@ def differs(ours: dict[str, Any], theirs: dict[str, Any], *, several_stages: boo
         return "" if same else f"refused: {ours_fits}, {theirs['estimate']}"
     keys = [key for key in ours if ours[key] != theirs[key] and not (key == "groups" and theirs["sums_pages"])]
     return "; ".join(f"{key}: {ours[key]}, {theirs[key]}" for key in keys)
+
+
+def draw_hybrid(seed: int) -> tuple[Model, CacheSettings]:
+    """A model of one attention layer and one recurrent layer, whose block must hold the state."""
+    rng = random.Random(seed)
+    recurrent, heads, head = _recurrent(rng), rng.choice((1, 2, 4, 8, 16)), rng.choice((64, 80, 128, 256))
+    latent = rng.random() < 0.2
+    attention = (
+        Mla(kv_lora_rank=512, rope_dim=64)
+        if latent
+        else FullAttention(num_kv_heads=heads, head_dim=head, value_head_dim=head)
+    )
+    model = replace(
+        draw(0)[0],
+        num_layers=2,
+        layer_kinds=(recurrent, attention),
+        layer_caches=((0,), (1,)),
+        mamba_chunk_size=rng.choice((None, 128, 256)),
+        kv_cache_dtype=rng.choice(("auto", "fp8") if latent else ("auto", "fp8", "int8_per_token_head")),
+        tensor_parallel_size=rng.choice((1, 2, 4)),
+        pipeline_parallel_size=1,
+    )
+    settings = CacheSettings(
+        max_model_len=9999, block_size=rng.choice((None, 16, 32, 48, 64)), enable_prefix_caching=rng.random() < 0.5
+    )
+    return model, settings
+
+
+def hybrid_question(model: Model, settings: CacheSettings) -> dict[str, Any]:
+    """The case as vLLM's platform code is asked."""
+    recurrent, attention = model.layer_kinds
+    assert isinstance(attention, Mla | FullAttention)
+    latent = isinstance(attention, Mla)
+    tensors = recurrent.state(model.tensor_parallel_size)  # type: ignore[union-attr]
+    smallest = smallest_block(model, settings)
+    return {
+        "cache_dtype": model.kv_cache_dtype,
+        "dtype": model.dtype,
+        "block_size": settings.block_size or smallest,
+        "smallest": smallest,
+        "mode": str(settings.mamba_mode(model)),
+        "latent": latent,
+        "heads": 1 if isinstance(attention, Mla) else attention.heads_on_gpu(model.tensor_parallel_size),
+        "head": 576 if isinstance(attention, Mla) else attention.head_dim,
+        "chunk": model.mamba_chunk_size or 2048,
+        "shapes": [tensor.shape for tensor in tensors],
+        "dtypes": [tensor.dtype for tensor in tensors],
+    }
+
+
+def hybrid_differs(model: Model, settings: CacheSettings, theirs: dict[str, Any]) -> str:
+    """Where kvsim's blocks differ from vLLM's; empty if they agree."""
+    (recurrent,), (attention,) = layer_specs(model, settings)
+    ours = {"block_size": attention.block_size, "padded": recurrent.padded_page_bytes, "mamba": recurrent.block_size}
+    if str(recurrent.mamba_mode) == "none":  # one block for the whole sequence, which this code does not choose
+        ours["mamba"] = theirs["mamba"]
+    return "" if ours == theirs else f"{ours}, {theirs}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import answer, differs, draw, question
+from cases import answer, differs, draw, draw_hybrid, hybrid_differs, hybrid_question, question
 
 GOLDEN = Path(__file__).with_name("vllm-answers.jsonl.gz")
 
@@ -37,7 +37,10 @@ def main(python: str, count: int = 1000, first: int = 0) -> int:
     """Compare the cases of `count` seeds from `first` on; the exit code."""
     drawn = {seed: draw(seed) for seed in range(first, first + count)}
     asked = {seed: asks for seed, case in drawn.items() if (asks := question(*case)) is not None}
-    theirs = dict(zip(asked, answers_of_vllm(python, list(asked.values())), strict=True))
+    hybrids = {seed: draw_hybrid(seed) for seed in range(first, first + count // 3)}
+    answers = answers_of_vllm(python, [*asked.values(), *(hybrid_question(*case) for case in hybrids.values())])
+    theirs = dict(zip(asked, answers, strict=False))
+    blocks = dict(zip(hybrids, answers[len(asked) :], strict=True))
     outcomes, wrong = Counter[str](), 0
     for seed, made in theirs.items():
         outcomes["refused" if "error" in made else f"{len(made['groups'])} groups"] += 1
@@ -45,9 +48,17 @@ def main(python: str, count: int = 1000, first: int = 0) -> int:
         if difference := differs(answer(*case), made, several_stages=case[0].pipeline_parallel_size > 1):
             wrong += 1
             sys.stdout.write(f"seed {seed}: {difference[:400]}\n" if wrong <= 10 else "")
-    sys.stdout.write(f"{len(asked)} cases, {wrong} differ; {dict(sorted(outcomes.items()))}\n")
+    for seed, made in blocks.items():
+        if difference := hybrid_differs(*hybrids[seed], made):
+            wrong += 1
+            sys.stdout.write(f"hybrid of seed {seed}: {difference}\n")
+    sys.stdout.write(
+        f"{len(asked)} cases and {len(hybrids)} hybrids, {wrong} differ; {dict(sorted(outcomes.items()))}\n"
+    )
     if os.environ.get("KEEP"):
-        rows = "".join(json.dumps({"seed": seed, "answer": made}) + "\n" for seed, made in theirs.items())
+        kept = [{"seed": seed, "answer": made} for seed, made in theirs.items()]
+        kept += [{"hybrid": seed, "answer": made} for seed, made in blocks.items()]
+        rows = "".join(json.dumps(row) + "\n" for row in kept)
         GOLDEN.write_bytes(gzip.compress(rows.encode(), mtime=0))
     return 1 if wrong else 0
 

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,20 @@ def cases() -> ModuleType:
     return module
 
 
+def kept() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(GOLDEN.read_bytes()).splitlines()]
+
+
+def test_the_blocks_of_hybrids_hold_a_state_as_in_vllm(cases: ModuleType) -> None:
+    rows = [row for row in kept() if "hybrid" in row]
+    assert len(rows) >= 100
+    for row in rows:
+        difference = cases.hybrid_differs(*cases.draw_hybrid(row["hybrid"]), row["answer"])
+        assert not difference, f"seed {row['hybrid']}: {difference}"
+
+
 def test_four_hundred_machines_come_out_as_in_vllm(cases: ModuleType) -> None:
-    rows = [json.loads(line) for line in gzip.decompress(GOLDEN.read_bytes()).splitlines()]
+    rows = [row for row in kept() if "seed" in row]
     assert len(rows) >= 400
     groups = {len(row["answer"].get("groups", ())) for row in rows}
     assert {0, 1, 2, 3, 4, 5} <= groups, "refused, alike, and of many kinds"
@@ -39,7 +52,7 @@ def test_four_hundred_machines_come_out_as_in_vllm(cases: ModuleType) -> None:
 
 @pytest.mark.parametrize("key", ["num_blocks", "tokens", "concurrency", "scheduler_block_size", "hash_block_size"])
 def test_a_wrong_figure_would_be_noticed(cases: ModuleType, key: str) -> None:
-    rows = [json.loads(line) for line in gzip.decompress(GOLDEN.read_bytes()).splitlines()]
+    rows = [row for row in kept() if "seed" in row]
     row = next(row for row in rows if len(row["answer"].get("groups", ())) > 1)
     ours = cases.answer(*cases.draw(row["seed"]))
     assert cases.differs(ours | {key: ours[key] + 1}, row["answer"])

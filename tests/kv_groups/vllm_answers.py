@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import torch
 
 # Structured output is never used here, but vLLM names its classes when it is imported.
 for name in ("xgrammar", "outlines_core"):
     sys.modules.setdefault(name, MagicMock())
+from vllm.model_executor.models import ModelRegistry  # noqa: E402
+from vllm.platforms.interface import Platform  # noqa: E402
+from vllm.v1.attention.backend import MultipleOf  # noqa: E402
 from vllm.v1.core import kv_cache_utils as utils  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     ChunkedLocalAttentionSpec,
@@ -82,6 +86,31 @@ def config_of(case: dict[str, Any], modes: set[str]) -> Any:
     )  # fmt: skip
 
 
+def answer_hybrid(case: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of the attention block and bytes of the padded recurrent page that vLLM's platform code chooses."""
+    cache = SimpleNamespace(
+        cache_dtype=case["cache_dtype"], kv_cache_dtype_skip_layers=[], mamba_block_size=None,
+        user_specified_mamba_block_size=False, block_size=case["block_size"], mamba_cache_mode=case["mode"],
+        mamba_page_size_padded=None,
+    )  # fmt: skip
+    model = SimpleNamespace(
+        dtype=DTYPES[case["dtype"]], use_mla=case["latent"], get_num_kv_heads=lambda _: case["heads"],
+        get_head_size=lambda: case["head"], architecture="", get_mamba_chunk_size=lambda: case["chunk"],
+    )  # fmt: skip
+    states = SimpleNamespace(
+        get_mamba_state_shape_from_config=lambda _: [tuple(shape) for shape in case["shapes"]],
+        get_mamba_state_dtype_from_config=lambda _: [DTYPES[name] for name in case["dtypes"]],
+    )
+    backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: [MultipleOf(case["smallest"])])
+    config = SimpleNamespace(cache_config=cache, model_config=model, parallel_config=None)
+    with (
+        patch("vllm.config.vllm.set_current_vllm_config", lambda _: nullcontext()),
+        patch.object(ModelRegistry, "resolve_model_cls", lambda *_, **__: (states, None)),
+    ):
+        Platform._align_hybrid_block_size(config, backend)
+    return {"block_size": cache.block_size, "padded": cache.mamba_page_size_padded, "mamba": cache.mamba_block_size}
+
+
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     modes = {layer["mode"] for layer in case["layers"] if layer["kind"] == "mamba"}
     config = config_of(case, modes)
@@ -125,4 +154,5 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        asked = json.loads(line)
+        sys.stdout.write(json.dumps(answer_hybrid(asked) if "smallest" in asked else answer(asked)) + "\n")
