@@ -26,12 +26,21 @@ COMMUNICATOR_BYTES = 300 << 20
 """What a group of GPUs takes on each of them to exchange results."""
 
 GRAPH_BYTES = 450 << 20
-"""What the older of vLLM's model runners, which serves models with recurrent layers, sets aside for captured graphs."""
+"""What the older of vLLM's two model runners sets aside for captured graphs."""
 
 SAMPLER_BYTES = 4
 """Bytes of a logit's copy in float32."""
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
 """The older model runner also samples: probabilities, and noise to weigh them by."""
+
+
+_MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
+"""Architectures with experts that vLLM 0.25.1 runs on its newer model runner; without experts all are, but hybrids."""
+
+
+def on_older_runner(model: Model) -> bool:
+    """Whether vLLM 0.25.1 runs the model on the older of its two model runners, which needs more memory beside."""
+    return bool(model.recurrent_layers) or (model.num_experts > 0 and model.architecture not in _MIXTURES_ON_THE_NEWER)
 
 
 def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: bool = True) -> Estimate:
@@ -46,7 +55,7 @@ def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: b
     width = math.ceil(RESIDUAL_COPIES * model.hidden_size + _inner_width(model))
     layer = num_tokens * width * model.dtype_bytes
     num_seqs = min(num_seqs, num_tokens)
-    copies = OLDER_SAMPLER_BYTES if model.recurrent_layers else SAMPLER_BYTES
+    copies = OLDER_SAMPLER_BYTES if on_older_runner(model) else SAMPLER_BYTES
     gathered = model.dtype_bytes / model.tensor_parallel_size if model.tensor_parallel_size > 1 else 0
     logits = math.ceil(num_seqs * model.vocab_size * (model.dtype_bytes + copies + gathered)) if samples else 0
     if logits > layer:
@@ -74,7 +83,7 @@ def outside_pytorch(model: Model) -> Estimate:
 
 
 def captured_graphs(model: Model) -> Estimate:
-    """What is set aside for captured graphs before the cache is made; the newer model runner sets nothing aside."""
-    if model.recurrent_layers:
-        return GRAPH_BYTES, "set aside for models with recurrent layers"
+    """What is set aside for captured graphs before the cache is made: nothing, by the newer model runner."""
+    if on_older_runner(model):
+        return GRAPH_BYTES, "set aside by the older model runner, which serves recurrent layers and most mixtures"
     return 0, "nothing is set aside; they take what the utilization leaves to others"
