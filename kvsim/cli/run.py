@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     help="Machine code, with kvsim[fast], or Python: the same result. auto: compiled for long runs, where it can be.",
 )
 @click.option("--no-leap", is_flag=True, help="Take every step by itself, in Python: slower, and the same result.")
+@click.option(
+    "--front-end",
+    type=click.Choice(["none", "http"]),
+    default="none",
+    show_default=True,
+    help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds.",
+)
 @click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
 @overwrite_option
@@ -44,6 +51,7 @@ def command(
     policy: str,
     engine: EngineName,
     no_leap: bool,
+    front_end: str,
     no_band: bool,
     output: Path | None,
     overwrite: bool,
@@ -57,6 +65,8 @@ def command(
     """
     from kvsim.bands import band_of, is_worth_a_band
     from kvsim.cli.summary import band_words, print_summaries, summary_document
+    from kvsim.front_end import behind, http_s
+    from kvsim.machines import card_named
     from kvsim.metrics import summarize
     from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.recording import read
@@ -91,8 +101,12 @@ def command(
         with progress("band") as report:
             options["progress"] = report
             band = band_of(scenario.workload, settings, machine, summary, **options)
+    notes = [band_words(band)] if band else []
+    if front_end == "http":
+        delay_s = http_s(scenario.gpu, card_named(flags["profile"]))
+        summary = behind(summary, delay_s)
+        notes.append(f"front end: HTTP, {1e3 * delay_s:.1f} ms a request in TTFT and end to end (the band is without)")
     if as_json:
         print_json(summary_document(run, summary) | ({"band": band.as_dict()} if band else {}))
     else:
-        note = band_words(band) if band else ""
-        print_summaries(f"{policy}: {scenario.workload.description}", [run], [summary], note=note)
+        print_summaries(f"{policy}: {scenario.workload.description}", [run], [summary], note="\n".join(notes))

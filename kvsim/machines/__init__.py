@@ -5,12 +5,13 @@ sheet. The error of each kind is that of predictions for recordings that were le
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
-from kvsim.machines.choice import from_card, is_card, served_model, step_times
+from kvsim.machines.choice import card_named, from_card, is_card, served_model, step_times
 from kvsim.machines.errors import Basis, basis_of, known_errors
 
 __all__ = [
     "Basis",
     "basis_of",
+    "card_named",
     "card_of",
     "from_card",
     "is_card",

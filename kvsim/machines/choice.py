@@ -53,6 +53,11 @@ def is_card(name: str) -> bool:
         return False
 
 
+def card_named(name: str | None) -> Card | None:
+    """The machine card in the file of that name; None if it is a profile, or there is no name."""
+    return load_card(name) if name is not None and is_card(name) else None
+
+
 def step_times(
     gpu: Gpu, model: Model, engine: str, *, source: str | None = None, captured: bool = True
 ) -> StepTimeModel:
@@ -99,7 +104,8 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
     basis = _basis(card)
     if engine != "vllm":
         host = Pace(host=card.launch_s / PROFILE_LAUNCH_S * card.factors.get("host", 1.0))
-        times = at_pace(host, _plain(gpu, model, engine, captured=captured))
+        fitted = match(gpu, model, engine)
+        times = at_pace(host, fitted.times if fitted is not None else _plain(gpu, model, engine, captured=captured))
     else:
         pace = Pace(host=card.factors.get("host", 1.0), gpu=card.factors.get("gpu", 1.0))
         times = at_pace(pace, reduce(card, model, num_processors=gpu.num_processors))
