@@ -108,10 +108,29 @@ def test_every_model_is_found_by_its_full_name_and_by_its_last_part(model: Model
         ("Qwen3-Next-80B-A3B", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
         ("mixtral-8x7b", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
         ("Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
+        ("Qwen3-32B-AWQ", "Qwen/Qwen3-32B"),
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
     ],
 )
 def test_names_as_people_write_them(name: str, found: str) -> None:
     assert find_model(name).name == found
+
+
+def test_a_variant_is_stored_as_its_name_says() -> None:
+    plain, awq = find_model("Qwen3-32B"), find_model("Qwen3-32B-AWQ")
+    assert awq.weight_bytes < plain.weight_bytes / 3
+    assert awq.layers == plain.layers
+
+
+def test_a_folder_here_is_found_after_the_listed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "phi-4"):
+        (tmp_path / name).mkdir()
+        config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4}))
+    assert find_model("mine").num_layers == 2
+    assert find_model("phi-4").num_layers == 40
+    assert find_model("./phi-4").num_layers == 2
 
 
 @pytest.mark.parametrize("name", ["", "llama", "gemma-3", "13b", "someone/phi-4", "lama-3-8", "-"])
@@ -152,7 +171,8 @@ def test_parameters_computed_from_a_shape_are_those_of_the_table(name: str) -> N
 )
 def test_models_of_the_shipped_recordings(folder: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())
-    model = Model.from_shape(meta["model"])
+    served = {key: meta["engine"][key] for key in ("tensor_parallel_size", "kv_cache_dtype") if key in meta["engine"]}
+    model = Model.from_shape(served | meta["model"])
     assert model.kv_bytes_per_token * meta["pool"]["unit_tokens"] == meta["pool"]["bytes_per_unit"]
     assert model.num_parameters == find_model(meta["model"]["name"]).num_parameters
 
@@ -208,5 +228,5 @@ def test_heads_are_dealt_out_among_gpus_and_the_latent_is_not() -> None:
 
 
 def test_importing_the_module_does_not_read_the_table() -> None:
-    code = "from kvsim.models import all_models; raise SystemExit(all_models.cache_info().currsize)"
+    code = "from kvsim.models.listed import _entries; raise SystemExit(_entries.cache_info().currsize)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,24 +12,35 @@ from typing import Any
 from kvsim.errors import UnknownNameError
 from kvsim.models.huggingface import from_fields, read_config
 from kvsim.models.shape import Model
+from kvsim.models.weights import find_quantization
 
 _SUFFIXES = ("-instruct", "-it", "-chat", "-hf", "-base")
 """Endings that tell variants of one shape apart."""
+_QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq"}
+"""Endings of variants whose weights are stored otherwise, and how."""
+
+
+def all_models() -> tuple[Model, ...]:
+    """Every model that can be named on a command line."""
+    return tuple(_model(name) for name in _entries())
 
 
 @cache
-def all_models() -> tuple[Model, ...]:
-    """Every model that can be named on a command line."""
+def _entries() -> dict[str, dict[str, Any]]:
+    """The tables of `listed.toml`, by the models' names."""
     table = tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))
-    return tuple(_model(entry) for entry in table["model"])
+    return {entry["name"]: entry for entry in table["model"]}
 
 
-def _model(entry: dict[str, Any]) -> Model:
+@cache
+def _model(name: str) -> Model:
+    """The model of a table; made when it is asked for, since most are not."""
+    entry = _entries()[name]
     fields = entry["config"]
     if isinstance(fields.get("layer_types"), str):
         fields = fields | {"layer_types": _expanded(fields["layer_types"])}
     return replace(
-        from_fields(fields, name=entry["name"], where=f"the entry of {entry['name']}"),
+        from_fields(fields, name=name, where=f"the entry of {name}"),
         sources=tuple(entry["sources"]),
         from_memory=tuple(entry.get("from_memory", ())),
         note=entry.get("note", ""),
@@ -49,33 +60,53 @@ def find_model(name: str) -> Model:
     """The model of that name, in any case: all of it, the part after the slash, or whole words of that part.
 
     "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model; "llama-3" could be several:
-    refused. A path to a `config.json`, or to a folder that holds one, is the model that it describes.
+    refused. A path to a `config.json`, or to a folder that holds one, is the model that it describes. An ending such as
+    "-AWQ" says how the weights are stored.
 
     Raises:
         UnknownNameError: if no listed model, or more than one, goes by that name.
         UsageError: if the file at that path describes no model that kvsim knows.
     """
-    if _is_file(name):
+    if _names_a_path(name) and _is_config(name):
         return read_config(Path(name).expanduser())
+    matches = _matches(name)
+    if len(matches) == 1:
+        return _model(matches[0])
+    bare, quantization = _quantized(name)
+    of_bare = _matches(bare) if quantization else []
+    if len(of_bare) == 1:
+        return _model(of_bare[0]).served(quantization=find_quantization(quantization))
+    if _is_config(name):  # a folder here, whose name is no listed model's
+        return read_config(Path(name).expanduser())
+    raise UnknownNameError("model", name, matches or list(_entries()), listed_by="kvsim size --list")
+
+
+def _matches(name: str) -> list[str]:
+    """The listed models that go by that name."""
     owner, _, title = name.strip().casefold().rpartition("/")
-    listed = [model for model in all_models() if not owner or model.name.casefold().startswith(f"{owner}/")]
-    for matches in (
-        [model for model in listed if _title(model) == title],
-        [model for model in listed if _bare(_title(model)) == _bare(title)],
-        [model for model in listed if f"-{title}-" in f"-{_title(model)}-"],
-        [model for model in listed if f"-{_bare(title)}-" in f"-{_title(model)}-"],
-    ):
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            break
-    names = [model.name for model in matches or all_models()]
-    raise UnknownNameError("model", name, names, listed_by="kvsim size --list")
+    listed = [full for full in _entries() if not owner or full.casefold().startswith(f"{owner}/")]
+    bare = _bare(title)
+    return (
+        [full for full in listed if _title(full) == title]
+        or [full for full in listed if _bare(_title(full)) == bare]
+        or [full for full in listed if f"-{title}-" in f"-{_title(full)}-"]
+        or [full for full in listed if f"-{bare}-" in f"-{_title(full)}-"]
+    )
 
 
-def _is_file(name: str) -> bool:
-    if "/" not in name and not name.endswith(".json") and name not in (".", ".."):
-        return False
+def _quantized(name: str) -> tuple[str, str]:
+    """A name without the ending that says how the weights of a variant are stored, and what it says."""
+    for ending, quantization in _QUANTIZED.items():
+        if name.casefold().endswith(ending):
+            return name[: -len(ending)], quantization
+    return name, ""
+
+
+def _names_a_path(name: str) -> bool:
+    return "/" in name or name.endswith(".json") or name in (".", "..")
+
+
+def _is_config(name: str) -> bool:
     try:
         path = Path(name).expanduser()
         return path.is_file() or (path / "config.json").is_file()
@@ -83,8 +114,8 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _title(model: Model) -> str:
-    return model.name.casefold().rpartition("/")[2]
+def _title(name: str) -> str:
+    return name.casefold().rpartition("/")[2]
 
 
 def _bare(title: str) -> str:

@@ -6,6 +6,7 @@ token costs. This module knows nothing of GPUs, blocks or time.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +191,10 @@ class Model:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes on one GPU that one token takes in all layers while every one of them holds it."""
-        return sum(self.layer_bytes_per_token(layer) for caches in self.layers for layer in caches)
+        if not self.layer_caches:
+            return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
+        times = Counter(index for caches in self.layer_caches for index in caches)
+        return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
         """Bytes on one GPU that one token takes in `layer`; 0 for a recurrent one."""
