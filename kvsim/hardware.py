@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UnknownNameError, UsageError
 
 GIB = 1 << 30
@@ -352,10 +353,10 @@ def read_gpu(file: Path) -> Gpu:
         UsageError: if the file cannot be read, or a key is missing or cannot be right; the message says which.
     """
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the GPU {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the GPU {file} is not TOML: {error}.") from error
     figures = {key: _figure(document, key, what, file) for key, what in _KEYS.items()}
     fp8 = _figure(document, "fp8_dense_tflops", "in fp8", file) if "fp8_dense_tflops" in document else None

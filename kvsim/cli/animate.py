@@ -9,6 +9,9 @@ import click
 from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
 
+_MOST_FRAMES = 6_000
+"""Ten minutes of ten pictures a second."""
+
 
 @click.command("animate")
 @click.argument("recordings", nargs=-1, required=True)
@@ -59,6 +62,11 @@ def command(
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
         if not 0 < value < 1e4:
             raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")
+    num_frames = max(2, round(length_s * frames_per_second))
+    if num_frames > _MOST_FRAMES:
+        raise UsageError(
+            f"--length and --frames-per-second ask for {num_frames:,} frames; a film has at most {_MOST_FRAMES:,}."
+        )
     may_replace(output, "animate", overwrite=overwrite)
     runs = [read(find(name)) for name in recordings]
     if races:
@@ -68,7 +76,7 @@ def command(
         return
     film = film_of(
         runs,
-        num_frames=max(2, round(length_s * frames_per_second)),
+        num_frames=num_frames,
         until_s=until_s,
     )
     longest_s = max(run.duration_s for run in runs)

@@ -5,12 +5,12 @@ Everything that can be wrong with a file is found here and named, with its line 
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
 
@@ -35,6 +35,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """What a record of each kind must say. The order of the free queue is compared where it was written down."""
 
+_RECORDS_BYTES = 1 << 29
+"""The largest file of records, unpacked: those of a run of half an hour have some megabytes."""
 _LONGEST_MODEL = 131_072
 _TOKENS_PER_REQUEST = 1_000_000
 _MOST = 1 << 24
@@ -78,7 +80,7 @@ def read_workload(file: Path) -> OracleWorkload:
         WorkloadError: it is missing, not JSON, or says something impossible; the message names the file and request.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = content_of(file, TEXT_BYTES).decode()
     except FileNotFoundError:
         raise WorkloadError(f"{file} does not exist; give the workload that the oracle was run with.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -149,11 +151,14 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     line = 0
     kind = None
     try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
-            for line, text in enumerate(lines, 1):
-                record = _record(text, f"{file}, line {line}", first=line == 1, after_end=kind == "end")
-                kind = record["kind"]
-                yield line, record
+        content = content_of(file, _RECORDS_BYTES)
+        content = unpacked(content, _RECORDS_BYTES) if file.suffix == ".gz" else content
+        for encoded in content.splitlines(keepends=True):
+            text = encoded.decode()
+            line += 1
+            record = _record(text, f"{file}, line {line}", first=line == 1, after_end=kind == "end")
+            kind = record["kind"]
+            yield line, record
     except FileNotFoundError:
         raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:

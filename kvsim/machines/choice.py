@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError
 from kvsim.extrapolation import Watched
 from kvsim.hardware import Gpu, find_gpu
@@ -48,8 +49,8 @@ def is_card(name: str) -> bool:
     if not file.is_file():
         return False
     try:
-        return "products" in tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "products" in tomllib.loads(content_of(file, TEXT_BYTES).decode())
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
@@ -96,12 +97,12 @@ def read_config(path: Path) -> Model:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(content_of(file, TEXT_BYTES).decode())
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}; --model takes a folder with config.json."
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise UsageError(f"{file} holds no object; a config.json of a model does.")

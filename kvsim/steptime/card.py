@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError
 
 
@@ -87,10 +88,10 @@ def load_card(path: str | os.PathLike[str]) -> Card:
     """
     file = Path(path)
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the machine card {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the machine card {file} is not TOML: {error}.") from error
     try:
         return _card(document)

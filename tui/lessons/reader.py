@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -121,10 +122,10 @@ def read_lesson(file: Path) -> Lesson:
     if number is None:
         raise LessonError(f"{file}: a lesson's file name should begin with its number, such as 3-pages.toml.")
     try:
-        document = printable_values(tomllib.loads(file.read_text(encoding="utf-8")), printable_lines)
+        document = printable_values(tomllib.loads(content_of(file, TEXT_BYTES).decode()), printable_lines)
     except OSError as error:
         raise LessonError(f"{file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise LessonError(f"{file} is not TOML: {error}.") from error
     lesson = Table(file, "", document)
     machine = lesson.table("machine")
