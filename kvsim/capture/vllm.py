@@ -43,8 +43,13 @@ class _Recording:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.kvsim_meta = describe(self)
         self.kvsim = SchedulerRecorder(self)
+        self.kvsim_meta: dict[str, Any] = {}
+        try:
+            self.kvsim_meta = describe(self)
+        except Exception:
+            log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
+            return
         sink = sink_from_environment(self.kvsim.check)
         if sink is None:
             return

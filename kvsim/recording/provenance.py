@@ -97,6 +97,11 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         raise RecordingError(f"{file} has source {source}; it should be one of {', '.join(SOURCES)}.")
     engine, model, policy = (_mapping(document, name, file) for name in ("engine", "model", "policy"))
     check_meta(document, file)
+    groups = document.get("kv_cache_groups")
+    if isinstance(groups, list) and len(groups) > 1:
+        raise RecordingError(
+            f"{file} is of a model with {len(groups)} KV-cache groups, and this kvsim reads recordings with one."
+        )
     return Meta(
         source=document["source"],
         engine=engine,

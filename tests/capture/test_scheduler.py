@@ -1,0 +1,263 @@
+"""The recorder inside an engine, against a fake of vLLM's scheduler interface; vLLM's own is what the logs are from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvsim.capture.scheduler import SchedulerRecorder
+from kvsim.capture.sinks import FileSink
+from kvsim.errors import RecordingError
+from kvsim.recording import Recording, Replay, RequestStatus, read
+from kvsim.recording.eventlog import FILE_NAME
+
+NUM_BLOCKS, BLOCK = 11, 4
+META = {
+    "format": "kvsim-recording",
+    "version": 1,
+    "source": "vllm",
+    "gpu": "CPU",
+    "engine": {"name": "vllm"},
+    "model": {"name": "tiny"},
+    "policy": {"name": "paged", "block_size": BLOCK},
+    "pool": {"unit_tokens": BLOCK, "num_units": NUM_BLOCKS - 1, "first_unit": 1, "bytes_per_unit": 64},
+}
+
+
+class Request:
+    """What the recorder looks at of a vLLM request."""
+
+    def __init__(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
+        self.request_id, self.num_prompt_tokens, self.max_tokens = name, prompt_tokens, max_tokens
+        self.priority, self.block_hashes = 0, [bytes([number]) * 32 for number in range(prompt_tokens // BLOCK)]
+        self.num_computed_tokens = self.num_output_tokens = 0
+        self.status = SimpleNamespace(name="RUNNING")
+
+    def is_finished(self) -> bool:
+        return self.status.name.startswith("FINISHED")
+
+
+class Pool:
+    """A free queue of blocks."""
+
+    def __init__(self) -> None:
+        self.free = [SimpleNamespace(block_id=number) for number in range(1, NUM_BLOCKS)]
+        self.free_block_queue = SimpleNamespace(get_all_free_blocks=lambda: list(self.free))
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.free)
+
+    def _maybe_evict_cached_block(self, block: Any) -> bool:
+        del block
+        return False
+
+
+class Manager:
+    """A KV-cache manager of one group, or of several that it only counts."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_kv_cache_groups, self.block_pool = num_groups, Pool()
+        self.tables: dict[str, list[Any]] = {}
+        single = SimpleNamespace(num_cached_block={})
+        self.coordinator = SimpleNamespace(single_type_managers=[single] * num_groups)
+
+    def allocate_slots(self, request: Request, num_tokens: int) -> Any:
+        table = self.tables.setdefault(request.request_id, [])
+        missing = -(-(request.num_computed_tokens + num_tokens) // BLOCK) - len(table)
+        if missing > self.block_pool.get_num_free_blocks():
+            return None
+        new = [self.block_pool.free.pop(0) for _ in range(missing)]
+        table += new
+        return SimpleNamespace(blocks=(new,))
+
+    def free(self, request: Request) -> None:
+        self.block_pool.free += reversed(self.tables.pop(request.request_id, []))
+
+
+class Scheduler:
+    """Everything that is waiting runs, one token each after its prompt, until there is no room."""
+
+    def __init__(self, num_groups: int = 1) -> None:
+        self.kv_cache_manager, self.block_size = Manager(num_groups), BLOCK
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.skipped_waiting: list[Request] = []
+        self.requests: dict[str, Request] = {}
+
+    def add_request(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def schedule(self) -> Any:
+        tokens = {}
+        for request in [*self.running, *self.waiting]:
+            number = max(request.num_prompt_tokens - request.num_computed_tokens, 1)
+            if self.kv_cache_manager.allocate_slots(request, number) is None:
+                continue
+            if request in self.waiting:
+                self.waiting.remove(request)
+                self.running.append(request)
+            tokens[request.request_id] = number
+            request.num_computed_tokens += number
+        return SimpleNamespace(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+
+    def update_from_output(self, output: Any, _: Any = None) -> None:
+        for name in output.num_scheduled_tokens:
+            request = self.requests[name]
+            request.num_output_tokens += 1
+            if request.num_output_tokens == request.max_tokens:
+                self._finish(request, "FINISHED_LENGTH_CAPPED")
+
+    def finish_requests(self, name: str) -> None:
+        self._finish(self.requests[name], "FINISHED_ABORTED")
+
+    def _finish(self, request: Request, status: str) -> None:
+        request.status = SimpleNamespace(name=status)
+        self.running.remove(request)
+        self.kv_cache_manager.free(request)
+
+
+class Engine:
+    """The fake with the hooks around its methods, as `kvsim.capture.vllm` puts them around vLLM's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scheduler = Scheduler()
+        self.recorder = SchedulerRecorder(self.scheduler)
+        self.recorder.start(FileSink(folder), META)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add_request(request)
+            self.recorder.arrived(request)
+
+    def step(self) -> None:
+        self.recorder.scheduling()
+        output = self.scheduler.schedule()
+        self.recorder.scheduled(output)
+        self.recorder.updating()
+        self.scheduler.update_from_output(output)
+        self.recorder.updated(output)
+
+    def abort(self, name: str) -> None:
+        self.recorder.updating()
+        self.scheduler.finish_requests(name)
+        self.recorder.aborted()
+
+
+def recorded(folder: Path) -> Recording:
+    engine = Engine(folder)
+    engine.add(Request("a", 6, 4), Request("b", 9, 2))
+    engine.step()
+    engine.add(Request("c", 5, 30))
+    for _ in range(6):
+        engine.step()
+    engine.abort("c")
+    engine.recorder.stop()
+    return read(folder)
+
+
+def test_what_the_engine_did_is_what_the_recording_says(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "run")
+    assert recording.requests.id.tolist() == ["a", "b", "c"]
+    assert recording.requests.output_tokens.tolist() == [4, 2, 6]
+    assert [RequestStatus(status).name for status in recording.requests.status] == ["FINISHED", "FINISHED", "ABORTED"]
+    replay = Replay(recording)
+    replay.seek(1)
+    assert replay.block_table(0)[1].tolist() == [1, 2]
+    assert replay.block_table(1)[1].tolist() == [3, 4, 5]
+    assert replay.block_table(2)[1].tolist() == [6, 7]
+    assert recording.steps.free_units.tolist()[:2] == [5, 3]
+
+
+def test_a_model_with_several_groups_is_not_recorded_wrongly(tmp_path: Path) -> None:
+    recorder = SchedulerRecorder(Scheduler(num_groups=2))
+    sink = FileSink(tmp_path / "run")
+    with pytest.raises(RecordingError, match="has 2 KV-cache groups"):
+        recorder.start(sink, META)
+    assert recorder.sink is None
+    sink.close()
+    assert (tmp_path / "run" / FILE_NAME).read_bytes() == b""
+
+
+def test_a_defect_ends_the_recording_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(tmp_path / "run")
+    engine.add(Request("a", 6, 40))
+    engine.step()
+    engine.recorder._rows.clear()  # what must not happen
+    for _ in range(3):
+        engine.step()
+    assert "recording ends here because of a defect" in caplog.text
+    assert engine.scheduler.requests["a"].num_output_tokens == 4
+    assert engine.recorder.sink is None
+    for _ in range(100):
+        text = (tmp_path / "run" / FILE_NAME).read_bytes()
+        if text.count(b'"output"') == 1:
+            break
+        time.sleep(0.02)
+    assert text.endswith(b"\n")
+
+
+@pytest.fixture
+def vllm_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`kvsim.capture.vllm` over the fake."""
+    pytest.importorskip("torch")
+    fakes = {"vllm": {"__version__": "fake"}, "vllm.v1": {}, "vllm.v1.core": {}, "vllm.v1.core.sched": {}}
+    fakes["vllm.v1.core.sched.async_scheduler"] = {"AsyncScheduler": Scheduler}
+    fakes["vllm.v1.core.sched.scheduler"] = {"Scheduler": Scheduler}
+    for name, contents in fakes.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "kvsim.capture.vllm", raising=False)
+    import kvsim.capture.vllm as found
+
+    yield found
+    sys.modules.pop("kvsim.capture.vllm", None)
+
+
+def test_a_server_with_several_groups_serves_and_is_told(
+    vllm_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_module, "describe", lambda _: META)
+    monkeypatch.setenv("KVSIM_RECORD", str(tmp_path / "run"))
+    scheduler = vllm_module.RecordingScheduler(num_groups=3)
+    assert "nothing is recorded: the model has 3 KV-cache groups" in caplog.text
+    scheduler.add_request(Request("a", 6, 1))
+    scheduler.update_from_output(scheduler.schedule(), None)
+    assert scheduler.requests["a"].is_finished()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_cannot_be_described_serves(
+    vllm_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVSIM_RECORD", str(tmp_path / "run"))
+    scheduler = vllm_module.RecordingScheduler()  # the fake has no configuration
+    assert "nothing is recorded because of a defect" in caplog.text
+    scheduler.add_request(Request("a", 6, 1))
+    scheduler.update_from_output(scheduler.schedule(), None)
+    assert scheduler.requests["a"].is_finished()
+
+
+def test_a_server_records_where_its_environment_says(
+    vllm_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(vllm_module, "describe", lambda _: META)
+    monkeypatch.setenv("KVSIM_RECORD", str(tmp_path / "run"))
+    monkeypatch.setenv("KVSIM_PUBLISH", "127.0.0.1:0")
+    scheduler = vllm_module.RecordingScheduler()
+    assert "publishing at 127.0.0.1:" in caplog.text
+    scheduler.add_request(Request("a", 6, 3))
+    for _ in range(3):
+        scheduler.update_from_output(scheduler.schedule(), None)
+    scheduler.kvsim.stop()
+    recording = read(tmp_path / "run")
+    assert recording.requests.output_tokens.tolist() == [3]
+    assert len(recording.steps) == 3
