@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.atomic import whole_folder
-from kvsim.errors import UsageError
+from kvsim.errors import KvsimError, UsageError
 
 MARK_KEY = "made_by"
 """Where a Parquet file has its mark: in the metadata of its schema."""
@@ -80,7 +80,13 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
     """
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:
-        yield folder
+        try:
+            yield folder
+        except KvsimError as error:
+            if str(folder) not in str(error):
+                raise
+            # Nobody knows the hidden name but this function.
+            raise type(error)(str(error).replace(str(folder), str(path))) from error
         may_replace(path, command, overwrite=overwrite, is_folder=True)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kvsim.errors import UsageError
+from kvsim.errors import RecordingError, UsageError
 from kvsim.overwriting import MARK_KEY, mark, marked_png, may_replace, replacing_folder
 
 if TYPE_CHECKING:
@@ -146,6 +146,15 @@ def test_a_marked_png_is_still_one() -> None:
     assert int.from_bytes(text[:4]) == len(text) - 12
     assert int.from_bytes(text[-4:]) == zlib.crc32(text[4:-4])
     assert text[8:-4] == b"Software\0" + mark("tui").encode()
+
+
+def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path: Path) -> None:
+    def write() -> None:
+        with replacing_folder(tmp_path / "rec", "run", overwrite=False) as folder:
+            raise RecordingError(f"cannot write {folder}/steps.parquet: No space left on device.")
+
+    with pytest.raises(RecordingError, match=f"^cannot write {tmp_path}/rec/steps.parquet: No space"):
+        write()
 
 
 def test_what_came_to_be_in_the_way_meanwhile_stays(tmp_path: Path) -> None:

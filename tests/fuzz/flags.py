@@ -54,15 +54,12 @@ def arguments(rng: random.Random, seeds: Seeds) -> list[str]:
             return ["tui", str(seeds.recordings[0]), "--screenshot", "s.svg", *shot]
         case _:
             command = ["run", "--policy", rng.choice(("paged", "contiguous", "static")), "--json"]
-            if rng.random() < 0.9:
-                command += ["--num-requests", "4"]
-            few = "--num-requests" in command
+            command += ["--num-requests", "4"]
             if rng.random() < 0.5:
                 command.append("--refuse-misfits")
             for _ in range(rng.choice((1, 1, 2, 3))):
                 command += _flag(rng)
-            # These take every step by itself, which for hundreds of requests takes as long as it takes.
-            return command if few else [word for word in command if word not in ("--check", "--no-leap")]
+            return command
 
 
 def _flag(rng: random.Random) -> list[str]:
