@@ -192,7 +192,10 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
     assert pool.num_units is not None
     scheduler = settings_of(ContinuousSettings, recording)
     cache = settings_of(PagedSettings, recording, block_size=pool.unit_tokens)
-    return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * pool.bytes_per_unit
+    unit_bytes = pool.bytes_per_unit
+    if "kv_cache_groups" not in recording.meta.extra:  # as large as the simulation makes them, whoever wrote it down
+        unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
+    return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
 
 
 def _as_sent(recording: Recording) -> Workload:

@@ -126,7 +126,10 @@ def describe(scheduler: Any) -> dict[str, Any]:
     num_layers = text.num_hidden_layers
     num_kv_heads = model.get_total_num_kv_heads()
     dtype = str(model.dtype).removeprefix("torch.")
-    kv_bytes_per_token = 2 * num_layers * num_kv_heads * model.get_head_size() * model.dtype.itemsize
+    num_gpus, cache_dtype = config.parallel_config.tensor_parallel_size, str(cache.cache_dtype)
+    itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
+    # On each GPU: heads are dealt out, and repeated where there are more GPUs than heads.
+    kv_bytes_per_token = 2 * num_layers * max(1, num_kv_heads // num_gpus) * model.get_head_size() * itemsize
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -145,6 +148,8 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "enable_chunked_prefill": bool(scheduling.enable_chunked_prefill),
             "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "tensor_parallel_size": num_gpus,
+            "kv_cache_dtype": cache_dtype,
             "gpu_memory_utilization": cache.gpu_memory_utilization,
             "policy": scheduling.policy,
             "watermark": scheduling.watermark,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvsim.contents import TEXT_BYTES, content_of
-from kvsim.errors import UsageError
+from kvsim.errors import RecordingError, UsageError
 from kvsim.extrapolation import Watched
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.machines.cards import card_of, linked, shipped_cards
@@ -18,6 +18,9 @@ from kvsim.models import Model
 from kvsim.profiles import carried, find, match
 from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, reduce
 from kvsim.steptime.card import Card, load_card
+
+_SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
+"""What an engine's settings say of how a model is served."""
 
 
 class Meta(Protocol):
@@ -38,9 +41,20 @@ machine whose launches were measured."""
 
 
 def served_model(meta: Meta) -> Model:
-    """The model of a recording, as its engine served it: split among GPUs, with a cache of another type."""
-    served = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
-    return Model.from_shape({key: meta.engine[key] for key in served if key in meta.engine} | dict(meta.model))
+    """The model of a recording, as its engine served it: split among GPUs, with a cache of another type.
+
+    `kv_bytes_per_token` may be stated for one GPU and the type of the cache, or, as recorders did before they knew of
+    both, for the whole model in its own type.
+
+    Raises:
+        RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
+    """
+    served = {key: meta.engine[key] for key in _SERVED if key in meta.engine}
+    try:
+        return Model.from_shape(served | dict(meta.model))
+    except RecordingError:
+        whole = Model.from_shape({key: value for key, value in meta.model.items() if key not in _SERVED})
+        return whole.served(**served)
 
 
 def is_card(name: str) -> bool:

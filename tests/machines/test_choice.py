@@ -15,7 +15,7 @@ from kvsim.models import find_model
 from kvsim.recording import find, read
 from kvsim.steptime import Roofline, StepShape
 from kvsim.steptime.card import save_card
-from kvsim.validation import times_of, validate
+from kvsim.validation import policy_of, times_of, validate
 
 H200, H100 = find_gpu("H200"), find_gpu("H100")
 LLAMA, QWEN = find_model("Meta-Llama-3-8B"), find_model("Qwen3-8B")
@@ -89,3 +89,19 @@ def test_a_recording_tells_how_its_model_was_served() -> None:
     two = served_model(read(find("vllm-2xh200-llama-3-8b-light")).meta)
     assert (two.tensor_parallel_size, two.kv_bytes_per_token) == (2, 65536)
     assert served_model(read(find("vllm-h200-llama-3-8b-fp8-light")).meta).kv_cache_dtype == "fp8"
+
+
+def test_bytes_stated_for_the_whole_model_are_understood() -> None:
+    """A recorder that knew of neither wrote the bytes of a cache in bf16 on one GPU beside the engine's settings."""
+    recording = read(find("vllm-2xh200-llama-3-8b-light"))
+    meta = recording.meta
+    whole = replace(
+        recording,
+        meta=replace(
+            meta,
+            model=dict(meta.model) | {"kv_bytes_per_token": 131072},
+            pool=replace(meta.pool, bytes_per_unit=2 * meta.pool.bytes_per_unit),
+        ),
+    )
+    assert served_model(whole.meta) == served_model(meta)
+    assert policy_of(whole) == policy_of(recording)
