@@ -129,7 +129,7 @@ def climb(
         on = replace(machine, step_time=times(rung))
         summary = measure(workload, rung.policy, on, refuse_misfits=True).summary
         ample = measure(
-            workload, rung.policy, _with_ample_memory(on, rung.policy, workload), refuse_misfits=True
+            workload, rung.policy, with_ample_memory(on, rung.policy, workload), refuse_misfits=True
         ).summary
         here, unbounded = summary.output_tokens_per_s, max(ample.output_tokens_per_s, summary.output_tokens_per_s)
         below = climbed[-1] if climbed else None
@@ -168,7 +168,7 @@ def rung_recordings(
     return recordings
 
 
-def _with_ample_memory(machine: Machine, policy: Policy, workload: Workload) -> Machine:
+def with_ample_memory(machine: Machine, policy: Policy, workload: Workload) -> Machine:
     """`machine` with room for every sequence that `policy` may run at a time, at its longest."""
     num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))

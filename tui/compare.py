@@ -20,6 +20,7 @@ from .pool_view import PoolView
 from .schedule_chart import ScheduleChart
 from .scrubber import Scrubber
 from .stage import Stage
+from .story import story_of_comparison
 from .words import seconds, shortened
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class Compare(Stage):
     def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
+        story = story_of_comparison(comparison)
+        self.story = story if guided is None and story.parts else None
 
     def compose_body(self) -> ComposeResult:
         """A lane for each run, what the colours mean, and the clock."""

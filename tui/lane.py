@@ -72,7 +72,7 @@ class LaneFigures(Widget):
         """
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
-            share, what = session.served[session.player.frame] / max(int(session.served[-1]), 1), "of all answers"
+            share, what = session.served[session.player.frame] / max(int(session.served[-1]), 1), "of all tokens"
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
         figures = self._figures(f"{100 * share:.0f}%", what, num_bars)

@@ -18,7 +18,7 @@ from .facts import RequestFacts, request_facts, request_lines, unit_heading, uni
 from .stack import stacked
 from .states import STACK
 from .swatches import owner_swatch, stack_cells
-from .words import ending, shortened
+from .words import ending, plural, shortened
 
 if TYPE_CHECKING:
     from textual import events
@@ -296,7 +296,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
     def _waiting_line(self, request: int) -> Strip:
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
-        tokens = f"{int(requests.prompt_tokens[request]):,} prompt"
+        prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
+        tokens = f"{prompt:,} prompt"
+        if unit_tokens > 1 and not again:  # what it waits for
+            tokens += f", needs {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
         return Strip(
             [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
         )

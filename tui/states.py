@@ -76,10 +76,6 @@ class Palette:
     void: str
     cursor: str
 
-    def dimmed(self, color: str, amount: float = 0.55) -> str:
-        """`color` moved towards the background, for everything that is not the request being followed."""
-        return mixed(color, self.void, amount)
-
     def on(self, background: str, ink: str) -> Palette:
         """The palette on another background of the same kind: free memory stands out from it, in its own tone."""
         free = next(

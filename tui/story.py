@@ -13,6 +13,7 @@ from .events import EventKind
 from .words import percent, plural, seconds
 
 if TYPE_CHECKING:
+    from .comparison import Comparison
     from .session import Session
 
 _FULL: Final = 0.01
@@ -60,6 +61,18 @@ def story_of(session: Session) -> Story:
     return Story(frame=busiest, parts=(*short, f"up to {running[busiest]:,} running", *_waiting(session)))
 
 
+def story_of_comparison(comparison: Comparison) -> Story:
+    """How much faster the fastest run is than the slowest, and how many sequences each serves at a time."""
+    slow, fast = comparison.lanes[0], comparison.lanes[-1]
+    slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
+    if slow.session.rows is not None or fast_s <= 0 or slow is fast:
+        return Story(frame=0, parts=())
+    running = " against ".join(f"{_mean(lane.session, 'running'):,.0f} ({lane.label})" for lane in (fast, slow))
+    faster = f"{fast.label} is done {slow_s / fast_s:,.1f} times as fast as {slow.label}"
+    parts = (faster, f"at a time on average: {running}")
+    return Story(frame=0, parts=parts)
+
+
 def _when_full(session: Session) -> list[str]:
     """From when to when the pool has next to no free memory."""
     steps = session.recording.steps
@@ -75,10 +88,15 @@ def _when_full(session: Session) -> list[str]:
 
 def _waiting(session: Session) -> list[str]:
     """How many wait on average, over time."""
+    mean = _mean(session, "waiting")
+    return [f"{mean:,.0f} waiting on average"] if mean >= 0.5 else []
+
+
+def _mean(session: Session, column: str) -> float:
+    """The mean over time of a column of the steps."""
     spans_s = np.diff(session.times_s)
     total_s = float(spans_s.sum())
-    mean = float((session.recording.steps.waiting * spans_s).sum()) / total_s if total_s else 0.0
-    return [f"{mean:,.0f} waiting on average"] if mean >= 0.5 else []
+    return float((getattr(session.recording.steps, column) * spans_s).sum()) / total_s if total_s else 0.0
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:

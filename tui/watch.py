@@ -144,7 +144,7 @@ class Watch(Stage):
     def action_color(self) -> None:
         """Let colour mean something else."""
         pool = self.query_one(PoolView)
-        pool.color_by = next_color(pool.color_by)
+        pool.color_by = next_color(pool.color_by, shares=self.session.recording.meta.prefix_caching)
         self.query_one(BelowPool).show_frame()
 
     def action_find(self) -> None:

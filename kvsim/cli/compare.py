@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,11 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.cli.scenario import Scenario
 
 times_option = click.option(
     "--times",
@@ -66,12 +71,35 @@ def command(*, output: Path | None, ladder: bool, overwrite: bool, as_json: bool
             for policy, recording in zip(POLICY_NAMES, recordings, strict=True):
                 write(recording, folder / policy)
     summaries = [summarize(recording) for recording in recordings]
+    with progress("with memory for everything") as report:
+        roomy = _with_memory_for_everything(scenario, report)
     if as_json:
-        pairs = zip(recordings, summaries, strict=True)
-        print_json({summary.policy: summary_document(recording, summary) for recording, summary in pairs})
+        documents = {
+            summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
+            for recording, summary, tokens_per_s in zip(recordings, summaries, roomy, strict=True)
+        }
+        print_json(documents)
     else:
         if flags["times"] == "one":
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
+        each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(POLICY_NAMES, roomy, strict=True))
         print_summaries(
-            f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory", recordings, summaries
+            f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",
+            recordings,
+            summaries,
+            note=f"with memory for everything, tokens per second: {each}; what differs then is not memory",
         )
+
+
+def _with_memory_for_everything(scenario: Scenario, report: Callable[[int, int], None]) -> list[float]:
+    """Output tokens per second of each policy where memory never runs short: what they differ by then is not memory."""
+    from kvsim.ladder import with_ample_memory
+    from kvsim.simulation import measure
+
+    found = []
+    for number, name in enumerate(POLICY_NAMES):
+        report(number, len(POLICY_NAMES))
+        policy = scenario.policy(name)
+        machine = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
+        found.append(measure(scenario.workload, policy, machine, refuse_misfits=True).summary.output_tokens_per_s)
+    return found

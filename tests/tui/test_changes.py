@@ -10,13 +10,15 @@ import pytest
 from kvsim.recording import Replay
 from tui.app import KvsimApp
 from tui.below_pool import BelowPool, factor, sharing
+from tui.compare import Compare
+from tui.comparison import Comparison
 from tui.lessons import Guided, find_lesson
 from tui.pool.changes import changes_between
 from tui.pool.paint import Change
 from tui.pool_view import PoolView
 from tui.session import Session
 from tui.step_story import last_step
-from tui.story import begin_story, story_of
+from tui.story import begin_story, story_of, story_of_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,4 +114,30 @@ async def test_o_changes_what_colour_means(tiny: Recording) -> None:
         for _ in range(4):
             seen.append(pool.color_by.value)
             await pilot.press("o")
-        assert seen == ["owner", "state", "sharing", "age"]
+        assert seen == ["owner", "state", "age", "owner"], "nothing can be shared without a prefix cache"
+
+
+def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) -> None:
+    comparison = Comparison(three_runs)
+    slow, fast = comparison.lanes[0], comparison.lanes[-1]
+    story = story_of_comparison(comparison)
+    factor = slow.session.player.duration_s / fast.session.player.duration_s
+    assert story.parts[0] == f"{fast.label} is done {factor:,.1f} times as fast as {slow.label}"
+
+
+async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Recording]) -> None:
+    app = KvsimApp(Session(three_runs[0], at_s=0.3), clock=lambda: 0.0, runs=lambda: three_runs, flash_s=0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("n")
+        followed = app.stage.followed_name
+        moment_s = app.stage.player.clock_s
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert isinstance(app.stage, Compare)
+        assert app.stage.player.clock_s == moment_s
+        assert app.stage.followed_name == followed
+        assert not app.stage.player.playing
+        await pilot.press("right", "right", "c")
+        assert not isinstance(app.stage, Compare)
+        assert app.stage.player.clock_s > moment_s

@@ -106,7 +106,7 @@ async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
         text = screen_text(app)
         assert tall("100%")[0] in text
         assert "of all" in text
-        assert "answers" in text
+        assert "tokens" in text
         assert "done after" in text
         assert text.count("1 refused") == 3
         assert "next: q" in text

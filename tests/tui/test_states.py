@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.memory.waste import SlotState
+from tui.pool.paint import CURSOR, DIM, paint_colors
 from tui.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, LOOKS, STACK, Palette, Symbols, luma
 
 # Viénot, Brettel and Mollon (1999): how linear RGB looks to eyes without one kind of cone.
@@ -60,5 +61,6 @@ def test_explanations_fit_the_legend() -> None:
 
 
 def test_shade_is_nearer_to_the_background() -> None:
-    assert luma(DARK.dimmed("#ffffff")) < luma("#ffffff") / 2
-    assert luma(LIGHT.dimmed("#000000")) > luma("#ffffff") / 2
+    dark, light = paint_colors(DARK), paint_colors(LIGHT)
+    assert luma(dark[DIM + CURSOR]) < luma(dark[CURSOR]) * 0.6
+    assert luma(light[DIM + CURSOR]) > luma("#ffffff") / 2

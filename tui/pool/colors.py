@@ -16,7 +16,7 @@ def default_color(replay: Replay) -> ColorBy:
     return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
 
 
-def next_color(color_by: ColorBy) -> ColorBy:
-    """What colour means next."""
-    order = list(ColorBy)
+def next_color(color_by: ColorBy, *, shares: bool = True) -> ColorBy:
+    """What colour means next; sharing only where memory can be shared."""
+    order = [one for one in ColorBy if shares or one is not ColorBy.SHARING]
     return order[(order.index(color_by) + 1) % len(order)]

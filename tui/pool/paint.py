@@ -7,10 +7,11 @@ or how long ago it was taken.
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.palette import NUM_HUES, TINT_SHARE
+from kvsim.palette import NUM_HUES, TINT_SHARE, mixed
 
 if TYPE_CHECKING:
     from ..states import Palette, Symbols
@@ -52,6 +53,8 @@ HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
 """Up to how many holders each paint of `HOLDERS` stands for; one more paint for all above."""
 DIM: Final = 128
 """Added to the paint of a cell that is not part of the request being followed."""
+SHADE: Final = 0.55
+"""How much of the background is in what lies in shade."""
 NUM_PAINTS: Final = HOLDERS + len(HOLDER_STEPS) + 1
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
@@ -72,23 +75,29 @@ def hue_of(request: int) -> int:
     return request % NUM_HUES
 
 
-def paint_colors(palette: Palette) -> list[str]:
+def paint_colors(palette: Palette) -> tuple[str, ...]:
     """The colour of every paint, with those in shade from `DIM` on."""
-    colors = [palette.void] * DIM
-    colors[: len(SlotState)] = [palette.states[state] for state in SlotState]
-    colors[CURSOR], colors[SHARED] = palette.cursor, palette.shared
-    for change in Change:
-        colors[change] = palette.changes[change - Change.TAKEN]
-    colors[OWNER : OWNER + NUM_HUES] = palette.hues
-    colors[TINT : TINT + NUM_HUES] = [palette.dimmed(hue, TINT_SHARE) for hue in palette.hues]
-    bright = palette.states[SlotState.TOKEN]
-    colors[AGE : AGE + AGES] = [palette.dimmed(bright, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
-    steps = len(HOLDER_STEPS)
-    colors[HOLDERS] = palette.dimmed(bright, 0.6)
+    states = tuple(palette.states[state] for state in SlotState)
+    return _colors(states, palette.hues, palette.changes, palette.shared, palette.cursor, palette.void)
+
+
+@lru_cache(maxsize=8)  # asked for with every sample of a colour, and the same until the theme changes
+def _colors(
+    states: tuple[str, ...], hues: tuple[str, ...], changes: tuple[str, ...], shared: str, cursor: str, void: str
+) -> tuple[str, ...]:
+    colors = [void] * DIM
+    colors[: len(SlotState)] = states
+    colors[CURSOR], colors[SHARED] = cursor, shared
+    colors[Change.TAKEN : Change.TAKEN + len(Change)] = changes
+    colors[OWNER : OWNER + NUM_HUES] = hues
+    colors[TINT : TINT + NUM_HUES] = [mixed(hue, void, TINT_SHARE) for hue in hues]
+    bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
+    colors[AGE : AGE + AGES] = [mixed(bright, void, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
+    colors[HOLDERS] = mixed(bright, void, 0.6)
     colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
-        palette.dimmed(palette.shared, 0.5 * (1 - level / steps)) for level in range(1, steps + 1)
+        mixed(shared, void, 0.5 * (1 - level / steps)) for level in range(1, steps + 1)
     ]
-    return [*colors, *(palette.dimmed(color) for color in colors)]
+    return (*colors, *(mixed(color, void, SHADE) for color in colors))
 
 
 def paint_glyphs(symbols: Symbols) -> str:
