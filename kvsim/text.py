@@ -54,15 +54,15 @@ def printable_values(value: Any, make: Callable[[str], str] = printable) -> Any:
             return value
 
 
-def shortened(text: str, length: int) -> str:
+def abridged(text: str, length: int) -> str:
     """`text` in about `length` letters: names differ in their ends, so the middle is left out."""
     return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 3 :]}"
 
 
 def message(text: str) -> str:
     """A sentence for a person, `printable` and without the middle of values that fill the screen."""
-    text = _LONG_VALUE.sub(lambda value: shortened(value[0], _VALUE_LETTERS), printable_lines(text))
-    return shortened(text, _MESSAGE_LETTERS)
+    text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable_lines(text))
+    return abridged(text, _MESSAGE_LETTERS)
 
 
 def html_text(text: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvsim.errors import RecordingError
-from kvsim.text import shortened
+from kvsim.errors import RecordingError, shortened
 
 MAX_LINE_BYTES = 8 << 20
 """A line that says which blocks are free, in a pool of a million, has 7 MB."""
@@ -93,4 +92,4 @@ def _refuse_constant(name: str) -> float:
 
 
 def _quoted(text: bytes) -> str:
-    return repr(shortened(text[:200].decode("utf-8", "replace").strip(), 60))
+    return shortened(text[:200].decode("utf-8", "replace").strip())

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvsim.errors import RecordingError
-from kvsim.text import shortened
+from kvsim.errors import RecordingError, shortened
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*,?')
@@ -69,4 +68,4 @@ def _sample(line: str) -> Sample:
 
 
 def _no_sample(line: str) -> RecordingError:
-    return RecordingError(f"{shortened(line, 120)!r} is not a sample of a metric.")
+    return RecordingError(f"{shortened(line, 120)} is not a sample of a metric.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.text import printable, shortened
+from kvsim.text import abridged, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 def label(name: object) -> str:
     """A name from a file as figures show it: no character that cannot be seen, and not longer than a line or two."""
-    return shortened(printable(str(name)), _LONGEST_NAME)
+    return abridged(printable(str(name)), _LONGEST_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
