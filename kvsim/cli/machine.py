@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.workload import given
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.recording import Meta
+    from kvsim.scheduling.settings import EngineDefaults
 
 GIB = 1 << 30
 FIND = -1
@@ -48,6 +50,13 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     return gpu, model.served(**stated)
 
 
+def engine_defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
+    """The largest step that vLLM's `LLM` class or its server takes on the GPU where no flag says otherwise."""
+    from kvsim.scheduling.settings import EngineDefaults
+
+    return EngineDefaults.of(flags["defaults"], gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+
+
 def check_at_least_one(flags: Mapping[str, Any], *names: str) -> None:
     """Raise a UsageError if one of the flags that were given is less than 1."""
     for name in names:
@@ -75,6 +84,7 @@ def memory_of(
     if kv_gib is not None and not 0 < kv_gib < 1e6:
         raise UsageError(f"--kv-gib should be a positive size, not {kv_gib}.")
     share = flags["gpu_memory_utilization"]
+    defaults = engine_defaults(flags, gpu)
     return plan_budget(
         gpu,
         model,
@@ -82,6 +92,8 @@ def memory_of(
         block_size=flags["block_size"],
         kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
         num_blocks=flags["num_blocks"],
+        max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
+        max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
         oversize=flags["oversize"],
         enable_prefix_caching=False if flags["no_prefix_caching"] else prefix_caching,
         **settings,

@@ -13,6 +13,7 @@ from kvsim.errors import UsageError, shortened
 _LARGEST: Mapping[str, float] = {
     "num_requests": 1 << 24,
     "max_model_len": 1 << 27,
+    "tokens": 1 << 27,
     "block_size": 1 << 16,
     "num_blocks": 1 << 40,
     "batch_size": 1 << 20,

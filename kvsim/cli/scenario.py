@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine import FIND, GIB, check_at_least_one, machine_of, memory_of
+from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, workload_and_source
 from kvsim.errors import UsageError
@@ -159,10 +159,10 @@ class Scenario:
         return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
 
     def _scheduler(self) -> Any:
-        from kvsim.scheduling.settings import ContinuousSettings, EngineDefaults, Order
+        from kvsim.scheduling.settings import ContinuousSettings, Order
 
         flags = self.flags
-        defaults = EngineDefaults.of(flags["defaults"], self.gpu.memory_bytes, is_a100=self.gpu.name.startswith("A100"))
+        defaults = engine_defaults(flags, self.gpu)
         return ContinuousSettings(
             max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
             max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.ranges import check_ranges
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import json_option, print_json, print_table, size
 from kvsim.errors import UsageError
@@ -34,8 +35,15 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name all GPUs and models."
 )
 @machine_options
-@click.option("--max-num-batched-tokens", type=int, default=16384, show_default=True)
-@click.option("--max-num-seqs", type=int, default=1024, show_default=True)
+@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.  [vLLM's, by the GPU]")
+@click.option("--max-num-seqs", type=int, help="Sequences in one step.  [vLLM's, by the GPU]")
+@click.option(
+    "--defaults",
+    type=click.Choice(["llm", "server"]),
+    default="llm",
+    show_default=True,
+    help="Whose limits hold where none is given: vLLM's LLM class or its server.",
+)
 @click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
 @click.option("--prefix-caching", is_flag=True, help="Reuse prefixes in models with recurrent layers, too.")
 @click.option(
@@ -59,8 +67,6 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def command(
     *,
     max_model_len: int | None,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
     prefix_caching: bool,
     disable_hybrid_kv_cache_manager: bool,
     tokens: int,
@@ -74,6 +80,7 @@ def command(
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
     if prefix_caching and flags["no_prefix_caching"]:
         raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
+    check_ranges(flags | {"max_model_len": max_model_len, "tokens": tokens})
     gpu, model = machine_of(flags)
     finds = max_model_len == FIND
     budget = memory_of(
@@ -82,8 +89,6 @@ def command(
         model,
         max_model_len=None if finds else max_model_len,
         find_max_model_len=finds,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
         hybrid_manager=not disable_hybrid_kv_cache_manager,
         prefix_caching=True if prefix_caching else None,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option
@@ -23,7 +24,7 @@ from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.overwriting import may_replace
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import POLICY_NAMES, Paged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,9 +86,12 @@ def command(
 ) -> None:
     """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
 
-    RECORDING is a folder or the name of a recording that comes with kvsim; with neither, a real vLLM run is shown.
+    RECORDING is a folder or the name of a recording that comes with kvsim. Without any, flags of a run, such as
+    --model, simulate it with --policy paged; without those, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
+    if recording_name is None and not (policy or compare or lesson or attach) and _describes_a_run(context):
+        policy = Paged.name
     if policy is not None:
         check_policy_flags(context, [policy])
     _check_companions(output, attach, port, serve=serve)
@@ -125,6 +129,12 @@ def command(
     else:
         tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
         click.echo(screenshot)
+
+
+def _describes_a_run(context: click.Context) -> bool:
+    """Whether a flag was given that says what to simulate: requests, a machine or a policy's settings."""
+    stated = (param.name for param in context.command.params if getattr(param, "section", "Options") != "Options")
+    return any(name and context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in stated)
 
 
 def _check_one_source(

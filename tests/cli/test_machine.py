@@ -100,6 +100,23 @@ def test_types_and_parallel_sizes_change_what_they_should(size: Size) -> None:
     assert -by_method["awq"] - embeddings == pytest.approx(linear / 16 * 4.16, rel=0.001)
 
 
+def test_steps_are_as_large_as_vllm_makes_them_on_the_gpu(size: Size) -> None:
+    small, large = (size("--model", "Qwen3-0.6B", "--gpu", gpu) for gpu in ("L4", "H100"))
+    activations = [next(term["why"] for term in it["terms"] if term["label"] == "activations") for it in (small, large)]
+    assert "256 sequences" in activations[0] or "8,192 tokens" in activations[0]
+    assert "1,024 sequences" in activations[1] or "16,384 tokens" in activations[1]
+    served = size("--model", "Qwen3-8B", "--gpu", "H100", "--defaults", "server")
+    assert served["num_blocks"] > size("--model", "Qwen3-8B", "--gpu", "H100")["num_blocks"], "steps of 8,192 tokens"
+
+
+def test_flags_of_a_run_are_simulated_by_the_interface(complaint: Complaint, tmp_path: Path) -> None:
+    picture = str(tmp_path / "x.svg")
+    message = complaint("tui", "--model", "gpt-oss-20b", "--gpu", "H100", "--screenshot", picture, code=2)
+    assert "gpt-oss-20b has layers of sliding window" in message
+    message = complaint("tui", "--num-requests", "5", "--model", "nothing", "--screenshot", picture, code=2)
+    assert "there is no model 'nothing'" in message
+
+
 def test_windows_hold_more_than_full_layers_would(size: Size) -> None:
     machine = ("--model", "gemma-3-12b-it", "--gpu", "H200", "--tokens", "32000", "--kv-gib", "9000", "--oversize")
     grouped, full = size(*machine), size(*machine, "--disable-hybrid-kv-cache-manager")
@@ -201,6 +218,10 @@ def test_a_file_that_is_no_config_is_refused(complaint: Complaint, folder: Path,
         (("--max-model-len", "long"), "--max-model-len should be a whole number of at least 1, or auto, not long"),
         (("--prefix-caching", "--no-prefix-caching"), "contradict each other"),
         (("--num-blocks", "9", "--kv-gib", "1"), "say the same thing"),
+        (("--tokens", "0"), "--tokens should be at least 1"),
+        (("--tokens", str(10**30)), "--tokens should be at most"),
+        (("--max-model-len", str(10**30)), "--max-model-len should be at most"),
+        (("--max-num-seqs", "0"), "max_num_seqs is 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

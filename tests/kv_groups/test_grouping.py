@@ -13,7 +13,7 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups import CacheKind, CacheSettings, cache_layout, pipeline_stages, plan_cache
 from kvsim.kv_groups.grouping import group_layers
 from kvsim.kv_groups.specs import LayerSpec, layer_specs
-from kvsim.models import Model, find_model
+from kvsim.models import Model, all_models, find_model
 
 KIB = 1024
 
@@ -141,6 +141,22 @@ def test_groups_as_vllm_makes_them(name: str, groups: list[str], kib_per_block: 
         made.setdefault(label, []).append(str(group.num_layers))
     assert [f"{label}: {' '.join(members)}" for label, members in made.items()] == groups
     assert layout.bytes_per_block == kib_per_block * KIB
+
+
+@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.name.partition("/")[2])
+def test_every_listed_model_has_a_cache_however_it_is_served(model: Model) -> None:
+    latent = model.kv_lora_rank is not None
+    heads = model.num_attention_heads
+    for size in (size for size in (1, 2, 4, 8) if heads % size == 0):
+        whole = cache_layout(model.served(tensor_parallel_size=size), CacheSettings(max_model_len=4096))
+        in_fp8 = model.served(tensor_parallel_size=size, kv_cache_dtype="fp8")
+        smaller = cache_layout(in_fp8, CacheSettings(max_model_len=4096, enable_prefix_caching=True))
+        for layout in (whole, smaller):
+            assert sum(group.num_layers for group in layout.groups) == sum(len(caches) for caches in model.layers)
+            assert (
+                layout.bytes_per_block >= max(group.page_bytes * group.num_layers for group in layout.groups) or latent
+            )
+        assert in_fp8.kv_bytes_per_token < model.served(tensor_parallel_size=size).kv_bytes_per_token
 
 
 def test_states_that_are_kept_for_prefixes_decide_the_block() -> None:
