@@ -15,6 +15,7 @@ from kvsim.hardware import Gpu, find_gpu
 from kvsim.machines.cards import card_of, linked, shipped_cards
 from kvsim.machines.errors import Basis, with_error
 from kvsim.models import Model
+from kvsim.models.layers import Mamba2
 from kvsim.profiles import carried, find, match
 from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, reduce
 from kvsim.steptime.card import Card, load_card
@@ -126,8 +127,23 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
         times = at_pace(pace, reduce(card, model, num_processors=gpu.num_processors))
         if not captured:
             times = times.uncaptured()
-    label = with_error(f"machine card of {gpu.name} ({card.source}) with {model.name} ({engine})", basis)
+    guessed = "uncalibrated " if basis is Basis.SHEET else ""
+    of = "".join(f", {words}" for words in _never_measured(model))
+    label = with_error(f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})", basis)
     return replace(times, label=label, calibrated=basis is not Basis.SHEET)
+
+
+def _never_measured(model: Model) -> list[str]:
+    """What of the model's times follows from a formula that no engine was compared with, in words."""
+    bits = [] if model.quantization is None else [model.quantization.linear_bits, model.quantization.expert_bits]
+    found = {
+        "experts by a formula, never measured": model.num_experts > 0,
+        "4-bit weights by a formula, never measured": any(0 < size < 8 for size in bits),
+        "recurrent layers other than Mamba 2 by their parameters alone": any(
+            not isinstance(layer, Mamba2) for layer in model.recurrent_layers
+        ),
+    }
+    return [words for words, applies in found.items() if applies]
 
 
 def _basis(card: Card) -> Basis:

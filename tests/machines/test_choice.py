@@ -11,7 +11,7 @@ from kvsim.errors import UsageError
 from kvsim.extrapolation import Watched
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, known_errors, served_model, step_times
-from kvsim.models import find_model
+from kvsim.models import find_model, find_quantization
 from kvsim.recording import find, read
 from kvsim.steptime import Roofline, StepShape
 from kvsim.steptime.card import save_card
@@ -105,3 +105,12 @@ def test_bytes_stated_for_the_whole_model_are_understood() -> None:
     )
     assert served_model(whole.meta) == served_model(meta)
     assert policy_of(whole) == policy_of(recording)
+
+
+def test_what_no_engine_was_compared_with_is_marked() -> None:
+    mixture, dense = (step_times(H100, find_model(name), "vllm") for name in ("Qwen3-30B-A3B", "Qwen3-8B"))
+    assert "experts by a formula, never measured" in mixture.label
+    assert "never measured" not in dense.label
+    assert "uncalibrated" in step_times(find_gpu("L40S"), QWEN, "vllm").label
+    awq = step_times(H100, QWEN.served(quantization=find_quantization("awq")), "vllm")
+    assert "4-bit weights by a formula" in awq.label
