@@ -94,7 +94,7 @@ def _run_chunk(first: int, num_cases: int, scratch: Path) -> list[dict[str, Any]
         assert worker.stdout is not None
         selector = selectors.DefaultSelector()
         selector.register(worker.stdout, selectors.EVENT_READ)
-        while selector.select(timeout=3 * HANG_S):
+        while selector.select(timeout=10 * HANG_S):
             line = worker.stdout.readline()
             if not line:
                 break
