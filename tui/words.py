@@ -28,7 +28,7 @@ def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
     """A time with as many decimals as `resolution_s` needs; a dash where it is not known."""
     if math.isnan(time_s):
         return "-"
-    decimals = min(max(0, -math.floor(math.log10(resolution_s))), 6)
+    decimals = min(max(0, -math.floor(math.log10(resolution_s))), 6) if resolution_s > 0 else 0
     return f"{time_s:,.{decimals}f} s"
 
 

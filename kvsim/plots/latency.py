@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 """A curve through these cannot be told from one through a million requests."""
+_NO_LATENCY_S = (1e-3, 1.0)
+"""What an axis shows where no request took any time: a log axis has no 0."""
 _PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
 
 
@@ -46,6 +48,8 @@ def latency(
             for of_run, name, (color, dashes) in zip(times, names, LINES, strict=False):
                 _draw(axes, getattr(of_run, field), color, dashes, name)
             axes.axhline(50, color=MUTED, linewidth=0.6, zorder=0)
+            if not any((getattr(of_run, field) > 0).any() for of_run in times):
+                axes.set_xlim(*_NO_LATENCY_S)
             log_axis(axes, "x", max_ticks=6 if column else 4)
             axes.set(ylim=(0, 101), yticks=(0, 25, 50, 75, 100), xlabel="seconds")
             axes.set_title(title, loc="left")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,3 +101,15 @@ def test_a_folder_that_is_there_is_left_alone(run: Recording, tmp_path: Path) ->
     with pytest.raises(UsageError, match="mine exists; name a new folder, nothing was overwritten"):
         write_tables(run, tmp_path / "mine", form="csv")
     assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_spreadsheet_is_given_no_formula(run: Recording, tmp_path: Path) -> None:
+    """An id comes from whoever sent the request."""
+    ids = np.array(["=HYPERLINK(1)", "plain", *(f"r{row}" for row in range(2, len(run.requests)))])
+    renamed = replace(run, requests=replace(run.requests, id=ids))
+    folder = write_tables(renamed, tmp_path / "csv", form="csv")
+    rows = list(csv.DictReader((folder / "requests.csv").open(encoding="utf-8")))
+    assert [row["id"] for row in rows[:2]] == ["'=HYPERLINK(1)", "plain"]
+    assert rows[0]["request"] == "0"
+    parquet = write_tables(renamed, tmp_path / "parquet", form="parquet")
+    assert pq.read_table(parquet / "requests.parquet")["id"].to_pylist() == ids.tolist()
