@@ -54,7 +54,6 @@ RULES: Mapping[str, Rule] = {
     "DeepseekV32ForCausalLM": attention.latent,
     "Glm4MoeLiteForCausalLM": attention.latent,
     "GlmMoeDsaForCausalLM": attention.latent,
-    "MiniCPM3ForCausalLM": attention.latent,
     "BambaForCausalLM": recurrent.granite_hybrid,
     "FalconH1ForCausalLM": recurrent.falcon_h1,
     "FalconMambaForCausalLM": recurrent.mamba_1,
