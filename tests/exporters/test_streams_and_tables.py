@@ -108,7 +108,7 @@ def test_a_spreadsheet_is_given_no_formula(run: Recording, tmp_path: Path) -> No
     ids = np.array(["=HYPERLINK(1)", "plain", *(f"r{row}" for row in range(2, len(run.requests)))])
     renamed = replace(run, requests=replace(run.requests, id=ids))
     folder = write_tables(renamed, tmp_path / "csv", form="csv")
-    rows = list(csv.DictReader((folder / "requests.csv").open(encoding="utf-8")))
+    rows = list(csv.DictReader((folder / "requests.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["id"] for row in rows[:2]] == ["'=HYPERLINK(1)", "plain"]
     assert rows[0]["request"] == "0"
     parquet = write_tables(renamed, tmp_path / "parquet", form="parquet")
