@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from kvsim.recording.replay import Replay
 
+    from .pool.changes import Lights
     from .pool.tiling import Tiling
     from .states import Symbols
 
@@ -126,7 +127,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
             color_by=self._color_by or default_color(replay),
         )
         self._frame = replay.frame
-        self._lit: list[tuple[float, npt.NDArray[np.uint8]]] = []
+        self._lit: list[tuple[float, Lights]] = []
         self._zoom.forget()
         self._keys = np.empty((0, 0), np.int32)
 
@@ -178,13 +179,13 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         """Light up what has changed since frame `before`, and what changed a moment ago; put it out later."""
         if self._frame < before:  # nothing has happened: somebody looks back
             self._lit.clear()
-            self._canvas.light_up(None)
+            self._show_lights()
             return
         # Where somebody jumps, what the last step has changed is what there is to see.
         since = before if self._frame - before <= _MOST_STEPS else self._frame - 1
         changes = changes_between(self._replay, since, self._frame)
         if 0 < len(changes) <= self._replay.num_units * _MOST_LIT:
-            self._lit.append((time.monotonic(), changes.paints(self._replay.num_units)))
+            self._lit.append((time.monotonic(), changes.lights))
             self.set_timer(self._flash_s * 1.05, self._put_out)
         self._show_lights()
 
@@ -194,12 +195,11 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _show_lights(self) -> None:
         since = time.monotonic() - self._flash_s
-        self._lit = [(when, paints) for when, paints in self._lit if when > since]
-        lights = np.zeros(self._replay.num_units, np.uint8) if self._lit else None
-        for _, paints in self._lit:
-            assert lights is not None
-            lights = np.where(paints > 0, paints, lights)
-        self._canvas.light_up(lights)
+        self._lit = [(when, lights) for when, lights in self._lit if when > since]
+        units = [units for _, (units, _) in self._lit]
+        paints = [paints for _, (_, paints) in self._lit]
+        nothing = np.empty(0, np.int64), np.empty(0, np.uint8)
+        self._canvas.light_up((np.concatenate(units), np.concatenate(paints)) if units else nothing)
 
     def follow(self, request: int | None) -> None:
         """Put everything into shade except what `request` holds; None lights everything."""

@@ -23,6 +23,8 @@ from .tiling import Detail, Tiling
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
 
+    from .changes import Lights
+
 _WIDE_ENOUGH = 3
 """Characters of a unit that leave something to be seen of it beside a name."""
 _DRAWING_ORDER = (
@@ -87,9 +89,9 @@ class Canvas:
         """Follow the replay to its current frame."""
         self._repaint(self._paints.update(self._states.update()))
 
-    def light_up(self, changes: npt.NDArray[np.uint8] | None) -> None:
-        """Show units in the paint of what has just happened to them, 0 for nothing; None ends that."""
-        self._repaint(self._paints.light_up(changes))
+    def light_up(self, lights: Lights) -> None:
+        """Show units in the paint of what has just happened to them, and no others."""
+        self._repaint(self._paints.light_up(lights))
 
     def _repaint(self, units: npt.NDArray[np.int64]) -> None:
         if self._cells is not None and len(units):

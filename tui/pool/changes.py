@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,10 @@ from .paint import Change
 
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
+
+
+Lights: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+"""Units, and the paint of what has just happened to each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,14 +38,21 @@ class Changes:
     def __len__(self) -> int:
         return sum(map(len, (self.taken, self.freed, self.hit, self.evicted)))
 
-    def paints(self, num_units: int) -> npt.NDArray[np.uint8]:
-        """The paint of what has happened to each unit, 0 for nothing; an eviction counts more than what it was for."""
-        paints = np.zeros(num_units, np.uint8)
-        paints[self.freed] = Change.FREED
-        paints[self.taken] = Change.TAKEN
-        paints[self.hit] = Change.HIT
-        paints[self.evicted] = Change.EVICTED
-        return paints
+    @property
+    def lights(self) -> Lights:
+        """The paint of what has happened to each unit. Of several, the last counts: an eviction more than what it was
+        for.
+        """
+        parts = (
+            (self.freed, Change.FREED),
+            (self.taken, Change.TAKEN),
+            (self.hit, Change.HIT),
+            (self.evicted, Change.EVICTED),
+        )
+        return (
+            np.concatenate([units for units, _ in parts]),
+            np.concatenate([np.full(len(units), change, np.uint8) for units, change in parts]),
+        )
 
 
 def changes_between(replay: Replay, before: int, after: int) -> Changes:

@@ -33,6 +33,7 @@ from .paint import (
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
 
+    from .changes import Lights
     from .tiling import Tiling
 
 EIGHTHS = 8
@@ -100,6 +101,7 @@ class Paints:
         self.rest = np.zeros(replay.num_units, np.uint8)
         self.whole = np.zeros(replay.num_units, np.uint8)
         self._lit = np.zeros(replay.num_units, np.uint8)
+        self._lit_units = np.empty(0, np.int64)
         self.update(np.arange(replay.num_units))
 
     def update(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -110,14 +112,16 @@ class Paints:
             self._paint(units)
         return units
 
-    def light_up(self, changes: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.int64]:
-        """Paint units in the paint of what has just happened to them, 0 for nothing; None ends that."""
-        before = np.flatnonzero(self._lit)
-        self._lit[:] = 0 if changes is None else changes
-        units = np.union1d(before, np.flatnonzero(self._lit))
-        if len(units):
-            self._paint(units)
-        return units
+    def light_up(self, lights: Lights) -> npt.NDArray[np.int64]:
+        """Paint units in the paint of what has just happened to them, and no others; return which look different."""
+        before, (units, paints) = self._lit_units, lights
+        self._lit[before] = 0
+        self._lit[units] = paints
+        self._lit_units = np.unique(units)
+        touched = np.union1d(before, self._lit_units)
+        if len(touched):
+            self._paint(touched)
+        return touched
 
     def _paint(self, units: npt.NDArray[np.int64]) -> None:
         states, replay = self._states, self._replay
