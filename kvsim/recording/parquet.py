@@ -203,7 +203,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
             break
         try:
             yield convert(data, spec, file, name, expected)
-        except (pa.ArrowException, TypeError, AttributeError) as error:
+        except (pa.ArrowException, TypeError, AttributeError, IndexError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
     if num_rows != expected:
