@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from kvsim.engine import block_pool
+from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.hardware import find_gpu
-from kvsim.memory.blocks import BlockPool
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.profiles import find
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.steptime import StepShape
-from kvsim.workload import LogNormal, Poisson, Workload, generate
+from kvsim.workload import LogNormal, Poisson, Ragged, Workload, generate
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -49,26 +51,25 @@ def machine_of(num_blocks: int) -> Machine:
     )
 
 
-@pytest.mark.parametrize("engine", ["python", "compiled"])
+@pytest.mark.parametrize("engine", ["interpreted", "compiled"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_measure(benchmark: BenchmarkFixture, workload: Workload, policy: Policy, engine: EngineName) -> None:
-    if isinstance(policy, Static) and engine == "compiled":
-        pytest.skip("batches are computed whole")
     measure(workload.head(1), policy, machine_of(30_208), engine=engine)  # compiled, or loaded
     measured = benchmark(measure, workload, policy, machine_of(30_208), engine=engine)
     assert measured.summary.num_finished == len(workload)
 
 
-@pytest.mark.parametrize("engine", ["python", "compiled"])
+@pytest.mark.parametrize("engine", ["interpreted", "compiled"])
 def test_measure_under_pressure(benchmark: BenchmarkFixture, workload: Workload, engine: EngineName) -> None:
     measure(workload.head(1), POLICIES["paged"], machine_of(1_000), engine=engine)
     measured = benchmark(measure, workload.scaled_rate(10.0), POLICIES["paged"], machine_of(1_000), engine=engine)
     assert measured.summary.num_preemptions > 100
 
 
-@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "step by step"])
-def test_simulate(benchmark: BenchmarkFixture, workload: Workload, leap: bool) -> None:
-    recording = benchmark(simulate, workload, POLICIES["paged"], machine_of(30_208), leap=leap)
+@pytest.mark.parametrize("engine", ["interpreted", "compiled"])
+def test_simulate(benchmark: BenchmarkFixture, workload: Workload, engine: EngineName) -> None:
+    simulate(workload.head(1), POLICIES["paged"], machine_of(30_208), engine=engine)
+    recording = benchmark(simulate, workload, POLICIES["paged"], machine_of(30_208), engine=engine)
     assert len(recording.requests) == len(workload)
 
 
@@ -76,12 +77,18 @@ def test_step_time_of_one_step(benchmark: BenchmarkFixture) -> None:
     benchmark(find("vllm-h200-llama-3-8b").step_time, StepShape(50, 50, 0, 20_000, 0))
 
 
-def test_take_and_give_blocks(benchmark: BenchmarkFixture) -> None:
-    pool = BlockPool(30_208)
+def test_allocate_and_free_blocks(benchmark: BenchmarkFixture) -> None:
+    num_blocks, nothing = 30_208, np.zeros(1, np.int64)
+    demand = Demand(
+        prompt=nothing + 400, output=nothing + 1, limit=nothing + 1, priority=nothing, arrival_s=np.zeros(1),
+        keys=Ragged.empty(1, np.int64),
+    )  # fmt: skip
+    engine = pack(demand, POLICIES["paged"], num_blocks, no_times(), refused=np.zeros(1, np.bool_))
 
-    def take_and_give() -> None:
-        blocks, _ = pool.take(25)
-        pool.give(blocks[::-1])
+    def allocate_and_free() -> None:
+        for index in range(25):
+            engine.entries[index] = block_pool.allocate(engine)[0]
+        block_pool.free(engine, 0, 25)
 
-    benchmark(take_and_give)
-    assert pool.num_free == pool.num_usable
+    benchmark(allocate_and_free)
+    assert engine.state[0].num_free == num_blocks

@@ -1,6 +1,6 @@
 """What the simulator gets through in a second of CPU time, by policy and workload.
 
-    python benchmarks/throughput.py FOLDER [--policy paged] [--workload conv_5000] [--engine python] [--record]
+    python benchmarks/throughput.py FOLDER [--policy paged] [--workload conv_5000] [--engine interpreted] [--record]
 
 FOLDER holds workloads as `NAME.csv.gz` with the columns `arrived_at` (seconds), `num_prefill_tokens` and
 `num_decode_tokens`. Every run is a process of its own, so that its peak of memory is its own; the CPU time is that of
@@ -27,7 +27,7 @@ from kvsim.models import find_model
 from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
 from kvsim.profiles import find
 from kvsim.recording import Recording
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.workload import Workload
 
@@ -85,12 +85,11 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
         step_time=find("hf-dynamic-h200-llama-3-8b" if isinstance(policy, Static) else "vllm-h200-llama-3-8b"),
     )
     work = simulate if arguments.record else measure
-    leap = not arguments.no_leap
-    engine: EngineName = arguments.engine if leap and not isinstance(policy, Static) else "python"
-    work(workload.head(10), policy, machine, engine=engine, leap=leap, refuse_misfits=True)
+    engine: EngineName = arguments.engine
+    work(workload.head(10), policy, machine, engine=engine, refuse_misfits=True)
     gc.collect()
     begin = time.process_time()
-    result = work(workload, policy, machine, engine=engine, leap=leap, refuse_misfits=True)
+    result = work(workload, policy, machine, engine=engine, refuse_misfits=True)
     cpu_s = time.process_time() - begin
     requests = result.requests
     return {
@@ -112,9 +111,8 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=NUM_BLOCKS)
     parser.add_argument("--repeat", type=int, default=1, help="the workload so many times, one after the other")
     parser.add_argument("--record", action="store_true", help="make a recording, in memory")
-    parser.add_argument("--engine", choices=["compiled", "python"], default="compiled", help="static: always python")
+    parser.add_argument("--engine", choices=["compiled", "interpreted", "auto"], default="compiled")
     parser.add_argument("--prefix-caching", action="store_true")
-    parser.add_argument("--no-leap", action="store_true", help="every step by itself, in Python")
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
     parser.add_argument("--runs", type=int, default=3, help="the median of so many")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -123,7 +121,7 @@ def main() -> None:
         print(json.dumps(run(arguments)))
         return
     names = sorted(file.name.partition(".")[0] for file in arguments.folder.glob("*.csv.gz"))
-    flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--no-leap", "--prefix-caching", "--sync")]
+    flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--prefix-caching", "--sync")]
     header = None
     for policy in arguments.policy or POLICY_NAMES:
         for workload in arguments.workload or names:

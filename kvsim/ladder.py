@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from kvsim.policies import Paged, Policy, Static
 from kvsim.profiles import Profile, carried, match
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, ProgressCallback, simulate
 from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Workload

@@ -24,10 +24,11 @@ from kvsim.conformance import (
 from kvsim.errors import RecordingError, WorkloadError
 from kvsim.policies import Contiguous, Paged
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus, find, read
-from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, generate
 
+from .conformance.modes import in_every_way
 from .conformance.recorder import Watch
 from .conformance.workloads import realistic, small
 
@@ -48,16 +49,20 @@ def busy() -> OracleWorkload:
     return read_workload(GOLDEN / "046.json")
 
 
-def test_the_shipped_recording_under_pressure_is_equal(pressure: Recording) -> None:
-    verdict = verify_recording(pressure)
+@in_every_way
+def test_the_shipped_recording_under_pressure_is_equal(pressure: Recording, compiled: bool) -> None:
+    verdict = verify_recording(pressure, compiled=compiled)
     assert str(verdict) == "all 2,922 steps equal (16,714 allocations, 685 preemptions)"
 
 
-def test_a_recording_of_a_warm_engine_is_equal() -> None:
+@in_every_way
+def test_a_recording_of_a_warm_engine_is_equal(compiled: bool) -> None:
     recording = read(find("vllm-h200-granite-350m-gsm8k"))
     assert recording.meta.initial_free is not None
     assert recording.meta.initial_free[0] != 1, "requests before the recording have shuffled the queue"
-    assert str(verify_recording(recording)) == "all 130 steps equal (6,337 allocations, 0 preemptions)"
+    assert (
+        str(verify_recording(recording, compiled=compiled)) == "all 130 steps equal (6,337 allocations, 0 preemptions)"
+    )
 
 
 @pytest.mark.parametrize("workload", WATCHED, ids=lambda file: file.stem)
@@ -461,10 +466,11 @@ def test_a_workload_file_that_is_not_json_is_named_with_its_line(tmp_path: Path)
         read_workload(file)
 
 
+@in_every_way
 @pytest.mark.parametrize("number", range(20))
-def test_small_generated_workloads_are_equal_to_their_recordings(number: int) -> None:
-    recording = Watch(parse_workload(small(Random(number)), "generated")).recording()
-    assert verify_recording(recording).equal
+def test_small_generated_workloads_are_equal_to_their_recordings(number: int, compiled: bool) -> None:
+    recording = Watch(parse_workload(small(Random(number)), "generated"), compiled=compiled).recording()
+    assert verify_recording(recording, compiled=compiled).equal
 
 
 @pytest.mark.parametrize("modelled", [{"swap_gib": 1.0}, {"num_speculative_tokens": 3}])

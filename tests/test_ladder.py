@@ -12,7 +12,7 @@ import pytest
 from kvsim.errors import RecordingError
 from kvsim.ladder import KEY, Climbed, at_once, climb, rung_recordings, rungs
 from kvsim.plots import ladder
-from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.settings import ContinuousSettings
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from kvsim.recording import (
     read,
     shipped_names,
 )
-from kvsim.scheduling.settings import ContiguousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.settings import ContiguousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import simulate
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from kvsim.errors import UsageError
 from kvsim.metrics import summarize
 from kvsim.plots.sweep import draw_sweep
 from kvsim.policies import Paged
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.sweep import Point, run_point, sweep
 from kvsim.workload import Ragged, Workload

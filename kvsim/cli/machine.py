@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.recording import Meta
-    from kvsim.scheduling.settings import EngineDefaults
+    from kvsim.settings import EngineDefaults
 
 GIB = 1 << 30
 FIND = -1
@@ -52,7 +52,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
 
 def engine_defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
     """The largest step that vLLM's `LLM` class or its server takes on the GPU where no flag says otherwise."""
-    from kvsim.scheduling.settings import EngineDefaults
+    from kvsim.settings import EngineDefaults
 
     return EngineDefaults.of(flags["defaults"], gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
 

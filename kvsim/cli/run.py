@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,7 @@ from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from kvsim.recording import Recording
-    from kvsim.simulation import EngineName, Measured
+    from kvsim.simulation import EngineName, RouteName
 
 
 @click.command("run", cls=SectionedCommand)
@@ -26,12 +27,27 @@ if TYPE_CHECKING:
 @scenario_options
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "compiled", "python"]),
+    type=click.Choice(["auto", "compiled", "interpreted"]),
     default="auto",
     show_default=True,
-    help="Machine code, with kvsim[fast], or Python: the same result. auto: compiled for long runs, where it can be.",
+    help="The engine as machine code, or as it stands in Python: the same result. auto: compiled for long runs.",
 )
-@click.option("--no-leap", is_flag=True, help="Take every step by itself, in Python: slower, and the same result.")
+@click.option(
+    "--users", type=click.IntRange(1, 1_000_000), help="A closed loop of so many users instead of arrival times."
+)
+@click.option(
+    "--think-s", type=click.FloatRange(0, 1e9), default=0.0, help="Seconds that a user thinks after an answer."
+)
+@click.option(
+    "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
+)
+@click.option(
+    "--route",
+    type=click.Choice(["shortest", "round-robin"]),
+    default="shortest",
+    show_default=True,
+    help="Which replica gets the next request.",
+)
 @click.option(
     "--front-end",
     type=click.Choice(["none", "http"]),
@@ -50,7 +66,10 @@ def command(
     *,
     policy: str,
     engine: EngineName,
-    no_leap: bool,
+    users: int | None,
+    think_s: float,
+    replicas: int,
+    route: RouteName,
     front_end: str,
     no_band: bool,
     output: Path | None,
@@ -67,46 +86,50 @@ def command(
     from kvsim.cli.summary import band_words, print_summaries, summary_document
     from kvsim.front_end import behind, http_s
     from kvsim.machines import card_named
-    from kvsim.metrics import summarize
     from kvsim.overwriting import may_replace, replacing_folder
-    from kvsim.recording import read
-    from kvsim.simulation import Options, measure, record
+    from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
 
     check_policy_flags(context, [policy])
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
-    settings = scenario.policy(policy)
+    settings, workload = scenario.policy(policy), scenario.workload
     machine = scenario.machine(settings)
-    run: Recording | Measured
-    with progress(policy) as report:
+    with progress(policy) as report, ExitStack() as stack:
         options: Options = {
             "refuse_misfits": flags["refuse_misfits"],
             "check": flags["check"],
             "engine": engine,
-            "leap": not no_leap,
+            "concurrency": users,
+            "think_s": think_s,
             "progress": report,
             "command": shlex.join(["kvsim", *sys.argv[1:]]),
         }
-        if output is None:
-            run = measure(scenario.workload, settings, machine, **options)
-            summary = run.summary
+        folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
+        if replicas > 1 and folder:
+            runs = record_replicas(workload, settings, machine, folder, replicas, route, **options)
+        elif replicas > 1:
+            runs = measure_replicas(workload, settings, machine, replicas, route, **options)
+        elif folder:
+            runs = [record(workload, settings, machine, folder, **options)]
         else:
-            with replacing_folder(output, "run", overwrite=overwrite) as folder:
-                record(scenario.workload, settings, machine, folder, **options)
-            run = read(output)
-            summary = summarize(run)
-    band = None
-    if not no_band and is_worth_a_band(summary, len(scenario.workload)):
+            runs = [measure(workload, settings, machine, **options)]
+    summaries, band = [run.summary for run in runs], None
+    if replicas > 1:
+        summaries = [replace(summary, policy=f"server {number}") for number, summary in enumerate(summaries)]
+    elif not no_band and is_worth_a_band(summaries[0], len(workload)):
         with progress("band") as report:
             options["progress"] = report
-            band = band_of(scenario.workload, settings, machine, summary, **options)
+            band = band_of(workload, settings, machine, summaries[0], **options)
     notes = [band_words(band)] if band else []
     if front_end == "http":
         delay_s = http_s(scenario.gpu, card_named(flags["profile"]))
-        summary = behind(summary, delay_s)
+        summaries = [behind(summary, delay_s) for summary in summaries]
         notes.append(f"front end: HTTP, {1e3 * delay_s:.1f} ms a request in TTFT and end to end (the band is without)")
     if as_json:
-        print_json(summary_document(run, summary) | ({"band": band.as_dict()} if band else {}))
+        documents = [summary_document(run, summary) for run, summary in zip(runs, summaries, strict=True)]
+        print_json(
+            {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
+        )
     else:
-        print_summaries(f"{policy}: {scenario.workload.description}", [run], [summary], note="\n".join(notes))
+        print_summaries(f"{policy}: {workload.description}", runs, summaries, note="\n".join(notes))

@@ -42,7 +42,7 @@ class Scenario:
     def policy(self, name: str) -> Policy:
         """The policy called `name` with the settings of the flags."""
         from kvsim.policies import Contiguous, Paged, Static
-        from kvsim.scheduling.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
+        from kvsim.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
 
         flags = self.flags
         if name == Static.name:
@@ -159,7 +159,7 @@ class Scenario:
         return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
 
     def _scheduler(self) -> Any:
-        from kvsim.scheduling.settings import ContinuousSettings, Order
+        from kvsim.settings import ContinuousSettings, Order
 
         flags = self.flags
         defaults = engine_defaults(flags, self.gpu)

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
-from kvsim.memory.blocks import NULL_BLOCK
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
-from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.settings import ContinuousSettings, Order, PagedSettings
 
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings)
 

@@ -18,13 +18,14 @@ from kvsim.conformance.changes import Change, Changes
 from kvsim.conformance.recorded import Event, Recorded
 from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.conformance.words import StepFacts, changes_in_words, step_in_words
+from kvsim.engine.driver import Driver
+from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
 from kvsim.errors import RecordingError
-from kvsim.memory.blocks import BlockPool
+from kvsim.policies import Paged
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.scheduling.continuous import Batch, ContinuousScheduler
-from kvsim.scheduling.keys import PrefixKeys
-from kvsim.scheduling.paged import PagedManager
-from kvsim.scheduling.sequence import Sequence, Status
+from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,9 @@ _REPORTS = 200
 """How often progress is reported over a recording."""
 
 
-def verify_recording(recording: Recording, progress: Callable[[int, int], None] | None = None) -> Verdict:
+def verify_recording(
+    recording: Recording, progress: Callable[[int, int], None] | None = None, *, compiled: bool = False
+) -> Verdict:
     """Replay `recording` and compare every decision.
 
     Compared are, at every step: which requests, in which order, how many tokens after how many; the blocks that each
@@ -42,36 +45,39 @@ def verify_recording(recording: Recording, progress: Callable[[int, int], None] 
     Args:
         recording: of vLLM, or of a simulation of the paged policy.
         progress: called now and then with the number of steps compared, and of all.
+        compiled: run the engine as machine code; the verdict is the same.
 
     Raises:
         RecordingError: it is no recording of a paged engine, or lacks what a comparison needs.
     """
-    return _Lockstep(Recorded(recording)).run(progress)
+    return _Lockstep(Recorded(recording), compiled=compiled).run(progress)
 
 
 class _Lockstep:
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
         self._recorded = recorded
         recording = self._recording = recorded.recording
         settings = recorded.scheduler
-        self._pool = BlockPool(recorded.num_blocks, recorded.initial_free)
-        self._changes = Changes(tell_lengths=recorded.tells_lengths)
-        memory = PagedManager(
-            self._pool,
-            recorded.cache,
-            self._changes,
-            max_model_len=settings.max_model_len,
-            reserve_full_prompt=settings.reserve_full_prompt,
+        demand = _demand(recorded)
+        engine = pack(
+            demand,
+            Paged(scheduler=settings, cache=recorded.cache),
+            recorded.num_blocks - 1,
+            no_times(),
+            refused=np.asarray(recording.requests.status == RequestStatus.REFUSED),
+            initial_free=recorded.initial_free,
+            records_memory=True,
+            compiled=compiled,
         )
-        self._scheduler = ContinuousScheduler(settings, memory)
+        self._driver = Driver(engine, compiled=compiled)
+        self._state = engine.state[0]
+        self._changes = Changes(self._driver, tell_lengths=recorded.tells_lengths)
         self._depth = 2 if settings.async_scheduling else 1
-        self._keys = PrefixKeys(recorded.cache.block_size)
         self._names: list[str] = recording.requests.id.tolist()
-        self._sequences: dict[int, Sequence] = {}
-        self._in_flight: deque[tuple[int, Batch]] = deque()
+        self._arrived: set[int] = set()
+        self._in_flight: deque[int] = deque()
         self._next_change = 0
         self._aborts_due = recorded.aborts_by_time()
-        self._arrival_rank = recorded.arrival_ranks()
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
@@ -104,25 +110,9 @@ class _Lockstep:
         )
 
     def _arrive(self, row: int) -> None:
-        requests = self._recording.requests
-        status = requests.status[row]
-        if status == RequestStatus.REFUSED:
-            return
-        prompt_tokens, max_tokens = int(requests.prompt_tokens[row]), int(requests.max_tokens[row])
-        if max_tokens < 1:  # not given: vLLM goes on to the longest sequence
-            max_tokens = self._recorded.scheduler.max_model_len - prompt_tokens
-        hashes = requests.prompt_hashes[row].tolist()
-        sequence = self._sequences[row] = Sequence(
-            row,
-            prompt_tokens,
-            # One that did not finish did not stop by itself either.
-            int(requests.output_tokens[row]) if status == RequestStatus.FINISHED else max_tokens,
-            max_tokens,
-            priority=int(requests.priority[row]),
-            arrival=self._arrival_rank[row],
-            prompt_keys=self._keys.from_hashes(hashes, self._recorded.cache.block_size, prompt_tokens),
-        )
-        self._scheduler.add(sequence)
+        if self._recording.requests.status[row] != RequestStatus.REFUSED:
+            self._arrived.add(row)
+            self._driver.add(row + 1)
 
     def _schedule(self, step: int, seq: int) -> Difference | None:
         """Schedule as the recorded engine did, and compare."""
@@ -130,15 +120,16 @@ class _Lockstep:
         if found := self._catch_up(seq - 1):
             return found
         if len(self._in_flight) >= self._depth:
-            waiting_for = [f"step {number:,}" for number, _ in self._in_flight]
+            waiting_for = [f"step {number:,}" for number in self._in_flight]
             return difference(moment, {"in flight already": waiting_for}, {"in flight already": waiting_for[1:]})
         self._abort_by_time(float(self._recording.steps.start_s[step]))
-        batch = self._scheduler.schedule()
-        self._in_flight.append((step, batch))
-        self._num_preemptions += len(batch.preempted)
+        self._driver.schedule()
+        self._changes.take()
+        self._in_flight.append(step)
+        self._num_preemptions += self._state.num_preempted
         self._next_change, expected, evicted = self._recorded.changes(self._next_change, seq)
         changes = self._changes.drain()
-        ours, theirs = self._facts(batch), self._recorded.step_facts(step, evicted)
+        ours, theirs = self._facts(), self._recorded.step_facts(step, evicted)
         if ours != theirs or not self._equal_but_for_aborts(changes, expected):
             told = step_in_words(theirs, expected, self._names)
             return difference(moment, told, step_in_words(ours, changes, self._names))
@@ -150,38 +141,41 @@ class _Lockstep:
         moment = f"the output of step {step:,} (output_seq {seq:,})"
         if found := self._catch_up(seq - 1):
             return found
-        if not self._in_flight or self._in_flight[0][0] != step:
+        if not self._in_flight or self._in_flight[0] != step:
             raise RecordingError(
                 f"recording {self._recording.name!r}: the output of step {step} is processed out of turn; outputs come "
                 "in the order of their steps."
             )
         if len(self._in_flight) < self._depth and (found := self._schedule_nothing(f"a call before {moment}")):
             return found
-        _, batch = self._in_flight.popleft()
-        self._scheduler.update(batch)
+        self._in_flight.popleft()
+        self._driver.update()
+        self._changes.take()
         self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
         return self._compare_changes(moment, expected)
 
     def _schedule_nothing(self, moment: str) -> Difference | None:
         """Make the call that left no step behind: it must find nothing to do."""
-        batch = self._scheduler.schedule()
-        if not batch and not batch.preempted:
+        self._driver.schedule()
+        self._changes.take()
+        if not self._state.num_in_batch and not self._state.num_preempted:
+            self._driver.forget_last()
             return None
-        ours = step_in_words(self._facts(batch), self._changes.drain(), self._names)
+        ours = step_in_words(self._facts(), self._changes.drain(), self._names)
         return difference(moment, {"preempted": 0, "scheduled": [], "memory": []}, ours)
 
-    def _facts(self, batch: Batch) -> StepFacts:
-        scheduler = self._scheduler
+    def _facts(self) -> StepFacts:
+        batch, state = self._driver.batch(), self._state
         evicted = self._changes.drain_evicted()
         return StepFacts(
-            requests=[sequence.row for sequence in batch.tokens],
-            tokens=list(batch.tokens.values()),
-            computed_before=[sequence.computed - tokens for sequence, tokens in batch.tokens.items()],
+            requests=[node - 1 for node in batch],
+            tokens=list(batch.values()),
+            computed_before=[int(self._driver.sequence(node).computed) - tokens for node, tokens in batch.items()],
             evicted=evicted if self._recorded.tells_evictions else [],
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            free=self._pool.num_free if self._recorded.tells_free else -1,
-            preempted=len(batch.preempted),
+            running=int(state.num_running),
+            waiting=int(state.num_waiting),
+            free=int(state.num_free) if self._recorded.tells_free else -1,
+            preempted=int(state.num_preempted),
         )
 
     def _catch_up(self, seq: int) -> Difference | None:
@@ -204,29 +198,62 @@ class _Lockstep:
         if not rest or expected[: len(changes)] != changes or not all(map(self._is_abort, rest)):
             return False
         for _, row, _, _ in rest:
-            self._abort(self._sequences[row])
+            self._abort(row)
         return self._changes.drain() == rest
 
     def _is_abort(self, change: Change) -> bool:
         kind, row, _, _ = change
-        sequence = self._sequences.get(row)
         aborted = bool(self._recording.requests.status[row] == RequestStatus.ABORTED)
-        return kind == MemoryKind.RELEASE and aborted and sequence is not None and sequence.status is Status.RUNNING
+        return kind == MemoryKind.RELEASE and aborted and self._stands(row, RUNNING)
 
     def _abort_by_time(self, now_s: float) -> None:
         """Abort what should be gone by `now_s` and holds no memory, whose release would tell."""
         while self._aborts_due and self._aborts_due[-1][0] <= now_s:
-            sequence = self._sequences.get(self._aborts_due.pop()[1])
-            if sequence is not None and sequence.status in (Status.WAITING, Status.PREEMPTED):
-                self._abort(sequence)
+            row = self._aborts_due.pop()[1]
+            if self._stands(row, WAITING) or self._stands(row, PREEMPTED):
+                self._abort(row)
 
-    def _abort(self, sequence: Sequence) -> None:
-        self._scheduler.abort(sequence)
+    def _stands(self, row: int, status: int) -> bool:
+        """Whether a request has arrived and its sequence has this status."""
+        return row in self._arrived and bool(self._driver.sequence(row + 1).status == status)
+
+    def _abort(self, row: int) -> None:
+        self._driver.abort(row + 1)
+        self._changes.take()
         self._num_aborts += 1
 
     def _left_over(self) -> Difference | None:
         """Requests that have finished in the recording and not here."""
         finished = np.flatnonzero(self._recording.requests.status == RequestStatus.FINISHED)
-        left = {sequence.row for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
+        left = {node - 1 for node in (*self._driver.running(), *self._driver.waiting())}
         names = [self._names[row] for row in finished.tolist() if row in left]
         return difference("the end", {"unfinished": []}, {"unfinished": names}) if names else None
+
+
+def _demand(recorded: Recorded) -> Demand:
+    """What the recorded engine was asked for."""
+    requests, block_size, longest = (
+        recorded.recording.requests,
+        recorded.cache.block_size,
+        recorded.scheduler.max_model_len,
+    )
+    prompt = requests.prompt_tokens.astype(np.int64)
+    # Where no limit is given, vLLM goes on to the longest sequence.
+    limit = np.where(requests.max_tokens < 1, longest - prompt, requests.max_tokens).astype(np.int64)
+    # A request that did not finish did not stop by itself either.
+    output = np.where(requests.status == RequestStatus.FINISHED, requests.output_tokens, limit)
+    keys = PrefixKeys(block_size)
+    return Demand(
+        prompt=prompt,
+        output=np.minimum(np.minimum(output, limit), np.maximum(longest - prompt, 1)).astype(np.int64),
+        limit=limit,
+        priority=requests.priority.astype(np.int64),
+        arrival_s=np.array(recorded.arrival_ranks()),
+        keys=Ragged.from_rows(
+            [
+                keys.from_hashes(requests.prompt_hashes[row].tolist(), block_size, int(prompt[row]))
+                for row in range(len(requests))
+            ],
+            np.int64,
+        ),
+    )

@@ -10,9 +10,11 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.conformance.oracle_groups import layout_of
 from kvsim.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.errors import RecordingError, UsageError, WorkloadError
-from kvsim.scheduling.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.kv_groups import KVCacheLayout
+from kvsim.settings import ContinuousSettings, Order, PagedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,6 +39,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 
 _RECORDS_BYTES = 1 << 29
 """The largest file of records, unpacked: those of a run of half an hour have some megabytes."""
+_TOLD_BY_GROUP = {"groups", "ncached", "crc"}
+_LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
+"""What an oracle with several groups says otherwise: in a list of groups, or as a checksum."""
 _LONGEST_MODEL = 131_072
 _TOKENS_PER_REQUEST = 1_000_000
 _MOST = 1 << 24
@@ -71,6 +76,10 @@ class OracleWorkload:
     resumed_are_new: bool
     """Whether resumed requests are handed to the model runner as if they were new (vLLM's runner V2)."""
     requests: tuple[OracleRequest, ...]
+    layout: KVCacheLayout | None = None
+    """The KV-cache groups of an oracle that has several kinds of layers; None for one of full attention."""
+    retention_tokens: int | None = None
+    """Tokens between the boundaries at which windows and states are kept; None for all."""
 
 
 def read_workload(file: Path) -> OracleWorkload:
@@ -139,6 +148,12 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         cache=cache,
         resumed_are_new=fields.flag("v2_model_runner", default=True),
         requests=requests,
+        layout=layout_of(document, where, scheduler, cache) if "groups" in document else None,
+        retention_tokens=(
+            fields.integer("retention_interval", None, minimum=0)
+            if document.get("retention_interval") is not None
+            else None
+        ),
     )
 
 
@@ -176,7 +191,8 @@ def _record(text: str, where: str, *, first: bool, after_end: bool) -> dict[str,
     if kind not in FIELDS or (kind == "meta") != first or after_end:
         due = "nothing after the end" if after_end else "meta" if first else "schedule, update or end"
         raise RecordingError(f"{where}: expected {due}, not a record of kind {kind!r}.")
-    missing = [name for name in FIELDS[kind] if name not in record]
+    left_out = _LEFT_OUT if _TOLD_BY_GROUP & record.keys() else ()
+    missing = [name for name in FIELDS[kind] if name not in record and name not in left_out]
     if missing:
         raise RecordingError(f"{where}: the {kind} record lacks {', '.join(missing)}.")
     return dict(record)

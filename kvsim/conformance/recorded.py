@@ -11,7 +11,7 @@ from kvsim.conformance.changes import UNTOLD, Change
 from kvsim.conformance.comparable import check_comparable, check_prompts, settings_of
 from kvsim.conformance.words import StepFacts
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -3,7 +3,7 @@
 A branch holds a table of blocks. Forking copies the table, not the blocks; whoever writes into a block that others hold
 gets a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
 
-    cache = BranchingCache(BlockPool(1000), block_size=16)
+    cache = BranchingCache(CountedBlocks(1000), block_size=16)
     first = cache.start(prompt_tokens)
     second = cache.fork(first)
     cache.append(first)     # copies the last block, if it is not full
@@ -15,16 +15,62 @@ What the tokens are, and which branches a beam search keeps, is not known here: 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.errors import BudgetError, IntegrityError, UsageError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 
-if TYPE_CHECKING:
-    from kvsim.memory.blocks import BlockPool
+
+class CountedBlocks:
+    """`num_blocks` blocks with reference counts. Which free block is taken next is of no concern to branches."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Begin with all blocks free.
+
+        Raises:
+            BudgetError: `num_blocks` is below 1.
+        """
+        if num_blocks < 1:
+            raise BudgetError(f"a pool of {num_blocks} blocks has none to hand out; give it at least 1.")
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks))
+        self._refs = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+        return len(self._free)
+
+    def refs(self, block: int) -> int:
+        """How many tables hold `block`."""
+        return self._refs[block]
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Take so many free blocks, which there are."""
+        taken = [self._free.pop() for _ in range(num_blocks)]
+        self.touch(taken)
+        return taken
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Hold `blocks` once more."""
+        for block in blocks:
+            self._refs[block] += 1
+
+    def give(self, blocks: Iterable[int]) -> None:
+        """Let go of `blocks`; those that no table holds any more are free."""
+        for block in blocks:
+            self._refs[block] -= 1
+            if not self._refs[block]:
+                self._free.append(block)
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless every block is free once or held."""
+        in_use = sum(map(bool, self._refs))
+        if len(self._free) + in_use != self.num_blocks or any(self._refs[block] for block in self._free):
+            raise IntegrityError(f"{len(self._free)} free + {in_use} in use != {self.num_blocks} blocks.")
 
 
 class Branch:
@@ -39,9 +85,9 @@ class Branch:
 
 
 class BranchingCache:
-    """Block tables of branches over a `BlockPool` that nobody else uses."""
+    """Block tables of branches over a pool of their own."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: CountedBlocks, block_size: int) -> None:
         if block_size < 1:
             raise UsageError(f"block_size should be at least 1, not {block_size}.")
         self.pool = pool
@@ -53,7 +99,7 @@ class BranchingCache:
     @property
     def num_held(self) -> int:
         """Blocks in use, each counted once."""
-        return self.pool.num_usable - self.pool.num_free
+        return self.pool.num_blocks - self.pool.num_free
 
     @property
     def num_unshared(self) -> int:
@@ -123,16 +169,15 @@ class BranchingCache:
                 raise IntegrityError(
                     f"{count} tables name block {block}, which has {self.pool.refs(block)} references."
                 )
-        self.breakdown().check(self.pool.num_usable * self.block_size)
+        self.breakdown().check(self.pool.num_blocks * self.block_size)
 
     def _take(self, num_blocks: int) -> list[int]:
         if num_blocks > self.pool.num_free:
             raise BudgetError(
-                f"{num_blocks} blocks are needed and {self.pool.num_free} of {self.pool.num_usable} are free; "
+                f"{num_blocks} blocks are needed and {self.pool.num_free} of {self.pool.num_blocks} are free; "
                 "give the pool more blocks."
             )
-        taken, _ = self.pool.take(num_blocks)
-        return taken
+        return self.pool.take(num_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

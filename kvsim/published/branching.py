@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.memory.blocks import BlockPool
-from kvsim.memory.sharing import BranchingCache, beam_search
+from kvsim.memory.sharing import BranchingCache, CountedBlocks, beam_search
 from kvsim.published.figures import Figure, Row
 from kvsim.published.lengths import paper_lengths
 
@@ -27,7 +26,7 @@ _BAND = "2 points, as for the other shares of the pool"
 def saved_percent(name: str, width: int, reshuffle: float) -> float:
     """Blocks of 16 that sharing saves on average over time, in percent of those needed without."""
     rng = np.random.default_rng(0)
-    cache = BranchingCache(BlockPool(2000), block_size=16)
+    cache = BranchingCache(CountedBlocks(1999), block_size=16)
     prompts, outputs = paper_lengths(name).sample(_NUM_REQUESTS, rng)
     searches = (
         beam_search(cache, prompt, output, width, reshuffle=reshuffle, rng=rng)

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 from kvsim.budget import blocks_for
 from kvsim.hardware import GIB, find_gpu
 from kvsim.models import find_model
-from kvsim.policies import Paged
+from kvsim.policies import Contiguous, Paged
 from kvsim.published.figures import Figure, Row
-from kvsim.scheduling.contiguous import ContiguousManager
-from kvsim.scheduling.journal import NoJournal
-from kvsim.scheduling.sequence import Sequence
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
-from kvsim.workload import AllAtOnce, Uniform, generate
+from kvsim.workload import AllAtOnce, Uniform, Workload, generate
 
 if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
@@ -40,15 +37,15 @@ def _a4000_tokens(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - 
 
 def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
     """Sequences admitted of five, and the unused part of the memory in percent."""
-    longest = 16_384
-    manager = ContiguousManager(4 * longest, ContiguousSettings(), NoJournal(), max_model_len=longest)
-    lengths = (80, 50, 120, 30, 10)
-    admitted = [
-        tokens
-        for row, tokens in enumerate(lengths)
-        if manager.admit(Sequence(row, tokens, 1, 1), tokens, (), others_running=row > 0)
-    ]
-    return [len(admitted), 100 * (1 - sum(admitted) / manager.capacity_slots)]
+    longest, lengths = 16_384, [80, 50, 120, 30, 10]
+    workload = Workload(arrival_s=[0.0] * len(lengths), prompt_tokens=lengths, output_tokens=[1] * len(lengths))
+    model, gpu = find_model("huggyllama/llama-13b"), find_gpu("A4000")
+    machine = Machine(
+        gpu=gpu, model=model, kv_bytes=4 * longest * model.kv_bytes_per_token, step_time=Roofline.for_gpu(gpu, model)
+    )
+    policy = Contiguous(scheduler=ContinuousSettings(max_model_len=longest))
+    first = simulate(workload, policy, machine).steps
+    return [int(first.running[0]), 100 * (1 - int(first.prefill_tokens[0]) / (4 * longest))]
 
 
 def _watermark(progress: ProgressCallback) -> list[float]:

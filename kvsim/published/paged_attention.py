@@ -12,7 +12,7 @@ from kvsim.models import find_model
 from kvsim.published.figures import Figure, Row
 from kvsim.published.lengths import paper_lengths
 from kvsim.published.servers import SERVERS, machine, mean_running, orca, saturated_shares, vllm
-from kvsim.scheduling.settings import Reserve
+from kvsim.settings import Reserve
 from kvsim.simulation import simulate
 from kvsim.workload import AllAtOnce, LogNormal, Poisson, SharedPrefixes, generate
 

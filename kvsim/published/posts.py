@@ -20,7 +20,7 @@ from kvsim.models import find_model
 from kvsim.policies import Paged, Static
 from kvsim.published.figures import Figure, Row
 from kvsim.recording import find, read
-from kvsim.scheduling.settings import ContinuousSettings, StaticSettings
+from kvsim.settings import ContinuousSettings, StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 from kvsim.workload import Workload

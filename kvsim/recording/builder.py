@@ -1,7 +1,7 @@
-"""Make a recording as things happen: the simulation reports, the builder keeps columns.
+"""Make a recording as things happen: a recorded engine reports, the builder keeps columns.
 
-It is also the journal of the schedulers: changes of ownership are reported to it while a step is being scheduled, and
-belong to the sequence number that was current then.
+Changes of ownership are reported while a step is being scheduled, and belong to the sequence number that is current
+then. The simulator's engine hands over final rows in bulk instead, with `append`.
 
 With a sink, such as a `RecordingWriter`, it keeps only what may still change: steps whose output is awaited, rows of
 the schedule that go on, and the requests.
@@ -104,14 +104,6 @@ class RecordingBuilder:
             self._requests.columns["cached_tokens"][request] = computed_before
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
 
-    def joined(self, request: int, computed_before: int, time_s: float) -> None:
-        """`request` computes a token in the step being recorded, and in the following ones until `scheduled_on`."""
-        self.scheduled(request, computed_before, 1, time_s)
-
-    def scheduled_on(self, request: int, num_steps: int) -> None:
-        """`request` has computed a token in each of `num_steps` steps, the first of which `joined` reported."""
-        self._schedule.lengthen(request, num_steps - 1)
-
     def scheduled_again(self, time_s: float) -> None:
         """The requests of the step before compute one more token each."""
         for request in self._previous_scheduled:
@@ -154,50 +146,6 @@ class RecordingBuilder:
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
-
-    def pass_step(self) -> None:
-        """Go on to the next of the steps that `passed_steps` will add: one was scheduled, and an output processed."""
-        self._seq += 1
-        self._num_steps += 1
-
-    def passed_steps(
-        self,
-        start_s: Sequence[float],
-        end_s: Sequence[float],
-        *,
-        ahead: bool,
-        num_seqs: int,
-        waiting: int,
-        free_units: Sequence[int],
-        cached_units: Sequence[int],  # noqa: ARG002  follows from the changes of ownership
-        unusable_units: int,
-    ) -> None:
-        """Add the steps that were passed: one token each for the same `num_seqs` requests, and nothing else.
-
-        `end_s` are the times at which outputs were processed after each of them: of these steps themselves, or, where
-        they were scheduled one `ahead`, of the step before each.
-        """
-        steps, num_steps = self._steps.columns, len(start_s)
-        first, first_seq = self._num_steps - num_steps, self._seq - 2 * num_steps + 1
-        begin = first - ahead - self._steps.first
-        same = {
-            "prefill_tokens": 0, "decode_tokens": num_seqs, "num_scheduled": num_seqs, "running": num_seqs,
-            "waiting": waiting, "preempted": 0, "unusable_units": unusable_units,
-        }  # fmt: skip
-        for name, value in same.items():
-            steps[name].extend([value] * num_steps)
-        steps["step"].extend(range(first, first + num_steps))
-        steps["schedule_seq"].extend(range(first_seq, first_seq + 2 * num_steps, 2))
-        steps["start_s"].extend(start_s)
-        steps["free_units"].extend(free_units)
-        del steps["output_seq"][begin:], steps["end_s"][begin:]
-        steps["output_seq"].extend(range(first_seq + 1, first_seq + 1 + 2 * num_steps, 2))
-        steps["end_s"].extend(end_s)
-        if ahead:
-            steps["output_seq"].append(-1)
-            steps["end_s"].append(np.nan)
-        if self._sink is not None:
-            self._hand_over(self._sink)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
@@ -242,10 +190,6 @@ class RecordingBuilder:
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached
         )
-
-    def vacate(self, request: int, num_units: int) -> None:
-        """`request` left its units for others; a recording has no kind of row for it but a release."""
-        self.release(request, num_units, 0)
 
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix."""

@@ -187,10 +187,6 @@ class GrowingSchedule(GrowingTable):
         columns["tokens"].append(tokens)
         columns["repeat"].append(repeat)
 
-    def lengthen(self, request: int, num_steps: int) -> None:
-        """The last row of `request` holds for so many more steps."""
-        self.columns["repeat"][self._open_row[request] - self.first] += num_steps
-
     def computed(self, request: int) -> int:
         """Tokens that `request` has computed by the end of its last row."""
         columns, row = self.columns, self._open_row[request] - self.first

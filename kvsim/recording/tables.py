@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  this is where readers look for it
 from kvsim.errors import RecordingError
 from kvsim.workload import Ragged
 
@@ -24,19 +25,6 @@ FloatArray = npt.NDArray[np.float64]
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
 """What a column of texts may take in memory."""
-
-
-class MemoryKind(IntEnum):
-    """What happened to the ownership of some units; the names in the file are these in lower case."""
-
-    APPEND = 0
-    """A request's table grows by units that nobody held."""
-    SHARE = 1
-    """A request's table grows by units that already hold its prefix."""
-    RELEASE = 2
-    """A request gives back its whole table, last unit first."""
-    EVICT = 3
-    """Units that held a reusable prefix lose it, because somebody needs the room."""
 
 
 class RequestStatus(IntEnum):

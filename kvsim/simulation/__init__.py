@@ -2,10 +2,19 @@
 SimPy.
 """
 
-from kvsim.simulation.arrivals import ProgressCallback
-from kvsim.simulation.choice import EngineName
 from kvsim.simulation.measured import Measured, Timeline
-from kvsim.simulation.run import Machine, Options, measure, record, simulate
+from kvsim.simulation.modes import EngineName
+from kvsim.simulation.run import (
+    Machine,
+    Options,
+    ProgressCallback,
+    measure,
+    measure_replicas,
+    record,
+    record_replicas,
+    simulate,
+)  # fmt: skip
+from kvsim.simulation.sources import RouteName
 
 __all__ = [
     "EngineName",
@@ -13,8 +22,11 @@ __all__ = [
     "Measured",
     "Options",
     "ProgressCallback",
+    "RouteName",
     "Timeline",
     "measure",
+    "measure_replicas",
     "record",
+    "record_replicas",
     "simulate",
 ]

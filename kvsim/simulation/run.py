@@ -1,41 +1,44 @@
 """Put a workload through a policy on a clock.
 
 Requests arrive when the workload says, the engine works through its steps, and the step-time model says how long each
-takes. The result is a `Recording`, as from a real engine. Two engines give the same one: in Python there is one SimPy
-event per step at most, never one per token; the compiled one does without.
+takes. The result is a `Recording`, as from a real engine. SimPy composes sources of requests and servers; a server's
+engine takes its steps without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
+import numpy as np
 import simpy
 
+from kvsim.engine.driver import Driver
+from kvsim.engine.packing import pack
+from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UsageError
-from kvsim.extrapolation import provenance
+from kvsim.extrapolation import Watched, provenance
 from kvsim.hardware import Gpu
 from kvsim.kernels import Batch, KernelsSeen
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static, describe
-from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter
+from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
-from kvsim.simulation.arrivals import Arrivals, ProgressCallback, provenance_of_hashes
-from kvsim.simulation.choice import EngineName, runs_compiled
-from kvsim.simulation.compiled.packing import Lengths
-from kvsim.simulation.continuous import continuous_engine
+from kvsim.simulation.demand import demand_of, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.measured import Measured
-from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.static import static_engine
-from kvsim.simulation.tally import Tally
+from kvsim.simulation.modes import EngineName, begins_compiled, may_compile
+from kvsim.simulation.results import Tables, Totals, largest_shape, requests_of, rows_of, with_hashes
+from kvsim.simulation.server import Server
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, RouteName, Source, route_of
 from kvsim.steptime import StepTimeModel
-from kvsim.workload import Workload
+from kvsim.workload import Ragged, Workload
 
-if TYPE_CHECKING:
-    from kvsim.simulation.compiled.drive import CompiledRun
+ProgressCallback = Callable[[int, int], None]
+"""Called now and then with the number of requests that have ended, and of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +83,22 @@ class Options(TypedDict, total=False):
     refuse_misfits: bool
     """Refuse requests that could never be served, and count them, instead of raising."""
     concurrency: int | None
-    """Send so many requests at a time, whatever their arrival times (closed loop), each of which arrives when it is
-    sent; None for open loop."""
+    """So many users, each of whom waits for an answer before sending the next request, whatever the arrival times
+    (closed loop); None for open loop."""
+    think_s: float
+    """Seconds between an answer and the next request of a user, in a closed loop."""
     stamp_at_entry: bool
     """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
     instead of the moment at which it was sent."""
-    leap: bool
-    """Take uneventful steps many at a time, as by default: the result is the same as step by step, bit for bit."""
     engine: EngineName
-    """`python`, `compiled` (with the part `kvsim[fast]`), or `auto`: compiled where it can be and where that pays.
+    """`interpreted`, `compiled`, or `auto`: compiled where the run is long enough to gain by it.
 
-    Times and recordings are the same bit for bit, sums up to their rounding.
+    Times and recordings are the same bit for bit.
     """
     earlier: tuple[Batch, ...]
     """What the process of `generate()` has behind it: it has those batches' kernels."""
     check: bool
-    """Verify at every step that the slots of the pool add up; step by step."""
+    """Verify the account of every unit and every slot at every step."""
     progress: ProgressCallback | None
     """Called now and then with the number of requests that have ended, and of all."""
     command: str
@@ -112,36 +115,30 @@ def simulate(workload: Workload, policy: Policy, machine: Machine, **options: Un
         options: see `Options`.
 
     Raises:
-        UsageError: `concurrency` is below 1, or `engine` is one that cannot do this run.
-        MissingExtraError: `engine` is one that is not installed.
+        UsageError: `concurrency` is below 1, `think_s` is negative or without it, or the run cannot be compiled.
         WorkloadError: a request is longer than the longest sequence that is allowed.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
         IntegrityError: `check` found a defect.
     """
     builder = RecordingBuilder()
-    _report(workload, policy, machine, builder, options)
-    return builder.finish(_meta(workload, policy, machine, options), name=_name(workload, policy))
+    run = Run(workload, policy, machine, options, [builder])
+    run.finish()
+    return builder.finish(run.meta(), name=run.name)
 
 
-def record(workload: Workload, policy: Policy, machine: Machine, path: Path, **options: Unpack[Options]) -> Path:
+def record(workload: Workload, policy: Policy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
     """Run `workload` and write the recording to folder `path` while it runs: memory does not grow with the steps.
 
-    Takes and raises what `simulate` and `write` do.
+    Takes and raises what `simulate` and `write` do. Returns what `measure` does.
     """
     with RecordingWriter(path) as writer:
         builder = RecordingBuilder(writer)
-        _report(workload, policy, machine, builder, options)
+        run = Run(workload, policy, machine, options, [builder])
+        [measured] = run.finish()
         builder.close()
-        return writer.commit(_meta(workload, policy, machine, options))
-
-
-def _report(workload: Workload, policy: Policy, machine: Machine, builder: RecordingBuilder, options: Options) -> None:
-    """Run `workload` on the engine for it, and report everything to `builder`."""
-    if (compiled := _compiled(workload, policy, machine, options)) is None:
-        _run(workload, policy, machine, builder, options)
-    else:
-        compiled.run(builder)
+        writer.commit(run.meta())
+    return measured
 
 
 def measure(workload: Workload, policy: Policy, machine: Machine, **options: Unpack[Options]) -> Measured:
@@ -149,90 +146,173 @@ def measure(workload: Workload, policy: Policy, machine: Machine, **options: Unp
 
     Takes and raises what `simulate` does. Memory grows with the requests, not with the steps.
     """
-    if isinstance(policy, Static) and (options.get("check") or not options.get("leap", True)):
-        return Measured.of(simulate(workload, policy, machine, **options))
-    name = _name(workload, policy)
-    if (compiled := _compiled(workload, policy, machine, options)) is not None:
-        totals = compiled.run()
-        return totals.summarize(_meta(workload, policy, machine, options), name)
-    tally = Tally(workload, policy, machine.pool(policy))
-    _run(workload, policy, machine, tally, options)
-    return tally.finish(_meta(workload, policy, machine, options), name=name)
+    [measured] = Run(workload, policy, machine, options).finish()
+    return measured
 
 
-def _name(workload: Workload, policy: Policy) -> str:
-    return f"{policy.name}-{workload.name}"
+def measure_replicas(
+    workload: Workload,
+    policy: Policy,
+    machine: Machine,
+    num_replicas: int,
+    route: RouteName,
+    **options: Unpack[Options],
+) -> list[Measured]:
+    """Run `workload` on several servers alike behind one queue, and return what each of them measured.
+
+    `route` says which server gets the next request. Takes and raises what `simulate` does otherwise.
+    """
+    return Run(workload, policy, machine, options, num_replicas=num_replicas, route=route).finish()
 
 
-def _compiled(workload: Workload, policy: Policy, machine: Machine, options: Options) -> CompiledRun | None:
-    """The run on the compiled engine, if that is the one for it."""
-    pool = machine.pool(policy)
-    step_by_step = options.get("check", False) or not options.get("leap", True)
-    engine = options.get("engine", "auto")
-    if not runs_compiled(workload, policy, pool, machine.step_time, engine=engine, step_by_step=step_by_step):
-        return None
-    assert not isinstance(policy, Static)
-    misfits = Lengths.of(workload, policy.max_model_len).misfits(policy, pool)
-    if misfits.any() and not options.get("refuse_misfits"):
-        return None  # the other engine says what is wrong with which of them
-    from kvsim.simulation.compiled.drive import CompiledRun  # noqa: PLC0415  takes numba, half a second
-
-    return CompiledRun(
-        workload=workload,
-        policy=policy,
-        pool=pool,
-        step_time=machine.step_time,
-        concurrency=_concurrency(options),
-        stamp_at_entry=options.get("stamp_at_entry", False),
-        progress=options.get("progress"),
-    )
+def record_replicas(
+    workload: Workload,
+    policy: Policy,
+    machine: Machine,
+    path: Path,
+    num_replicas: int,
+    route: RouteName,
+    **options: Unpack[Options],
+) -> list[Measured]:
+    """The same, and the recording of server `n` goes to folder `path/n`."""
+    builders = [RecordingBuilder() for _ in range(num_replicas)]
+    run = Run(workload, policy, machine, options, builders, num_replicas=num_replicas, route=route)
+    measured = run.finish()
+    for number, builder in enumerate(builders):
+        write(builder.finish(run.meta(), name=run.name), path / str(number))
+    return measured
 
 
-def _concurrency(options: Options) -> int | None:
-    concurrency = options.get("concurrency")
-    if concurrency is not None and concurrency < 1:
-        raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
-    return concurrency
+class Run:
+    """A workload on one server, or on several behind one queue."""
 
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        machine: Machine,
+        options: Options,
+        builders: Sequence[RecordingBuilder] = (),
+        *,
+        num_replicas: int = 1,
+        route: RouteName = "shortest",
+    ) -> None:
+        """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
+        self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
+        self.pool = machine.pool(policy)
+        self.name = f"{policy.name}-{workload.name}"
+        self._environment = simpy.Environment()
+        self._demand = demand_of(workload, policy, recording=bool(builders))
+        users = _users(options)
+        source: Source
+        if users is not None:
+            source = ClosedLoop(len(workload), *users, route_of(route))
+        elif num_replicas > 1:
+            source = OpenLoop(workload.arrival_s, route_of(route))
+        else:
+            source = KnownInAdvance()
+        self._replicas = [
+            self._replica(source, builders[number] if builders else None, answers=users is not None)
+            for number in range(num_replicas)
+        ]
+        source.start(self._environment, [replica.server for replica in self._replicas])
 
-def _run(workload: Workload, policy: Policy, machine: Machine, recorder: Recorder, options: Options) -> None:
-    """Run `workload` on the engine in Python, reporting to `recorder`."""
-    arrivals = Arrivals(
-        workload,
-        policy,
-        recorder,
-        refuse_misfits=options.get("refuse_misfits", False),
-        concurrency=_concurrency(options),
-        stamp_at_entry=options.get("stamp_at_entry", False),
-        progress=options.get("progress"),
-    )
-    environment = simpy.Environment()
-    engine: Callable[..., Generator[simpy.Event, None, None]]
-    if isinstance(policy, Static):
-        kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
-        engine = partial(static_engine, environment, policy, kernels)
-    else:
-        engine = partial(continuous_engine, environment, policy)
-    environment.process(
-        engine(
-            machine.pool(policy), machine.step_time, arrivals, recorder,
-            leap=options.get("leap", True), check=options.get("check", False),
+    def finish(self) -> list[Measured]:
+        """Run to the end and return what it adds up to, for each server."""
+        self._environment.run()
+        hashes = recorded_hashes(self.workload, self.policy, self._demand)
+        return [replica.finish(self.workload, hashes, self.meta(), self.name) for replica in self._replicas]
+
+    def meta(self) -> Meta:
+        """Where the results come from; asked for when the run is over."""
+        machine = self.machine
+        model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
+        return Meta(
+            source="simulation",
+            engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated},
+            gpu=machine.gpu.name,
+            model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
+            policy=describe(self.policy),
+            pool=self.pool,
+            command=self.options.get("command", ""),
+            notes=self.workload.description,
+            extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self.policy),
         )
-    )  # fmt: skip
-    environment.run()
+
+    def _replica(self, source: Source, builder: RecordingBuilder | None, *, answers: bool) -> Replica:
+        policy, machine, options, num_units = self.policy, self.machine, self.options, self.pool.num_units
+        assert num_units is not None
+        size, choice = len(self.workload), options.get("engine", "auto")
+        compiled = begins_compiled(size, machine.step_time, choice)
+        make = partial(
+            pack,
+            self._demand,
+            policy,
+            num_units,
+            machine.step_time,
+            refused=refused(
+                self.workload, self._demand, policy, num_units, refuse_misfits=options.get("refuse_misfits", False)
+            ),
+            unit_bytes=self.pool.bytes_per_unit,
+            answers=answers,
+            stamp_at_entry=options.get("stamp_at_entry", False),
+            records_memory=builder is not None,
+            records_schedule=builder is not None,
+            checking=options.get("check", False),
+        )
+
+        def compile_later() -> Engine | None:
+            return make(compiled=True) if may_compile(size, machine.step_time, choice) else None
+
+        driver = Driver(make(compiled=compiled), compiled=compiled, compile_later=compile_later)
+        totals, tables = Totals(self.pool), None if builder is None else Tables(builder)
+        listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
+        kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
+        server = Server(
+            self._environment,
+            driver,
+            kernels=kernels if isinstance(policy, Static) else None,
+            listeners=listeners,
+            horizon=source.horizon_s,
+        )
+        return Replica(server, totals, tables)
+
+    def _watch(self, engine: Engine) -> None:
+        """After every slice: tell a model that wants to know how large its steps were, and report progress."""
+        step_time, progress = self.machine.step_time, self.options.get("progress")
+        if isinstance(step_time, Watched) and (largest := largest_shape(engine)):
+            step_time.saw(largest)
+        if progress:
+            num_ended = sum(replica.server.driver.engine.state[0].num_ended for replica in self._replicas)
+            progress(int(num_ended), len(self.workload))
 
 
-def _meta(workload: Workload, policy: Policy, machine: Machine, options: Options) -> Meta:
-    """Where the results of a run come from; asked for when it is over."""
-    model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
-    return Meta(
-        source="simulation",
-        engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated},
-        gpu=machine.gpu.name,
-        model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
-        policy=describe(policy),
-        pool=machine.pool(policy),
-        command=options.get("command", ""),
-        notes=workload.description,
-        extra=provenance(machine.step_time) | provenance_of_hashes(workload, policy),
-    )
+class Replica(NamedTuple):
+    """One server of a run, and what listens to it."""
+
+    server: Server
+    totals: Totals
+    tables: Tables | None
+
+    def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
+        """What it adds up to; requests are numbered in the order in which they came."""
+        engine = self.server.driver.engine
+        rows = rows_of(engine)
+        requests = requests_of(engine, workload, rows)
+        if self.tables is not None:
+            self.tables.finish(with_hashes(requests, hashes.take(rows)))
+        return self.totals.finish(engine, requests, meta, name)
+
+
+def _users(options: Options) -> tuple[int, float] | None:
+    """How many users there are in a closed loop, and how long they think."""
+    concurrency, think_s = options.get("concurrency"), options.get("think_s", 0.0)
+    if concurrency is None:
+        if think_s:
+            raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give concurrency as well.")
+        return None
+    if concurrency < 1:
+        raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
+    if not 0 <= think_s < math.inf:
+        raise UsageError(f"think_s should be a number of seconds, 0 or more, not {think_s}.")
+    return concurrency, think_s

@@ -116,10 +116,3 @@ class Sums:
         if len(timeline) > TIMELINE_POINTS:
             del timeline[1::2]
             self._stride *= 2
-
-    def _count_fragmented(self, num_steps: int, num_admitted: int) -> None:
-        """In so many steps the head of the queue, after so many admissions, waited for slots side by side."""
-        self._num_fragmented_steps += num_steps
-        if self._last_fragmented != num_admitted:  # another head
-            self._last_fragmented = num_admitted
-            self._num_fragmented_requests += 1

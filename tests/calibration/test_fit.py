@@ -21,7 +21,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.recording import Recording, find, read
-from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import NUM_SIZES, Pace, Roofline, at_pace
 from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate

@@ -14,7 +14,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.policies import Paged
 from kvsim.recording import write
-from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Workload
 
@@ -345,7 +345,7 @@ def test_an_interrupt_leaves_nothing_and_says_nothing(
 
 LONG = [
     *("--arrivals", "poisson", "--rate", "20", "--num-requests", "200000"),
-    *("--prompt-tokens", "200", "--output-tokens", "200", "--engine", "python"),
+    *("--prompt-tokens", "200", "--output-tokens", "200", "--engine", "interpreted"),
 ]
 
 

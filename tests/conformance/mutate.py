@@ -1,9 +1,12 @@
-"""Break every rule of the paged policy once and see which tests notice.
+"""Break every rule of the engine once and see which tests notice, interpreted and compiled.
 
-    python -m tests.conformance.mutate            a table in Markdown; exit code 1 if any mutation survives
-    python -m tests.conformance.mutate --keep DIR leave the copies of the survivors in DIR: fuzz there for a workload
+    python -m tests.conformance.mutate                      a table in Markdown; exit code 1 if any mutation survives
+    python -m tests.conformance.mutate --engine interpreted only in this way; compiled, each takes a minute to compile
+    python -m tests.conformance.mutate --first              only the first test that notices
+    python -m tests.conformance.mutate --keep DIR           leave the copies of the survivors in DIR: fuzz there
 
-The ordinary conformance suite is run on a copy of the package in which one piece of source text was replaced.
+The suites of conformance and of the engine are run on a copy of the package in which one piece of source text was
+replaced.
 """
 
 from __future__ import annotations
@@ -18,32 +21,39 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from .modes import NAMES
 from .mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONGEST_RUN_S = 60
+LONGEST_RUN_S = {"interpreted": 300, "compiled": 900}
 """A mutated engine may wait for ever; that is noticed too."""
+SUITES = ("tests/conformance", "tests/engine")
+IN_GOLDEN = ("block_pool", "prefix_cache", "kv_cache", "scheduler", "waiting_queue", "clock", "prefix_keys", "oracle")
+"""Modules whose rules the golden workloads show: that suite goes first."""
 
 
-def run(mutation: Mutation, copy: Path) -> Counter[str]:
-    """Failed tests by test file, with `mutation` applied in the folder `copy`."""
+def run(mutation: Mutation, copy: Path, engine: str, *, first: bool) -> Counter[str]:
+    """Failed tests by test file, with `mutation` applied in the folder `copy` and the engine run in this way."""
     file = copy / "kvsim" / mutation.file
     file.write_text(mutation.apply(file.read_text(encoding="utf-8")), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSIM_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/conformance"]
+    suites = SUITES if Path(mutation.file).stem in IN_GOLDEN else SUITES[::-1]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites, *["-x"] * first]
     try:
         done = subprocess.run(
             command,
             cwd=copy,
-            env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment | {"PYTHONDONTWRITEBYTECODE": "1", "KVSIM_TEST_ENGINE": engine},
             capture_output=True,
             text=True,
-            timeout=LONGEST_RUN_S,
+            timeout=LONGEST_RUN_S[engine],
             check=False,
         )
     except subprocess.TimeoutExpired:
         return Counter({"does not end": 1})
     failed = Counter(re.findall(r"^(?:FAILED|ERROR) \S*?test_(\w+)\.py", done.stdout, re.MULTILINE))
+    if done.returncode < 0:  # compiled code writes where it should not
+        return failed + Counter({f"signal {-done.returncode}": 1})
     if bool(failed) != (done.returncode == 1):
         raise RuntimeError(f"the suite could not be run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return failed
@@ -52,24 +62,32 @@ def run(mutation: Mutation, copy: Path) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, help="where to leave the copies of mutations that nothing noticed")
-    keep: Path | None = parser.parse_args().keep
+    parser.add_argument("--engine", action="append", choices=NAMES, help="only in this way")
+    parser.add_argument("--first", action="store_true", help="stop at the first test that notices")
+    parser.add_argument("--only", default="", help="mutations whose rule has this in it")
+    arguments = parser.parse_args()
+    engines = arguments.engine or NAMES
     survivors = 0
-    rows = ["| the engine ... | noticed by |", "|---|---|"]
-    for number, mutation in enumerate(MUTATIONS):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder)
-            for name in ("kvsim", "tests"):
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            shutil.copy(ROOT / "pyproject.toml", copy)
-            failed = run(mutation, copy)
-            if not failed:
-                survivors += 1
-                if keep is not None:
-                    shutil.copytree(copy, keep / f"{number:02}", dirs_exist_ok=True)
-        noticed = ", ".join(f"{count} {name}" for name, count in sorted(failed.items())) or "**nothing**"
-        rows.append(f"| {mutation.rule} | {noticed} |")
+    rows = [f"| the engine ... | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
+    chosen = [(number, mutation) for number, mutation in enumerate(MUTATIONS) if arguments.only in mutation.rule]
+    for number, mutation in chosen:
+        noticed = []
+        for engine in engines:
+            with tempfile.TemporaryDirectory() as folder:
+                copy = Path(folder)
+                for name in ("kvsim", "tests"):
+                    shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copy(ROOT / "pyproject.toml", copy)
+                (copy / "traces").symlink_to(ROOT / "traces")
+                failed = run(mutation, copy, engine, first=arguments.first)
+                if not failed:
+                    survivors += 1
+                    if arguments.keep is not None:
+                        shutil.copytree(copy, arguments.keep / f"{number:02}-{engine}", dirs_exist_ok=True)
+            noticed.append(", ".join(f"{count} {name}" for name, count in sorted(failed.items())) or "**nothing**")
+        rows.append(f"| {mutation.rule} | {' | '.join(noticed)} |")
         sys.stderr.write(rows[-1] + "\n")
-    sys.stdout.write("\n".join([*rows, "", f"{len(MUTATIONS)} mutations, {survivors} survive.", ""]))
+    sys.stdout.write("\n".join([*rows, "", f"{len(chosen)} mutations, {survivors} survive.", ""]))
     sys.exit(1 if survivors else 0)
 
 

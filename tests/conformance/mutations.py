@@ -1,4 +1,4 @@
-"""Every rule of the paged policy, broken once: a piece of source text and what to put in its place."""
+"""Every rule of the engine, broken once: a piece of source text and what to put in its place."""
 
 # ruff: noqa: E501  source text is quoted as it stands
 
@@ -6,13 +6,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_BLOCKS = "memory/blocks.py"
-_PAGED = "scheduling/paged.py"
-_CONTINUOUS = "scheduling/continuous.py"
-_QUEUES = "scheduling/queues.py"
-_ENGINE = "scheduling/engine.py"
-_KEYS = "scheduling/keys.py"
-_SEQUENCE = "scheduling/sequence.py"
+_POOL = "engine/block_pool.py"
+_PREFIXES = "engine/prefix_cache.py"
+_CACHE = "engine/kv_cache.py"
+_SCHEDULER = "engine/scheduler.py"
+_QUEUE = "engine/waiting_queue.py"
+_CLOCK = "engine/clock.py"
+_KEYS = "engine/prefix_keys.py"
+_PACKING = "engine/packing.py"
+_MEMORY = "engine/memory.py"
+_EXTENTS = "engine/extents.py"
+_RESERVATIONS = "engine/reservations.py"
+_HOST = "engine/host_swap.py"
+_SPECULATION = "engine/speculation.py"
+_STATIC = "engine/static_batch.py"
+_TOTALS = "engine/totals.py"
+_CONFORMANCE = "conformance/oracle.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,363 +51,607 @@ class Mutation:
 
 MUTATIONS = (
     # The block pool.
-    Mutation("block 0 is handed out", _BLOCKS, "range(1, num_blocks)", "range(num_blocks)"),
+    Mutation(
+        "block 0 is handed out",
+        _PACKING,
+        "    queue = ids if initial_free is None else np.array([0, *initial_free])\n    following, preceding = np.zeros_like(ids), np.zeros_like(ids)\n",
+        "    queue = ids if initial_free is None else np.array([0, *initial_free])\n    queue = np.append(queue, 0)\n    following, preceding = np.zeros_like(ids), np.zeros_like(ids)\n",
+    ),
     Mutation(
         "freed blocks without a prefix queue up behind those that are free already",
-        _BLOCKS,
-        "self._unkeyed.extend(reversed(unkeyed))",
-        "self._unkeyed[:0] = reversed(unkeyed)",
+        _POOL,
+        "linked_list.push_front(blocks, block)",
+        "linked_list.push_back(blocks, block)",
     ),
     Mutation(
         "freed blocks without a prefix enter the queue in reverse",
-        _BLOCKS,
-        "self._unkeyed.extend(reversed(unkeyed))",
-        "self._unkeyed.extend(unkeyed)",
+        _POOL,
+        "    for index in range(begin, end):\n        block = entries[index]\n        if block != NULL_BLOCK and",
+        "    for index in range(end - 1, begin - 1, -1):\n        block = entries[index]\n        if block != NULL_BLOCK and",
     ),
     Mutation(
         "freed prefixes go before those freed earlier",
-        _BLOCKS,
-        "self._keyed[block] = None\n",
-        "self._keyed[block] = None\n                    self._keyed.move_to_end(block, last=False)\n",
+        _POOL,
+        "linked_list.push_back(blocks, block)",
+        "linked_list.push_front(blocks, block)",
     ),
-    Mutation("the prefix freed last is evicted first", _BLOCKS, "popitem(last=False)", "popitem(last=True)"),
+    Mutation(
+        "the prefix freed last is evicted first",
+        _POOL,
+        "        state.num_cached -= 1\n        prefix_cache.evict(engine, block)\n",
+        "        linked_list.push_front(engine.blocks, block)\n        engine.blocks[block].refs = 0\n        block = engine.blocks[NULL_BLOCK].previous\n        linked_list.remove(engine.blocks, block)\n        engine.blocks[block].refs = 1\n        state.num_cached -= 1\n        prefix_cache.evict(engine, block)\n",
+    ),
     Mutation(
         "a prefix is forgotten when it is freed, not when its block is taken",
-        _BLOCKS,
-        "self._keyed[block] = None\n",
-        "self._forget(block)\n                    unkeyed.append(block)\n",
+        _POOL,
+        "            linked_list.push_back(blocks, block)\n            state.num_free += 1\n            state.num_cached += 1\n",
+        "            prefix_cache.evict(engine, block)\n",
     ),
-    Mutation("a taken block keeps its prefix", _BLOCKS, "            self._forget(block)\n", ""),
     Mutation(
-        "of equal blocks the one registered last is found", _BLOCKS, "next(iter(holders))", "next(reversed(holders))"
+        "a taken block keeps its prefix",
+        _POOL,
+        "        prefix_cache.evict(engine, block)\n",
+        "",
+    ),
+    Mutation(
+        "of equal blocks the one cached last is found",
+        _PREFIXES,
+        "    block = engine.buckets[_bucket_of(engine, key)].first\n    while block != NO_BLOCK and engine.blocks[block].key != key:\n        block = engine.blocks[block].next_alike\n",
+        "    block = engine.buckets[_bucket_of(engine, key)].last\n    while block != NO_BLOCK and engine.blocks[block].key != key:\n        block = engine.blocks[block].previous_alike\n",
     ),
     Mutation(
         "equal blocks replace each other in the prefix cache",
-        _BLOCKS,
-        "self._holders.setdefault(key, {})[block] = None",
-        "self._key_of.__setitem__(self.find(key) or 0, None)\n        self._holders[key] = {block: None}",
+        _PREFIXES,
+        "    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]\n    blocks[block].key = key\n",
+        "    if find(engine, key) != NO_BLOCK:\n        if engine.blocks[find(engine, key)].refs == 0:\n            engine.state[0].num_cached -= 1\n        evict(engine, find(engine, key))\n    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]\n    blocks[block].key = key\n",
     ),
     Mutation(
         "a hit stays in the free queue",
-        _BLOCKS,
-        "                del self._keyed[block]\n",
-        "                pass\n",
+        _POOL,
+        "        linked_list.remove(engine.blocks, block)\n        state.num_free -= 1\n        state.num_cached -= 1\n    engine.blocks[block].refs += 1\n",
+        "        pass\n    engine.blocks[block].refs += 1\n",
     ),
-    # The cache manager.
-    Mutation("a table is freed from its beginning", _PAGED, "sequence.blocks[::-1]", "sequence.blocks"),
+    # The tables.
+    Mutation(
+        "a table is freed from its beginning",
+        _POOL,
+        "    for index in range(end - 1, begin - 1, -1):\n        block = entries[index]\n        if block == NULL_BLOCK:",
+        "    for index in range(begin, end):\n        block = entries[index]\n        if block == NULL_BLOCK:",
+    ),
     Mutation(
         "all of a prompt can be hit, its last token included",
-        _PAGED,
-        "(sequence.num_tokens - 1) // self.block_size",
-        "sequence.num_tokens // self.block_size",
+        _CACHE,
+        "last = (engine.sequences[node].num_tokens - 1) // block_size",
+        "last = engine.sequences[node].num_tokens // block_size",
     ),
     Mutation(
         "a resumed request hits only its prompt",
-        _PAGED,
-        "(sequence.num_tokens - 1) // self.block_size",
-        "(sequence.prompt_tokens - 1) // self.block_size",
+        _CACHE,
+        "last = (engine.sequences[node].num_tokens - 1) // block_size",
+        "last = (engine.sequences[node].prompt_tokens - 1) // block_size",
     ),
-    Mutation("the whole prompt need not fit at admission", _PAGED, "if self._reserve_full_prompt and", "if False and"),
     Mutation(
-        "the whole prompt must fit although it was not asked for", _PAGED, "if self._reserve_full_prompt and", "if"
+        "the whole prompt need not fit at admission",
+        _CACHE,
+        "if settings.reserve_full_prompt and",
+        "if False and",
+    ),
+    Mutation(
+        "the whole prompt must fit although it was not asked for",
+        _CACHE,
+        "if settings.reserve_full_prompt and",
+        "if",
     ),
     Mutation(
         "hits are not credited to the prompt that must fit",
-        _PAGED,
-        "self._missing(sequence.num_tokens, len(hits)) > free",
-        "self._missing(sequence.num_tokens, 0) > free",
+        _CACHE,
+        "_num_missing(engine, 0, sequence.num_tokens, num_hits) > free",
+        "_num_missing(engine, 0, sequence.num_tokens, 0) > free",
     ),
     Mutation(
         "a resumed request must fit with its prompt only",
-        _PAGED,
-        "self._missing(sequence.num_tokens, len(hits)) > free",
-        "self._missing(sequence.prompt_tokens, len(hits)) > free",
+        _CACHE,
+        "_num_missing(engine, 0, sequence.num_tokens, num_hits) > free",
+        "_num_missing(engine, 0, sequence.prompt_tokens, num_hits) > free",
     ),
-    Mutation("the watermark is ignored", _PAGED, "(self._watermark_blocks if others_running else 0)", "0"),
+    Mutation(
+        "the watermark is ignored",
+        _CACHE,
+        "        free -= settings.watermark_blocks\n",
+        "        pass\n",
+    ),
     Mutation(
         "the watermark holds although nothing runs",
-        _PAGED,
-        "(self._watermark_blocks if others_running else 0)",
-        "self._watermark_blocks",
+        _CACHE,
+        "    if state.num_running > 0:\n        free -= settings.watermark_blocks\n",
+        "    free -= settings.watermark_blocks\n",
     ),
     Mutation(
         "the watermark is a share of the usable blocks",
-        _PAGED,
-        "watermark * pool.num_blocks",
-        "watermark * pool.num_usable",
+        _PACKING,
+        "policy.cache.watermark * (num_units + 1)",
+        "policy.cache.watermark * num_units",
     ),
     Mutation(
         "the watermark holds for running requests",
-        _PAGED,
-        "if needed > self.pool.num_free:",
-        "if needed > self.pool.num_free - self._watermark_blocks:",
+        _CACHE,
+        "    if needed > engine.state[0].num_free:",
+        "    if needed > engine.state[0].num_free - settings.watermark_blocks:",
     ),
     Mutation(
         "free hits are counted as free blocks",
-        _PAGED,
-        "        free -= sum(self.pool.refs(block) == 0 for block in hits)\n",
-        "",
+        _CACHE,
+        "            free -= 1  # it is free now and will not be\n",
+        "            pass\n",
     ),
     Mutation(
         "new blocks are taken before hits are held",
-        _PAGED,
-        "            self.pool.touch(hits)\n            sequence.blocks.extend(hits)\n",
-        "            taken, _ = self.pool.take(needed)\n            self.pool.touch(hits)\n"
-        "            sequence.blocks.extend([*hits, *taken])\n            needed = 0\n",
+        _CACHE,
+        "    _attach_hits(engine, node, num_hits)\n    _extend(engine, node, total + settings.lookahead_tokens)\n",
+        "    aside = settings.first_hit + num_hits\n    num_new = _num_missing(engine, 0, total + settings.lookahead_tokens, num_hits)\n    for index in range(num_new):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    _attach_hits(engine, node, num_hits)\n    block_pool.free(engine, aside, aside + num_new)\n    _extend(engine, node, total + settings.lookahead_tokens)\n",
     ),
     Mutation(
-        "a prompt is registered when its first output is known, not when it is scheduled",
-        _PAGED,
-        "        self.commit(sequence, min(self.tokens_in(hits) + num_tokens, sequence.num_tokens))\n",
-        "",
+        "a prompt is cached when its first output is known, not when it is scheduled",
+        _CACHE,
+        "        host_swap.bring_back(engine, node, hit_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n",
+        "        host_swap.bring_back(engine, node, hit_tokens)\n",
     ),
     Mutation(
-        "blocks that a running request fills are not registered when they are scheduled",
-        _PAGED,
-        "        self.commit(sequence, min(total, sequence.num_tokens))\n",
-        "",
+        "blocks that a running request fills are not cached when they are scheduled",
+        _CACHE,
+        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    return True\n",
+        "        _extend(engine, node, total + settings.lookahead_tokens)\n    return True\n",
     ),
     Mutation(
-        "tokens whose values are not known are registered too", _PAGED, "min(total, sequence.num_tokens)", "total"
+        "tokens whose values are not known are cached too",
+        _CACHE,
+        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    return True\n",
+        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, total)\n    return True\n",
     ),
     Mutation(
-        "blocks of outputs are never registered",
-        _PAGED,
-        "full_blocks = num_tokens // self.block_size",
-        "full_blocks = min(num_tokens, sequence.prompt_tokens) // self.block_size",
+        "blocks of outputs are never cached",
+        _CACHE,
+        "    settings, sequence = engine.settings[0], engine.sequences[node]\n    if num_tokens < sequence.cache_at:\n        return\n",
+        "    settings, sequence = engine.settings[0], engine.sequences[node]\n    num_tokens = min(num_tokens, sequence.prompt_tokens)\n    if num_tokens < sequence.cache_at:\n        return\n",
     ),
     Mutation(
         "a prefix cache that is off still works",
-        _PAGED,
-        "self._caching = settings.enable_prefix_caching",
-        "self._caching = True",
+        _PACKING,
+        '"prefix_caching": policy.cache.enable_prefix_caching',
+        '"prefix_caching": True',
     ),
-    Mutation("equal blocks are equal whatever stands before them", _KEYS, '("tokens", before,', '("tokens", -1,'),
+    Mutation(
+        "equal blocks are equal whatever stands before them",
+        _KEYS,
+        '("tokens", before,',
+        '("tokens", -1,',
+    ),
     Mutation(
         "a request never hits what another one has",
-        _SEQUENCE,
-        "if block < len(self.prompt_keys):",
-        "if False:",
+        _CACHE,
+        "    if block < sequence.num_keys:\n",
+        "    if False:\n",
     ),
     # Running requests.
     Mutation(
-        "the request admitted first is preempted", _CONTINUOUS, "return self.running[-1]", "return self.running[0]"
+        "the request admitted first is preempted",
+        _SCHEDULER,
+        "state, chosen = engine.state[0], engine.state[0].num_running - 1",
+        "state, chosen = engine.state[0], 0",
     ),
     Mutation(
         "of the least important requests the earliest is preempted",
-        _CONTINUOUS,
-        "(sequence.priority, sequence.arrival)",
-        "(sequence.priority, -sequence.arrival)",
+        _SCHEDULER,
+        "engine.times[one].arrival_s > engine.times[other].arrival_s",
+        "engine.times[one].arrival_s < engine.times[other].arrival_s",
     ),
     Mutation(
         "the most important request is preempted",
-        _CONTINUOUS,
-        "(sequence.priority, sequence.arrival)",
-        "(-sequence.priority, sequence.arrival)",
+        _SCHEDULER,
+        "        return a > b\n",
+        "        return a < b\n",
     ),
     Mutation(
         "a victim's tokens are not given back to the budget",
-        _CONTINUOUS,
-        "budget += tokens.pop(victim)",
-        "tokens.pop(victim)",
+        _SCHEDULER,
+        "                budget += tokens\n",
+        "",
     ),
     Mutation(
         "the place in the list is not corrected for a victim scheduled before",
-        _CONTINUOUS,
-        "                    index -= 1\n",
+        _SCHEDULER,
+        "                index -= 1\n",
         "",
     ),
     Mutation(
         "the place in the list is corrected for a victim that was skipped",
-        _CONTINUOUS,
-        "                running.remove(victim)\n",
-        "                index -= running.index(victim) < index and victim not in tokens\n                running.remove(victim)\n",
+        _SCHEDULER,
+        "            if tokens >= 0:\n                budget += tokens\n                index -= 1\n",
+        "            if tokens >= 0:\n                budget += tokens\n                index -= 1\n            elif victim != node and (index == state.num_running + 1 or engine.lists[index - 1].running != node):\n                index -= 1\n",
     ),
     Mutation(
         "the last token is scheduled again while it is under way",
-        _CONTINUOUS,
-        "if placeholders and sequence.computed + 2",
+        _SCHEDULER,
+        "if placeholders > 0 and sequence.computed + 2",
         "if False and sequence.computed + 2",
     ),
     Mutation(
-        "the last token but one counts as the last", _CONTINUOUS, "sequence.computed + 2 -", "sequence.computed + 3 -"
+        "the last token but one counts as the last",
+        _SCHEDULER,
+        "sequence.computed + 2 -",
+        "sequence.computed + 3 -",
     ),
     Mutation(
         "the threshold for long prompts is ignored while they run",
-        _CONTINUOUS,
-        "            if 0 < threshold < num_tokens:\n                num_tokens = threshold\n            num_tokens = min(num_tokens, budget, longest",
-        "            num_tokens = min(num_tokens, budget, longest",
+        _SCHEDULER,
+        "        if 0 < threshold < num_tokens:\n            num_tokens = threshold\n        num_tokens = min(num_tokens, budget, settings",
+        "        num_tokens = min(num_tokens, budget, settings",
     ),
     Mutation(
         "the threshold for long prompts is ignored at admission",
-        _CONTINUOUS,
-        "            if 0 < threshold < num_tokens:\n                num_tokens = threshold\n            if not settings.enable_chunked_prefill",
-        "            if not settings.enable_chunked_prefill",
+        _SCHEDULER,
+        "        if 0 < threshold < num_tokens:\n            num_tokens = threshold\n        if not settings.chunked_prefill",
+        "        if not settings.chunked_prefill",
     ),
     Mutation(
         "a running request may fill the longest sequence",
-        _CONTINUOUS,
-        "longest = self.settings.max_model_len - 1",
-        "longest = self.settings.max_model_len + 1",
+        _SCHEDULER,
+        "settings.max_model_len - 1 - sequence.computed",
+        "settings.max_model_len + 1 - sequence.computed",
     ),
     Mutation(
         "a running request with nothing to compute ends the round",
-        _CONTINUOUS,
-        "            if num_tokens <= 0:\n                index += 1\n                continue\n",
-        "            if num_tokens <= 0:\n                return budget\n",
+        _SCHEDULER,
+        "        if num_tokens <= 0:\n            continue\n",
+        "        if num_tokens <= 0:\n            return budget\n",
     ),
     Mutation(
         "a request whose last token is under way ends the round",
-        _CONTINUOUS,
-        "                index += 1  # its last token is under way already\n                continue\n",
-        "                return budget\n",
+        _SCHEDULER,
+        "            continue  # its last token is under way already\n",
+        "            return budget\n",
     ),
     # Admission.
-    Mutation("requests are admitted in a step that preempts", _CONTINUOUS, "if not preempted:", "if True:"),
+    Mutation(
+        "requests are admitted in a step that preempts",
+        _SCHEDULER,
+        "    if state.num_preempted == 0:\n        budget = _admit",
+        "    if True:\n        budget = _admit",
+    ),
     Mutation(
         "one request more than allowed runs",
-        _CONTINUOUS,
-        "len(self.running) < settings.max_num_seqs",
-        "len(self.running) <= settings.max_num_seqs",
+        _SCHEDULER,
+        "state.num_running < settings.max_num_seqs:",
+        "state.num_running <= settings.max_num_seqs:",
     ),
     Mutation(
         "prompts are cut although chunked prefill is off",
-        _CONTINUOUS,
-        "if not settings.enable_chunked_prefill and num_tokens > budget:",
+        _SCHEDULER,
+        "if not settings.chunked_prefill and num_tokens > budget:",
         "if False:",
     ),
     Mutation(
         "admission forgets what it scheduled",
-        _CONTINUOUS,
-        "            tokens[sequence] = num_tokens\n            budget -= num_tokens\n\n    def _choose",
-        "            tokens[sequence] = num_tokens\n\n    def _choose",
+        _SCHEDULER,
+        "        state.written += computed\n        _put_into_batch(engine, node, num_tokens)\n        budget -= num_tokens\n",
+        "        state.written += computed\n        _put_into_batch(engine, node, num_tokens)\n",
     ),
     Mutation(
         "an admitted request runs before the others",
-        _CONTINUOUS,
-        "self.running.append(sequence)",
-        "self.running.insert(0, sequence)",
+        _SCHEDULER,
+        "        engine.lists[state.num_running].running = node\n        state.num_running += 1\n",
+        "        for place in range(state.num_running, 0, -1):\n            engine.lists[place].running = engine.lists[place - 1].running\n        engine.lists[0].running = node\n        state.num_running += 1\n",
     ),
     Mutation(
         "a request that does not fit is overtaken by the one behind it",
-        _CONTINUOUS,
-        "others_running=bool(self.running)):\n                return\n",
-        "others_running=bool(self.running)):\n                if len(self.waiting) < 2:\n                    return\n"
-        "                head, sequence = self.waiting.pop(), self.waiting.pop()\n                self.waiting.push_preempted(head)\n"
-        "                self.waiting.push_preempted(sequence)\n                num_tokens = min(sequence.num_tokens, budget)\n"
-        "                if not memory.admit(sequence, num_tokens, [], others_running=bool(self.running)):\n"
-        "                    self.waiting.pop()\n                    self.waiting.pop()\n"
-        "                    self.waiting.push_preempted(sequence)\n                    self.waiting.push_preempted(head)\n"
-        "                    return\n                computed = 0\n",
+        _SCHEDULER,
+        "        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):\n            break\n        waiting_queue.remove(engine, node)\n",
+        "        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):\n            if state.num_waiting < 2:\n                break\n            waiting_queue.remove(engine, node)\n            other = waiting_queue.peek(engine)\n            waiting_queue.push_preempted(engine, node)\n            node, sequence, computed = other, engine.sequences[other], 0\n            num_tokens = min(sequence.num_tokens, budget)\n            if not memory.admit(engine, node, 0, 0, num_tokens):\n                break\n        waiting_queue.remove(engine, node)\n",
     ),
     Mutation(
         "hits are computed again",
-        _CONTINUOUS,
-        "            sequence.computed = computed\n",
-        "            sequence.computed = 0\n",
+        _SCHEDULER,
+        "        sequence.computed = computed\n        state.written += computed\n",
+        "        sequence.computed = 0\n",
     ),
     # Queues.
-    Mutation("a preempted request goes to the end of the queue", _QUEUES, "self._line.appendleft", "self._line.append"),
+    Mutation(
+        "a preempted request goes to the end of the queue",
+        _QUEUE,
+        "linked_list.push_front(engine.sequences, node)",
+        "linked_list.push_back(engine.sequences, node)",
+    ),
     Mutation(
         "of equally important requests the latest is admitted first",
-        _QUEUES,
-        "(sequence.priority, sequence.arrival, sequence.row, sequence)",
-        "(sequence.priority, -sequence.arrival, sequence.row, sequence)",
+        _QUEUE,
+        "return engine.times[one].arrival_s < engine.times[other].arrival_s",
+        "return engine.times[one].arrival_s > engine.times[other].arrival_s",
     ),
     Mutation(
         "larger numbers are more important",
-        _QUEUES,
-        "(sequence.priority, sequence.arrival, sequence.row, sequence)",
-        "(-sequence.priority, sequence.arrival, sequence.row, sequence)",
+        _QUEUE,
+        "return a.priority < b.priority",
+        "return a.priority > b.priority",
     ),
     # Preemption, outputs, endings.
-    Mutation("a preempted request keeps what it had computed", _CONTINUOUS, "        sequence.computed = 0\n", ""),
+    Mutation(
+        "a preempted request keeps what it had computed",
+        _SCHEDULER,
+        "    sequence.computed = sequence.drafts = 0\n",
+        "    sequence.drafts = 0\n",
+    ),
     Mutation(
         "a preempted request forgets the output under way",
-        _CONTINUOUS,
-        "        sequence.computed = 0\n",
-        "        sequence.computed = sequence.placeholders = 0\n",
+        _SCHEDULER,
+        "    sequence.computed = sequence.drafts = 0\n",
+        "    sequence.computed = sequence.drafts = sequence.placeholders = 0\n",
     ),
     Mutation(
         "a preempted request does not get the output under way",
-        _CONTINUOUS,
-        "if sequence.status in (Status.FINISHED, Status.ABORTED):",
-        "if sequence.status is not Status.RUNNING:",
+        _SCHEDULER,
+        "        if sequence.status in (FINISHED, ABORTED):\n",
+        "        if sequence.status != RUNNING:\n",
     ),
     Mutation(
         "an ended request gets the output under way",
-        _CONTINUOUS,
-        "if sequence.status in (Status.FINISHED, Status.ABORTED):",
-        "if False:",
+        _SCHEDULER,
+        "        if sequence.status in (FINISHED, ABORTED):\n",
+        "        if False:\n",
     ),
     Mutation(
-        "outputs are not registered when they arrive",
-        _CONTINUOUS,
-        "self.memory.commit(sequence, sequence.computed - sequence.placeholders)",
-        "pass",
+        "outputs are not cached when they arrive",
+        _SCHEDULER,
+        "                memory.cache_known(engine, node, known)\n",
+        "                pass\n",
     ),
     Mutation(
-        "outputs under way are registered with those that arrive",
-        _CONTINUOUS,
-        "sequence.computed - sequence.placeholders)\n",
-        "sequence.computed)\n",
+        "outputs under way are cached with those that arrive",
+        _SCHEDULER,
+        "            known = sequence.computed - sequence.placeholders\n",
+        "            known = sequence.computed\n",
     ),
     Mutation(
         "a sequence may grow beyond the longest",
-        _CONTINUOUS,
-        "            or sequence.num_tokens >= self.settings.max_model_len\n",
-        "",
+        _CONFORMANCE,
+        "output=np.minimum(np.minimum(stop, limit), np.maximum(longest - prompt, 1)).astype(np.int64)",
+        "output=np.minimum(stop, limit).astype(np.int64)",
     ),
     Mutation(
         "blocks of requests that end together are freed in reverse",
-        _CONTINUOUS,
-        "            if self._is_complete(sequence):\n                self.memory.free(sequence)\n                ended.append(sequence)\n"
-        "        for sequence in ended:\n",
-        "            if self._is_complete(sequence):\n                ended.append(sequence)\n"
-        "        for sequence in reversed(ended):\n            self.memory.free(sequence)\n",
+        _SCHEDULER,
+        "    for index in range(first, first + engine.launched[launched].num_emitting):\n        node = engine.lists[index].emitting\n",
+        "    for place in range(engine.launched[launched].num_emitting):\n        index = first + engine.launched[launched].num_emitting - 1 - place\n        node = engine.lists[index].emitting\n",
     ),
     Mutation(
         "a request that ends holds its blocks until the next step is scheduled",
-        _CONTINUOUS,
-        "        emitting = []\n        for sequence, num_tokens in tokens.items():\n",
-        "        for sequence in self.late:\n            self.memory.free(sequence)\n        self.late = []\n"
-        "        emitting = []\n        for sequence, num_tokens in tokens.items():\n",
+        _SCHEDULER,
+        "            memory.free(engine, node)\n            if sequence.status == PREEMPTED:\n",
+        "            if sequence.status == PREEMPTED:\n",
         also=(
             (
-                "                self.memory.free(sequence)\n                ended",
-                "                self.late.append(sequence)\n                ended",
-            ),
-            (
-                '        self._unflushed = False\n        """Whether',
-                '        self.late = []\n        self._unflushed = False\n        """Whether',
+                "    budget = _serve_running(engine, settings.max_num_batched_tokens)\n",
+                "    for place in range(state.num_ended):\n        memory.free(engine, engine.lines[place].ended)\n    budget = _serve_running(engine, settings.max_num_batched_tokens)\n",
             ),
         ),
     ),
     Mutation(
         "an aborted request keeps its blocks",
-        _CONTINUOUS,
-        "        self.memory.free(sequence)\n        sequence.status = Status.ABORTED\n",
-        "        sequence.status = Status.ABORTED\n",
+        _SCHEDULER,
+        "    memory.free(engine, node)\n    leave(engine, node, ABORTED)\n",
+        "    leave(engine, node, ABORTED)\n",
     ),
     Mutation(
         "the engine does not call once more after an abort",
-        _CONTINUOUS,
-        "        sequence.status = Status.ABORTED\n        self._unflushed = True\n",
-        "        sequence.status = Status.ABORTED\n",
+        _SCHEDULER,
+        "    leave(engine, node, ABORTED)\n    engine.state[0].unflushed = True\n",
+        "    leave(engine, node, ABORTED)\n",
     ),
     Mutation(
         "the engine does not call once more after an ending",
-        _CONTINUOUS,
-        "if sequence.status is Status.RUNNING]\n            self._unflushed = True\n",
-        "if sequence.status is Status.RUNNING]\n",
+        _SCHEDULER,
+        "        _drop_what_left(engine)\n        state.unflushed = True\n",
+        "        _drop_what_left(engine)\n",
     ),
     # The loop.
-    Mutation("every output is awaited", _ENGINE, "depth = 2 if", "depth = 1 if"),
-    Mutation("three steps are in flight", _ENGINE, "depth = 2 if", "depth = 3 if"),
+    Mutation(
+        "every output is awaited",
+        _CLOCK,
+        "depth = 2 if",
+        "depth = 1 if",
+    ),
+    Mutation(
+        "a step is scheduled ahead although outputs should be awaited",
+        _CLOCK,
+        "depth = 2 if engine.settings[0].ahead else 1",
+        "depth = 2",
+    ),
     Mutation(
         "an empty last call is left in the pipeline until the next",
-        _ENGINE,
-        "if len(in_flight) < depth and (batch or scheduler.has_work):",
-        "if len(in_flight) < depth:",
+        _CLOCK,
+        "state.awaiting = state.num_in_flight == depth or not (state.num_in_batch > 0 or scheduler.has_work(engine))",
+        "state.awaiting = state.num_in_flight == depth",
+    ),
+    Mutation(
+        "an output is awaited after every empty step",
+        _CLOCK,
+        "or not (state.num_in_batch > 0 or scheduler.has_work(engine))",
+        "or not state.num_in_batch > 0",
+    ),
+    # Contiguous memory.
+    Mutation(
+        "best fit takes the highest of equal holes",
+        _EXTENTS,
+        "holes[index].length < holes[best].length",
+        "holes[index].length <= holes[best].length",
+    ),
+    Mutation(
+        "first fit is best fit",
+        _EXTENTS,
+        "    if fit in (BEST_FIT, BUDDY):\n",
+        "    if fit != NEXT_FIT:\n",
+    ),
+    Mutation(
+        "next fit begins where the last extent began",
+        _EXTENTS,
+        "    engine.state[0].rover = address + length\n",
+        "    engine.state[0].rover = address\n",
+    ),
+    Mutation(
+        "next fit does not go on inside a hole",
+        _EXTENTS,
+        "    if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:\n        index -= 1\n",
+        "",
+    ),
+    Mutation(
+        "buddies merge with any neighbour",
+        _EXTENTS,
+        "other = address + length if address % (2 * length) == 0 else address - length",
+        "other = address + length",
+    ),
+    Mutation(
+        "buddies grow where they are not aligned",
+        _EXTENTS,
+        "    if engine.settings[0].fit == BUDDY and address % longer != 0:\n        return False\n",
+        "",
+    ),
+    Mutation(
+        "freed slots are not merged with the hole behind them",
+        _EXTENTS,
+        "    if after < state.num_holes and holes[after].address == address + length:\n        length += holes[after].length\n        _delete(engine, after)\n",
+        "",
+    ),
+    Mutation(
+        "a full reservation doubles past the longest sequence",
+        _RESERVATIONS,
+        "    wanted = min(_next_power_of_two(needed - 1), settings.max_model_len)\n",
+        "    wanted = _next_power_of_two(needed - 1)\n",
+    ),
+    Mutation(
+        "a full reservation that may not move moves",
+        _RESERVATIONS,
+        "    if not settings.moves or not _make_hole",
+        "    if not _make_hole",
+    ),
+    Mutation(
+        "a move copies nothing",
+        _RESERVATIONS,
+        "    state.num_copied_slots += sequence.computed\n    _vacate(engine, node)\n    _settle(engine, node, new, longer, wanted)",
+        "    _vacate(engine, node)\n    _settle(engine, node, new, longer, wanted)",
+    ),
+    Mutation(
+        "compaction begins with the shortest buddies",
+        _RESERVATIONS,
+        "is_before = one.num_units > other.num_units",
+        "is_before = one.num_units < other.num_units",
+    ),
+    Mutation(
+        "compaction puts the highest extents first",
+        _RESERVATIONS,
+        "is_before = one.place < other.place",
+        "is_before = one.place > other.place",
+    ),
+    Mutation(
+        "compaction in vain forgets the holes",
+        _RESERVATIONS,
+        "        state.num_holes, state.num_free, state.rover = num_holes, num_free, rover\n        return False",
+        "        state.num_holes, state.num_free, state.rover = num_holes - 1, num_free, rover\n        return False",
+    ),
+    Mutation(
+        "a batch at request level stays open",
+        _RESERVATIONS,
+        "    state.batch_is_open = False",
+        "    state.batch_is_open = True",
+    ),
+    # Host memory, drafts, stops that come late.
+    Mutation(
+        "sequences are copied to a host that has no room",
+        _HOST,
+        "0 < num_blocks <= state.num_free_host_blocks",
+        "0 < num_blocks",
+    ),
+    Mutation(
+        "all blocks come back over the link, those still cached included",
+        _HOST,
+        "_num_blocks(engine, sequence.parked_tokens) - num_hits",
+        "_num_blocks(engine, sequence.parked_tokens)",
+    ),
+    Mutation(
+        "copies take no time",
+        _HOST,
+        "(state.num_swapped_out + state.num_swapped_in) * engine.settings[0].host_block_s",
+        "0.0 * engine.settings[0].host_block_s",
+    ),
+    Mutation(
+        "an aborted request stays on the host",
+        _MEMORY,
+        "            host_swap.forget(engine, node)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "a wrong draft is accepted",
+        _SPECULATION,
+        "min(1 + min(sequence.drafts, engine.right_drafts[first_draft]), left)",
+        "min(1 + min(sequence.drafts, engine.right_drafts[first_draft] + 1), left)",
+    ),
+    Mutation(
+        "drafts are guessed beyond the end of an answer",
+        _SPECULATION,
+        "engine.right_drafts[first_draft]), left)",
+        "engine.right_drafts[first_draft]), left + 1)",
+    ),
+    Mutation(
+        "drafts have no slots",
+        _PACKING,
+        '            "lookahead_tokens": policy.cache.num_speculative_tokens,\n',
+        '            "lookahead_tokens": min(policy.cache.num_speculative_tokens, 1),\n',
+    ),
+    Mutation(
+        "the slot of a late stop counts as useful although it stays empty",
+        _TOTALS,
+        "        times.late_slot_s += time_s - times.late_since_s\n",
+        "",
+    ),
+    Mutation(
+        "the slot of a late stop never counts as useful",
+        _TOTALS,
+        "    if sequence.computed == sequence.full_tokens:\n        times.late_slot_s = -math.inf\n",
+        "",
+    ),
+    # Static batches.
+    Mutation(
+        "a batch has a row more than allowed",
+        _STATIC,
+        "batch.num_rows == settings.batch_size or",
+        "batch.num_rows > settings.batch_size or",
+    ),
+    Mutation(
+        "the memory guard counts the column that is never written",
+        _STATIC,
+        "(wider + longer - 1) > settings.num_units",
+        "(wider + longer) > settings.num_units",
+    ),
+    Mutation(
+        "a batch does not wait for company",
+        _STATIC,
+        "settings.batch_size and state.host_s < _due_s(engine)",
+        "settings.batch_size and False",
+    ),
+    Mutation(
+        "batches of alike prompts leave the oldest out",
+        _STATIC,
+        "    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens\n",
+        "    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens + 1\n",
+    ),
+    Mutation(
+        "rows that have ended count as live",
+        _STATIC,
+        "        if new_tokens > batch.step:\n",
+        "        if True:\n",
+    ),
+    Mutation(
+        "a batch that runs out of memory is complete",
+        _STATIC,
+        "is_complete = batch.num_steps == batch.longest_answer",
+        "is_complete = True",
     ),
 )

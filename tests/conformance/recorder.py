@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.memory.blocks import BlockPool
-from kvsim.recording import Memory, Meta, Pool, Recording, RecordingBuilder, RequestStatus, Schedule
-from kvsim.scheduling.continuous import Batch, ContinuousScheduler
-from kvsim.scheduling.engine import Awaiting, Call, Scheduled, Scheduling, Updated, engine_moments
-from kvsim.scheduling.keys import PrefixKeys
-from kvsim.scheduling.paged import PagedManager
-from kvsim.scheduling.sequence import Sequence, Status
+from kvsim.engine.clock import SCHEDULED
+from kvsim.engine.driver import Driver
+from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
+from kvsim.policies import Paged
+from kvsim.recording import Memory, MemoryKind, Meta, Pool, Recording, RecordingBuilder, RequestStatus, Schedule
+from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
-    from kvsim.conformance.oracle_files import OracleRequest, OracleWorkload
+    from kvsim.conformance.oracle_files import OracleWorkload
 
-_LIVE = (Status.WAITING, Status.RUNNING, Status.PREEMPTED)
+_LIVE = (WAITING, RUNNING, PREEMPTED)
 _MOST_CALLS = 5_000
 """Requests that can never be scheduled are given up on after so many."""
 
@@ -27,29 +28,37 @@ class Watch:
     """One run of `workload`, watched to its end. Calls that schedule nothing take a `seq` and leave no step."""
 
     def __init__(
-        self, workload: OracleWorkload, *, aborts_have_seq: bool = True, initial_free: list[int] | None = None
+        self,
+        workload: OracleWorkload,
+        *,
+        aborts_have_seq: bool = True,
+        initial_free: list[int] | None = None,
+        builder: RecordingBuilder | None = None,
+        compiled: bool = False,
     ) -> None:
         self._workload = workload
         self._aborts_have_seq = aborts_have_seq
         self._initial_free = initial_free
-        self._keys = PrefixKeys(workload.cache.block_size)
-        self._builder = RecordingBuilder()
-        self._pool = BlockPool(workload.num_blocks, initial_free)
-        settings = workload.scheduler
-        memory = PagedManager(
-            self._pool,
-            workload.cache,
-            self._builder,
-            max_model_len=settings.max_model_len,
-            reserve_full_prompt=settings.reserve_full_prompt,
-        )
-        self._scheduler = ContinuousScheduler(settings, memory)
+        self._builder = builder or RecordingBuilder()
         self._due = sorted(enumerate(workload.requests), key=lambda item: item[1].arrival_step)
-        self._aborts = sorted(
-            (request.abort_step, request.name) for request in workload.requests if request.abort_step is not None
+        self._order = [row for row, _ in self._due]
+        """The rows of the workload in the order of those of the recording: requests as they arrive."""
+        self._demand = _demand(workload, self._order)
+        engine = pack(
+            self._demand,
+            Paged(scheduler=workload.scheduler, cache=workload.cache),
+            workload.num_blocks - 1,
+            no_times(),
+            refused=np.zeros(len(workload.requests), np.bool_),
+            initial_free=initial_free,
+            records_memory=True,
+            compiled=compiled,
         )
-        self._sequences: dict[str, Sequence] = {}
-        self._step_of: dict[Batch, int] = {}
+        self._driver = Driver(engine, compiled=compiled)
+        self._aborts = sorted(
+            (request.abort_step, row) for row, request in enumerate(workload.requests) if request.abort_step is not None
+        )
+        self._node_of = {row: node for node, row in enumerate(self._order, 1)}
         self._rows: list[tuple[int, int, int, int]] = []
         self._run()
 
@@ -67,90 +76,116 @@ class Watch:
         return replace(recording, schedule=schedule, memory=Memory(**memory))
 
     def _run(self) -> None:
-        builder = self._builder
-        emitting: list[Sequence] = []
+        driver, state = self._driver, self._driver.engine.state[0]
+        in_flight: list[tuple[int, list[int]]] = []
+        """Steps whose output was not processed: their number, or -1, and the sequences that get an output."""
         call = 0
-        for moment in engine_moments(self._scheduler):
-            match moment:
-                case Call(idle=idle):
-                    if (idle and not self._due) or call > _MOST_CALLS:
-                        return
-                    if idle:
-                        call = max(call, self._due[0][1].arrival_step)
-                    self._arrive(call)
-                    self._abort(call)
-                    call += 1
-                case Scheduling():
-                    builder.next_seq()
-                case Scheduled(batch=batch):
-                    if batch.tokens or batch.preempted:
-                        self._step_of[batch] = self._record_step(batch, call - 1)
-                case Awaiting(batch=batch):
-                    builder.next_seq()
-                    emitting = [sequence for sequence in batch.emitting if sequence.status in _LIVE]
-                case Updated(batch=batch, ended=ended):
-                    for sequence in emitting:
-                        builder.emitted(sequence.row, call)
-                    for sequence in ended:
-                        builder.ended(sequence.row, RequestStatus.FINISHED, call)
-                    if batch in self._step_of:
-                        builder.output(self._step_of.pop(batch), call)
+        while True:
+            if not state.awaiting:
+                idle = not in_flight and not driver.has_work()
+                if (idle and not self._due) or call > _MOST_CALLS:
+                    return
+                if idle:
+                    call = max(call, self._due[0][1].arrival_step)
+                self._arrive(call)
+                self._abort(call)
+                call += 1
+            emitting = [node for node in in_flight[0][1] if self._is_live(node)] if in_flight else []
+            num_ended = state.num_ended
+            scheduled = driver.next_moment() == SCHEDULED
+            if not scheduled and not in_flight:  # whatever was there was aborted
+                continue
+            self._builder.next_seq()
+            self._take_changes()
+            if scheduled:
+                is_step = state.num_in_batch > 0 or state.num_preempted > 0
+                in_flight.append((self._record_step(call - 1) if is_step else -1, driver.emitting()))
+                continue
+            number = in_flight.pop(0)[0]
+            for node in emitting:
+                self._builder.emitted(node - 1, call)
+            for index in range(num_ended, state.num_ended):
+                self._builder.ended(int(driver.engine.lines[index].ended) - 1, RequestStatus.FINISHED, call)
+            if number >= 0:
+                self._builder.output(number, call)
 
     def _arrive(self, call: int) -> None:
         while self._due and self._due[0][1].arrival_step <= call:
             number, request = self._due.pop(0)
-            sequence = self._sequences[request.name] = self._sequence(number, request)
-            self._scheduler.add(sequence)
-
-    def _sequence(self, number: int, request: OracleRequest) -> Sequence:
-        prompt_keys = self._keys.from_tokens(request.prompt)
-        arrival = float(number)  # the oracle dates requests by their place in the workload
-        row = self._builder.arrived(
-            request.name,
-            arrival,
-            len(request.prompt),
-            request.output_tokens,
-            priority=request.priority,
-            prompt_hashes=prompt_keys,  # equal keys mean equal prefixes, which is all that a hash says
-        )
-        stop_at = request.output_tokens if request.stop_at is None else request.stop_at
-        return Sequence(
-            row,
-            len(request.prompt),
-            min(stop_at, request.output_tokens),
-            request.output_tokens,
-            priority=request.priority,
-            arrival=arrival,
-            prompt_keys=prompt_keys,
-        )
+            row = self._builder.arrived(
+                request.name,
+                float(number),  # the oracle dates requests by their place in the workload
+                len(request.prompt),
+                request.output_tokens,
+                priority=request.priority,
+                prompt_hashes=self._demand.keys[self._node_of[number] - 1].tolist(),  # equal where prefixes are
+            )
+            self._driver.add(row + 1)
 
     def _abort(self, call: int) -> None:
         while self._aborts and self._aborts[0][0] <= call:
-            sequence = self._sequences.get(self._aborts.pop(0)[1])
-            if sequence is not None and sequence.status in _LIVE:
+            node = self._node_of[self._aborts.pop(0)[1]]
+            if node <= self._builder.num_requests and self._is_live(node):
                 if self._aborts_have_seq:
                     self._builder.next_seq()
-                self._scheduler.abort(sequence)
-                self._builder.ended(sequence.row, RequestStatus.ABORTED, call - 0.5)
+                self._driver.abort(node)
+                self._take_changes()
+                self._builder.ended(node - 1, RequestStatus.ABORTED, call - 0.5)
 
-    def _record_step(self, batch: Batch, call: int) -> int:
-        builder, scheduler = self._builder, self._scheduler
-        for sequence, tokens in batch.tokens.items():
-            before = sequence.computed - tokens
-            builder.scheduled(sequence.row, before, tokens, call)
-            self._rows.append((builder.num_steps, sequence.row, before, tokens))
-        for sequence in batch.preempted:
-            builder.preempted(sequence.row)
+    def _take_changes(self) -> None:
+        """Write down what the last action did with the memory."""
+        builder = self._builder
+        for row in self._driver.changes():
+            request, position, length = int(row.request), int(row.position), int(row.length)
+            blocks = range(int(row.address), int(row.address) + length)
+            if row.kind == MemoryKind.APPEND:
+                builder.append_blocks(request, position, blocks)
+            elif row.kind == MemoryKind.SHARE:
+                builder.share_blocks(request, position, blocks)
+            elif row.kind == MemoryKind.EVICT:
+                builder.evict(blocks)
+            else:
+                builder.release(request, length, int(row.cached))
+
+    def _record_step(self, call: int) -> int:
+        builder, driver = self._builder, self._driver
+        batch, preempted = driver.batch(), driver.preempted()
+        for node, tokens in batch.items():
+            before = int(driver.sequence(node).computed) - tokens
+            builder.scheduled(node - 1, before, tokens, call)
+            self._rows.append((builder.num_steps, node - 1, before, tokens))
+        for node in preempted:
+            builder.preempted(node - 1)
         return builder.step(
             start_s=float(call),
             prefill_tokens=0,
-            decode_tokens=sum(batch.tokens.values()),
+            decode_tokens=sum(batch.values()),
             num_scheduled=len(batch),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            preempted=len(batch.preempted),
-            free_units=self._pool.num_free,
+            running=len(driver.running()),
+            waiting=len(driver.waiting()),
+            preempted=len(preempted),
+            free_units=len(driver.free_queue()),
         )
+
+    def _is_live(self, node: int) -> bool:
+        return self._driver.sequence(node).status in _LIVE
+
+
+def _demand(workload: OracleWorkload, order: list[int]) -> Demand:
+    """What the requests ask for, in this order."""
+    requests, longest = [workload.requests[row] for row in order], workload.scheduler.max_model_len
+    keys = PrefixKeys(workload.cache.block_size)
+    prompt = np.array([len(request.prompt) for request in requests], np.int64)
+    limit = np.array([request.output_tokens for request in requests], np.int64)
+    stop = np.array([request.stop_at or request.output_tokens for request in requests], np.int64)
+    return Demand(
+        prompt=prompt,
+        output=np.minimum(np.minimum(stop, limit), np.maximum(longest - prompt, 1)),
+        limit=limit,
+        priority=np.array([request.priority for request in requests], np.int64),
+        arrival_s=np.array(order, np.float64),
+        keys=Ragged.from_rows([keys.from_tokens(request.prompt) for request in requests], np.int64),
+    )
 
 
 def _meta(workload: OracleWorkload, initial_free: list[int] | None) -> Meta:

@@ -1,6 +1,7 @@
 """Small and nasty workloads and a realistic one, decided as vLLM 0.25.1 decided them: every field of every record.
 
 The first forty came with the specification; the others were found by the fuzzer where a mutation escaped the forty.
+Those with several KV-cache groups have windows, chunks, MLA and recurrent state in all modes, short of memory and not.
 """
 
 from __future__ import annotations
@@ -10,19 +11,36 @@ from pathlib import Path
 import pytest
 
 from kvsim.conformance import read_records, read_workload, verify_oracle
+from kvsim.kv_groups import CacheKind, MambaMode
+
+from .modes import FASTEST, in_every_way
 
 WORKLOADS = sorted(Path(__file__).with_name("golden").glob("*.json"))
+GROUPED = sorted(Path(__file__).with_name("golden_groups").glob("*.json"))
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda file: file.stem)
-def test_every_decision_is_the_one_that_vllm_made(workload: Path) -> None:
-    verdict = verify_oracle(read_workload(workload), read_records(workload.with_suffix(".jsonl.gz")))
+@in_every_way
+@pytest.mark.parametrize("workload", [*WORKLOADS, *GROUPED], ids=lambda file: file.stem)
+def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
+    records = read_records(workload.with_suffix(".jsonl.gz"))
+    verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
     assert verdict.equal, verdict
     assert verdict.num_steps > 0
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    verdicts = [verify_oracle(read_workload(file), read_records(file.with_suffix(".jsonl.gz"))) for file in WORKLOADS]
+    verdicts = [
+        verify_oracle(read_workload(file), read_records(file.with_suffix(".jsonl.gz")), compiled=FASTEST)
+        for file in WORKLOADS
+    ]
     assert len(verdicts) >= 40
     for count in ("num_preemptions", "num_hits", "num_evictions", "num_aborts"):
         assert sum(getattr(verdict, count) for verdict in verdicts) > 0, count
+
+
+def test_the_golden_workloads_with_groups_cover_every_kind() -> None:
+    layouts = [read_workload(file).layout for file in GROUPED]
+    groups = [group for layout in layouts if layout is not None for group in layout.groups]
+    assert {group.kind for group in groups} == set(CacheKind)
+    assert {group.mamba_mode for group in groups} == {None, *MambaMode}
+    assert max(len(layout.groups) for layout in layouts if layout is not None) > 5

@@ -14,7 +14,7 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import line
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 from kvsim.sweep import Point, sweep

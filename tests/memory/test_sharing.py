@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvsim.errors import BudgetError, UsageError
-from kvsim.memory.blocks import BlockPool
-from kvsim.memory.sharing import Branch, BranchingCache, beam_search
+from kvsim.memory.sharing import Branch, BranchingCache, CountedBlocks, beam_search
 from kvsim.memory.waste import SlotState
 
 BLOCK = 4
@@ -21,7 +20,7 @@ class Branching(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = BranchingCache(BlockPool(20), BLOCK)
+        self.cache = BranchingCache(CountedBlocks(19), BLOCK)
         self.memory: dict[tuple[int, int], int] = {}
         self.tokens: dict[Branch, list[int]] = {}
         self.next_token = 0
@@ -94,7 +93,7 @@ TestBranching.settings = settings(max_examples=60, stateful_step_count=25, deadl
 
 
 def test_only_a_partial_block_that_others_hold_is_copied() -> None:
-    cache = BranchingCache(BlockPool(20), BLOCK)
+    cache = BranchingCache(CountedBlocks(19), BLOCK)
     first = cache.start(6)
     second = cache.fork(first)
     cache.append(first)
@@ -107,7 +106,7 @@ def test_only_a_partial_block_that_others_hold_is_copied() -> None:
 
 
 def test_answers_to_one_prompt_share_its_full_blocks() -> None:
-    cache = BranchingCache(BlockPool(100), BLOCK)
+    cache = BranchingCache(CountedBlocks(99), BLOCK)
     sharing = beam_search(cache, 8, 5, 3, reshuffle=0.0, rng=np.random.default_rng(0))
     # Four steps: two blocks of prompt held once instead of three times, and one block of each answer.
     assert (sharing.held_block_steps, sharing.unshared_block_steps) == (4 * (2 + 3), 4 * (6 + 3))
@@ -118,7 +117,7 @@ def test_answers_to_one_prompt_share_its_full_blocks() -> None:
 def test_beams_that_change_places_share_more() -> None:
     saved = []
     for reshuffle in (0.0, 0.1, 1.0):
-        cache = BranchingCache(BlockPool(1000), BLOCK)
+        cache = BranchingCache(CountedBlocks(999), BLOCK)
         sharing = beam_search(cache, 20, 200, 4, reshuffle=reshuffle, rng=np.random.default_rng(0))
         assert cache.num_held == 0
         cache.check_integrity()
@@ -128,7 +127,9 @@ def test_beams_that_change_places_share_more() -> None:
 
 
 def test_one_beam_saves_nothing() -> None:
-    sharing = beam_search(BranchingCache(BlockPool(100), BLOCK), 5, 9, 1, reshuffle=1.0, rng=np.random.default_rng(0))
+    sharing = beam_search(
+        BranchingCache(CountedBlocks(99), BLOCK), 5, 9, 1, reshuffle=1.0, rng=np.random.default_rng(0)
+    )
     assert (sharing.saved_percent, sharing.num_copies) == (0, 0)
 
 
@@ -136,5 +137,5 @@ def test_one_beam_saves_nothing() -> None:
 def test_a_search_that_cannot_be_is_refused(width: int, reshuffle: float) -> None:
     with pytest.raises(UsageError):
         beam_search(
-            BranchingCache(BlockPool(100), BLOCK), 5, 9, width, reshuffle=reshuffle, rng=np.random.default_rng(0)
+            BranchingCache(CountedBlocks(99), BLOCK), 5, 9, width, reshuffle=reshuffle, rng=np.random.default_rng(0)
         )

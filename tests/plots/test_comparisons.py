@@ -33,7 +33,7 @@ from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
 from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus, find, read
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

@@ -11,7 +11,7 @@ from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
 from kvsim.published import REPRODUCTIONS, ROWS, Figure, Row, find_row, paper_lengths, reproduce
 from kvsim.published.servers import SERVERS, machine, saturated_shares
-from kvsim.scheduling.settings import ContiguousSettings, Reserve
+from kvsim.settings import ContiguousSettings, Reserve
 from kvsim.simulation import simulate
 from kvsim.workload import AllAtOnce, Workload
 

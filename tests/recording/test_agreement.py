@@ -14,7 +14,7 @@ import pytest
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
 from kvsim.recording import read, write
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, Uniform, generate
 

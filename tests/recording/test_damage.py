@@ -19,7 +19,7 @@ from kvsim.errors import RecordingError
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.recording import Recording, Replay, read, write
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, generate
 

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from kvsim.conformance import parse_workload
 from kvsim.errors import RecordingError
-from kvsim.policies import Paged
 from kvsim.recording import Recording, RecordingBuilder, Replay, RequestStatus, eventlog, provenance, read
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation import run
-from kvsim.workload import Fixed, Poisson, SharedPrefixes, Uniform, generate
+
+from ..conformance.recorder import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -81,21 +80,17 @@ class Logging(RecordingBuilder):
         super().evict(list(blocks))
 
 
-@pytest.fixture
-def run_and_log(monkeypatch: pytest.MonkeyPatch, make_machine: Callable[[int], Any]) -> tuple[Recording, list[bytes]]:
-    """A simulation under memory pressure, and the log that a live engine would have written of it."""
+@pytest.fixture(scope="module")
+def run_and_log() -> tuple[Recording, list[bytes]]:
+    """A run under memory pressure, and the log that a live engine would have written of it."""
+    requests = [
+        {"id": f"r{row}", "arrival_step": row, "prompt_len": 9 - row % 4, "output_len": 12, "prefix_group": row % 2,
+         "prefix_len": 5}
+        for row in range(8)
+    ]  # fmt: skip
+    settings = {"num_blocks": 20, "block_size": 4, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     builder = Logging()
-    monkeypatch.setattr(run, "RecordingBuilder", lambda: builder)
-    workload = generate(
-        8,
-        arrivals=Poisson(rate_per_s=400),
-        prompt=Uniform(low=1, high=9),
-        output=Fixed(tokens=12),
-        prefixes=SharedPrefixes(num_groups=2, tokens=9),
-        seed=1,
-    )
-    policy = Paged(scheduler=ContinuousSettings(max_model_len=64), cache=PagedSettings(block_size=4))
-    recording = run.simulate(workload, policy, make_machine(80), leap=False)
+    recording = Watch(parse_workload(settings | {"requests": requests}, "made up"), builder=builder).recording()
     meta = provenance.meta_as_text(recording.meta)
     return recording, [b'["meta",' + " ".join(meta.split()).encode() + b"]\n", *builder.lines]
 

@@ -34,7 +34,7 @@ from kvsim.recording import (
     write,
 )
 from kvsim.recording.parquet import TableFile
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Ragged, Workload
 

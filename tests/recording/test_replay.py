@@ -31,7 +31,7 @@ from kvsim.recording import (
     unit_states,
     write,
 )
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 

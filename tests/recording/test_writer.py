@@ -20,7 +20,7 @@ from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter, RequestStatus, growing, read, write
 from kvsim.recording.parquet import TableFile
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import run
 from kvsim.workload import Poisson, Ragged, SharedPrefixes, Uniform, Workload, generate
 
@@ -61,7 +61,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def recorded(workload: Workload, make_machine: Callable[[int], Any]) -> Recording:
-    return run.simulate(workload, POLICIES["paged"], make_machine(160))
+    return run.simulate(workload, POLICIES["paged"], make_machine(160), engine="interpreted")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -83,13 +83,14 @@ def part(table: Any, begin: int, end: int) -> Any:
     return type(table)(**{name: of(getattr(table, name)) for name, _ in table.columns()})
 
 
-@pytest.mark.parametrize("leap", [True, False], ids=["leap", "step by step"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_as_it_goes_and_at_once_give_the_same_bytes(
-    policy: Policy, workload: Workload, leap: bool, make_machine: Callable[[int], Any],
+    policy: Policy, workload: Workload, make_machine: Callable[[int], Any],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    at_once = run.simulate(workload, policy, make_machine(160), leap=leap)
+    at_once = run.simulate(workload, policy, make_machine(160), engine="interpreted")
+    monkeypatch.setattr("kvsim.engine.packing.STEPS_PER_SLICE", 50)
+    monkeypatch.setattr("kvsim.engine.packing.FIRST_ROWS", 10)
     write(at_once, tmp_path / "at once")
     portions: dict[str, list[int]] = {}
     with RecordingWriter(tmp_path / "as it goes") as writer:
@@ -107,7 +108,7 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
         monkeypatch.setattr(writer, "append", count)
         monkeypatch.setattr(builder, "finish", finish)
         monkeypatch.setattr(run, "RecordingBuilder", lambda: builder)
-        run.simulate(workload, policy, make_machine(160), leap=leap)
+        run.simulate(workload, policy, make_machine(160), engine="interpreted")
     assert contents(tmp_path / "as it goes") == contents(tmp_path / "at once")
     for name in ("steps", "schedule", "memory"):
         assert len(portions[name]) > 3, name

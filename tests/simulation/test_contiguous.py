@@ -13,7 +13,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize, waste
 from kvsim.policies import Contiguous
 from kvsim.recording import Replay, read, write
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
+from kvsim.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import AllAtOnce, Uniform, Workload, generate

@@ -10,7 +10,7 @@ import pytest
 
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
-from kvsim.scheduling.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Ragged, Workload
 from tui.app import KvsimApp

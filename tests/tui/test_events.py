@@ -11,7 +11,7 @@ import pytest
 from kvsim.policies import Paged
 from kvsim.recording import MemoryKind, Recording, Replay, RequestStatus
 from kvsim.recording.ledger import NOBODY
-from kvsim.scheduling.settings import ContinuousSettings
+from kvsim.settings import ContinuousSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 from tui.app import KvsimApp

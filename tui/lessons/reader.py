@@ -46,7 +46,7 @@ from kvsim.errors import UsageError, WorkloadError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
-from kvsim.scheduling.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.text import printable_lines, printable_values
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 

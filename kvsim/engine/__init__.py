@@ -1,0 +1,15 @@
+"""The rule, once: who computes what, and where its memory comes from, in plain functions over records.
+
+The functions run as they stand, or are compiled as they stand by numba. From the ground up:
+
+    records        what is kept             state          all of it, in one tuple     compiled       numba's only door
+    linked_list    free queue, queue        prefix_cache   keys -> blocks              block_pool     ids, references
+    kv_cache       tables over groups       host_swap      what leaves the GPU         speculation    drafted tokens
+    extents        a contiguous range       reservations   one extent a sequence       memory         either of the two
+    waiting_queue  who is next              scheduler      who computes what           static_batch   padded rectangles
+    clock          host and GPU             journal        what a recording says       totals         where slots go
+
+    packing        a workload becomes records               driver         an engine that is run, or stepped by hand
+
+Nothing in here knows a file, SimPy or a command.
+"""

@@ -1,0 +1,62 @@
+"""The block pool of a paged KV cache: block ids, reference counts and the free queue, in vLLM's order.
+
+Block 0 is the null block: it is never handed out, and its record stands for both ends of the free queue. Blocks that
+hold no prefix are taken first and put back at the head; blocks that hold one wait at the tail, least recently freed
+first. What a prefix is, is known to `prefix_cache`; whose blocks these are, to `kv_cache`.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import linked_list, prefix_cache
+from kvsim.engine.compiled import part
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.state import NO_KEY, Engine
+
+NULL_BLOCK = HEAD
+"""Pads tables. Every pool has one usable block fewer than blocks."""
+
+
+@part
+def allocate(engine: Engine) -> tuple[int, bool]:
+    """Take the block at the head of the free queue, which is not empty; also whether it lost a prefix by that."""
+    state, block = engine.state[0], engine.blocks[NULL_BLOCK].next
+    linked_list.remove(engine.blocks, block)
+    state.num_free -= 1
+    engine.blocks[block].refs = 1
+    is_evicted = engine.blocks[block].key != NO_KEY
+    if is_evicted:
+        state.num_cached -= 1
+        prefix_cache.evict(engine, block)
+    return block, is_evicted
+
+
+@part
+def touch(engine: Engine, block: int) -> None:
+    """Hold a block that was found by its key; a free one leaves the queue."""
+    state = engine.state[0]
+    if engine.blocks[block].refs == 0:
+        linked_list.remove(engine.blocks, block)
+        state.num_free -= 1
+        state.num_cached -= 1
+    engine.blocks[block].refs += 1
+
+
+@part
+def free(engine: Engine, begin: int, end: int) -> None:
+    """Let go of the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue."""
+    state, blocks, entries = engine.state[0], engine.blocks, engine.entries
+    for index in range(end - 1, begin - 1, -1):
+        block = entries[index]
+        if block == NULL_BLOCK:
+            continue
+        blocks[block].refs -= 1
+        if blocks[block].refs == 0 and blocks[block].key != NO_KEY:
+            linked_list.push_back(blocks, block)
+            state.num_free += 1
+            state.num_cached += 1
+    # Blocks without a key go to the head, and the block freed first is the first to be taken.
+    for index in range(begin, end):
+        block = entries[index]
+        if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:
+            linked_list.push_front(blocks, block)
+            state.num_free += 1

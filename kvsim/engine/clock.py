@@ -1,0 +1,227 @@
+"""The engine loop on two clocks: the host schedules and launches, the GPU computes.
+
+A step's kernels start as soon as the GPU is free, also while the host is still launching the rest, and end no sooner
+than the launch. With asynchronous scheduling the host schedules a step while the GPU works on the one before, and looks
+at an output only when two steps are in flight or nothing is left to schedule.
+
+A run is advanced in slices. A slice ends where another part of the simulation has to act, and where what was recorded
+has to be taken away.
+"""
+
+from __future__ import annotations
+
+from kvsim import steptime
+from kvsim.engine import host_swap, journal, length_index, memory, scheduler, totals, waiting_queue
+from kvsim.engine.compiled import compiled_as, part
+from kvsim.engine.state import PAGED, RECTANGULAR, Engine
+from kvsim.steptime import Roofline, StepShape, StepTime, Strain
+
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED = range(9)
+"""What happened last. Nothing is left to do until another request is sent; a step was scheduled; an output was
+processed; there may be no room to write down another step; the clock reached the time that was given; a request has
+ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
+batch was formed.
+"""
+
+
+@part
+def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+    """Run to the next moment at which the caller has to act, and not beyond `until_s`, unless a step takes longer."""
+    settings, state = engine.settings[0], engine.state[0]
+    while has_room(engine):
+        num_ended = state.num_ended
+        if not state.awaiting:
+            if state.host_s >= until_s:
+                return REACHED
+            if state.num_in_flight == 0 and not scheduler.has_work(engine):
+                if state.num_arrived == state.num_submitted:
+                    return IDLE
+                next_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
+                if next_s >= until_s:
+                    return REACHED
+                state.host_s = max(state.host_s, next_s)
+            take_arrivals(engine)
+            if settings.answers and state.num_ended > num_ended:
+                return ANSWERED  # refused
+        moment = next_moment(engine)
+        if moment == SCHEDULED:
+            if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
+                return STALLED
+            if settings.checking:
+                return CHECK
+        elif settings.answers and state.num_ended > num_ended:
+            return ANSWERED
+    return FULL
+
+
+@part
+def next_moment(engine: Engine) -> int:
+    """Go on to the next moment of the engine's loop: schedule a step, or process the output of the oldest in flight.
+
+    An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
+    """
+    state = engine.state[0]
+    if not state.awaiting and scheduler.has_work(engine):
+        schedule(engine)
+        depth = 2 if engine.settings[0].ahead else 1
+        state.awaiting = state.num_in_flight == depth or not (state.num_in_batch > 0 or scheduler.has_work(engine))
+        return SCHEDULED
+    if state.num_in_flight == 0:
+        return IDLE
+    state.awaiting = False
+    finish_oldest(engine)
+    return UPDATED
+
+
+@part
+def is_stalled(engine: Engine) -> bool:
+    """Whether a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
+    state = engine.state[0]
+    if state.num_running > 0 or state.num_waiting == 0:
+        return False
+    state.subject = waiting_queue.peek(engine)
+    return True
+
+
+@part
+def take_arrivals(engine: Engine) -> None:
+    """Queue all requests that have arrived; the host takes time for each."""
+    settings, state = engine.settings[0], engine.state[0]
+    now_s = state.host_s
+    while state.num_arrived < state.num_submitted:
+        node = engine.lines[state.num_arrived].arrived
+        times, sequence = engine.times[node], engine.sequences[node]
+        if times.arrival_s > now_s:
+            return
+        state.num_arrived += 1
+        state.seq += 1
+        times.arrival_seq = state.seq
+        if not sequence.is_refused and settings.memory != RECTANGULAR:
+            state.host_s += entry_s(engine.step_times[0], sequence.prompt_tokens)
+        if settings.stamp_at_entry:
+            times.arrival_s = state.host_s
+        if sequence.is_refused:
+            engine.lines[state.num_ended].ended = node
+            state.num_ended += 1
+            continue
+        waiting_queue.push(engine, node)
+        if settings.sort_by_length:
+            length_index.add(engine, node)
+
+
+@part
+def schedule(engine: Engine) -> None:
+    """Schedule a step, write it down and launch it. An empty one is in flight too, but takes no time."""
+    state = engine.state[0]
+    state.seq += 1
+    launched = engine.launched[state.next_launched]
+    scheduler.schedule(engine)
+    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0
+    if not launched.is_recorded:
+        return
+    shape = _write_down(engine)
+    cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
+    begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
+    gpu_s, strain = steptime.strained_gpu_s(cost, begin_s, Strain(state.strain, state.strained_at_s))
+    state.strain, state.strained_at_s = strain.level, strain.at_s
+    state.gpu_free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+    state.host_s += cost.launch_s
+    launched.turnaround_s = cost.turnaround_s
+    launched.done_s = state.gpu_free_s
+
+
+@part
+def finish_oldest(engine: Engine) -> None:
+    """Await the oldest step in flight and process its outputs."""
+    state = engine.state[0]
+    launched = engine.launched[scheduler.oldest(engine)]
+    if launched.is_recorded:
+        state.host_s = max(state.host_s, launched.done_s)
+    state.seq += 1
+    scheduler.update(engine)
+    if launched.is_recorded:
+        output = engine.outputs[state.num_outputs - state.first_output]
+        output.seq, output.time_s = state.seq, state.host_s
+        state.num_outputs += 1
+        state.host_s += launched.turnaround_s
+
+
+def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
+    """How long a step takes, of any model; compiled code knows the one whose coefficients it is given."""
+    return model.step_time(shape)
+
+
+def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
+    """How long the host takes to let a request in, likewise."""
+    return model.entry_s(prompt_tokens)
+
+
+compiled_as(step_time, Roofline.step_time)
+compiled_as(entry_s, Roofline.entry_s)
+compiled_as(steptime.looked_up, lambda table, index: table[index])
+for _function in (
+    steptime.strained_gpu_s, steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger,
+    steptime.smaller,
+):  # fmt: skip
+    part(_function)
+
+
+@part
+def has_room(engine: Engine) -> bool:
+    """Whether another step can be written down, whatever happens in it."""
+    settings, state = engine.settings[0], engine.state[0]
+    return (
+        state.num_steps - state.first_step < settings.most_steps
+        and state.num_memory_rows <= settings.most_memory_rows
+        and state.num_schedule_rows <= settings.most_schedule_rows
+    )
+
+
+@part
+def _write_down(engine: Engine) -> StepShape:
+    """Write down the step that was scheduled; return what it holds."""
+    settings, state = engine.settings[0], engine.state[0]
+    num_prefill_tokens = context_tokens = attention_pairs = 0
+    for index in range(state.num_in_batch):
+        node, tokens = engine.lists[index].batch, engine.lists[index].batch_tokens
+        sequence = engine.sequences[node]
+        before = sequence.computed - tokens
+        if settings.records_schedule:
+            journal.scheduled(engine, node, before, tokens, 1)
+        context_tokens += sequence.computed
+        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
+    held_slots = (settings.num_units - state.num_free) * settings.unit_tokens
+    context_tokens += 2 * state.num_copied_slots  # a copy reads every byte and writes it again
+    shape = StepShape(
+        state.num_in_batch, state.num_tokens_in_batch, num_prefill_tokens, context_tokens, attention_pairs, 0.0, 0.0,
+        max(context_tokens - held_slots, 0) if settings.memory == PAGED else 0, state.num_new_seqs,
+    )  # fmt: skip
+    write_step(engine, shape, 0)
+    totals.settle_late_slots(engine, state.host_s)
+    return shape
+
+
+@part
+def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
+    """Add a row to the steps: what is computed now, and where the slots go."""
+    state = engine.state[0]
+    step = engine.steps[state.num_steps - state.first_step]
+    step.seq, step.start_s = state.seq, state.host_s
+    step.num_scheduled, step.num_tokens, step.prefill_tokens = (
+        shape.num_seqs,
+        shape.num_tokens,
+        shape.num_prefill_tokens,
+    )
+    step.context_tokens, step.attention_pairs = shape.context_tokens, shape.attention_pairs
+    step.new_shape, step.new_kernels = shape.new_shape, shape.new_kernels
+    step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
+    step.running, step.waiting, step.preempted = state.num_running, state.num_waiting, state.num_preempted
+    step.free_units, step.cached_units = state.num_free, state.num_cached
+    step.unusable_units = memory.unusable_units(engine, waiting_queue.peek(engine)) if state.num_waiting > 0 else 0
+    step.swapped_out, step.swapped_in = state.num_swapped_out, state.num_swapped_in
+    step.num_admitted = state.num_admitted
+    step.written, step.padding, step.rounding = state.written, padding, state.rounding
+    step.requested, step.useful = state.requested, state.useful
+    state.num_steps += 1

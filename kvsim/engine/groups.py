@@ -1,0 +1,181 @@
+"""What differs by kind of layers: which tokens a group still needs, how many blocks it asks for, what it lets go.
+
+A group is a table of blocks for layers of one kind. Full attention needs every token, a sliding window the last ones, a
+chunk those since its beginning, a recurrent layer one state. Entries that are not needed hold the null block.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import block_pool, journal
+from kvsim.engine.block_pool import NULL_BLOCK
+from kvsim.engine.compiled import part
+from kvsim.engine.records import NEVER
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
+
+
+@part
+def table_of(engine: Engine, node: int, group: int) -> int:
+    """The index of the table of a running sequence."""
+    return engine.sequences[node].place * engine.settings[0].num_groups + group
+
+
+@part
+def first_entry(engine: Engine, node: int, group: int) -> int:
+    """Where the table of a running sequence begins among the entries."""
+    return engine.sequences[node].place * engine.settings[0].entries_per_place + engine.groups[group].first_entry
+
+
+@part
+def first_hit(engine: Engine, group: int) -> int:
+    """Where the blocks begin, among the entries, that were found for the head of the queue."""
+    return engine.settings[0].first_hit + engine.groups[group].first_entry
+
+
+@part
+def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
+    """Leading tokens that no step after the first `computed` tokens reads."""
+    kind, window = engine.groups[group].kind, engine.groups[group].window
+    if kind == SLIDING_WINDOW:
+        return max(0, computed - window + 1)
+    if kind == CHUNKED_LOCAL:
+        return computed // window * window
+    if kind == MAMBA:
+        return max(0, computed - 1)
+    return 0
+
+
+@part
+def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
+    """Entries of a table that reaches `num_tokens` tokens, or the longest sequence."""
+    return -(-min(num_tokens, engine.settings[0].max_model_len) // engine.groups[group].block_size)
+
+
+@part
+def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
+    """Free blocks that a waiting sequence needs for a table of `num_tokens` tokens, hits that no table holds included.
+
+    A window never holds more than its cap; it counts where the whole prompt is looked at.
+    """
+    record = engine.groups[group]
+    required = num_blocks_for(engine, group, num_tokens)
+    if capped and record.kind in (SLIDING_WINDOW, CHUNKED_LOCAL):
+        required = min(required, record.cap_blocks)
+    skipped = num_skipped_tokens(engine, group, hit_tokens) // record.block_size
+    needed = max(required - max(skipped, record.num_hits), 0)
+    if record.kind == MAMBA and record.mode == ALIGNED:
+        needed = min(required - record.num_hits, 1)
+        skipped = 0
+    begin = first_hit(engine, group)
+    for entry in range(begin + skipped, begin + record.num_hits):
+        block = engine.entries[entry]
+        if block != NULL_BLOCK and engine.blocks[block].refs == 0:
+            needed += 1  # it is free now and will not be
+    return needed
+
+
+@part
+def num_needed_to_grow(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> int:
+    """Free blocks that a running sequence needs for `num_tokens` tokens, and slots drafted behind them."""
+    num_blocks = engine.tables[table_of(engine, node, group)].num_blocks
+    if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
+        return min(-(-num_tokens // engine.groups[group].block_size) - num_blocks, 1)
+    return max(num_blocks_for(engine, group, num_slots) - num_blocks, 0)
+
+
+@part
+def is_written_this_step(engine: Engine, group: int) -> bool:
+    """Whether the state that was found is cached by the step being scheduled: it cannot be read in the same step."""
+    record = engine.groups[group]
+    if record.kind != MAMBA or record.num_hits == 0:
+        return False
+    block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
+    key = engine.blocks[block].key
+    while block != NULL_BLOCK:  # an equal state may be cached for longer, in another block
+        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state[0].num_scheduled:
+            return True
+        block = engine.blocks[block].next_alike
+    return False
+
+
+@part
+def let_go(engine: Engine, node: int, group: int, computed: int) -> None:
+    """Give back the blocks whose tokens no step after the first `computed` reads, the last first."""
+    record = engine.groups[group]
+    if record.kind == FULL:
+        return
+    table, begin = engine.tables[table_of(engine, node, group)], first_entry(engine, node, group)
+    end = min(num_skipped_tokens(engine, group, computed) // record.block_size, table.num_blocks)
+    index = end
+    while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
+        index -= 1
+    _give_back(engine, node, group, index, end)
+    if record.kind == MAMBA and record.mode == ALIGNED:
+        last = table.last_state
+        if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
+            _give_back(engine, node, group, last, last + 1)
+
+
+@part
+def quiet_until(engine: Engine, node: int, group: int, computed: int) -> int:
+    """Tokens up to which a running sequence neither asks the group for a block nor lets one go."""
+    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+    block_size = record.block_size
+    room = table.num_blocks * block_size - engine.settings[0].lookahead_tokens
+    skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
+    if record.kind == SLIDING_WINDOW:
+        return min(room, skipped + block_size + record.window - 1)
+    if record.kind == CHUNKED_LOCAL:
+        return min(room, (computed // record.window + 1) * record.window)
+    if record.kind == MAMBA:
+        return 0 if record.mode == ALIGNED else min(room, skipped + block_size + 1)
+    return room
+
+
+@part
+def is_kept_for_hits(engine: Engine, node: int, group: int, index: int) -> bool:
+    """Whether a full block can ever be hit: of a window only those that end where all groups have a boundary."""
+    settings, record, sequence = engine.settings[0], engine.groups[group], engine.sequences[node]
+    aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
+    prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
+    if record.kind == SLIDING_WINDOW:
+        run = -(-(record.window - 1) // block_size)
+        segment = aligned if retention == NEVER else retention
+        if segment > 0:
+            per = segment // block_size
+            if run >= per or index % per >= per - run:
+                return True
+        return retention != NEVER and prompt_end - run <= index < prompt_end
+    if record.kind == MAMBA and retention != NEVER:
+        per = retention // block_size
+        return (retention > 0 and (per <= 1 or (index + 1) % per == 0)) or index == prompt_end - 1
+    return True
+
+
+@part
+def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, uncached: int) -> int:
+    """`num_tokens`, cut so that a prompt's steps end at block boundaries, where recurrent state is kept.
+
+    `uncached` are tokens that some groups hold and others do not: a step ends where they do.
+    """
+    sequence, block_size = engine.sequences[node], engine.settings[0].smallest_block
+    if computed >= max(sequence.prompt_tokens, sequence.num_tokens - 1):
+        return num_tokens
+    last = sequence.num_tokens // block_size * block_size
+    if computed + num_tokens < last:
+        num_tokens = num_tokens // block_size * block_size
+    elif computed < last < computed + num_tokens:
+        num_tokens = last - computed
+    if block_size <= uncached < num_tokens:
+        num_tokens = uncached // block_size * block_size
+    return num_tokens
+
+
+@part
+def _give_back(engine: Engine, node: int, group: int, begin: int, end: int) -> None:
+    """Give back the blocks at [begin, end) of a table, the last first; null blocks take their places."""
+    first = first_entry(engine, node, group)
+    for index in range(end - 1, begin - 1, -1):
+        journal.release_block(engine, node, group, index, engine.entries[first + index])
+    block_pool.free(engine, first + begin, first + end)
+    for index in range(begin, end):
+        engine.entries[first + index] = NULL_BLOCK

@@ -1,0 +1,106 @@
+"""What a recording says of memory and schedule, written as it happens. Nothing is written where nothing is recorded."""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.ownership import MemoryKind
+from kvsim.engine.state import Engine
+
+_APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
+_NO_REQUEST = -1
+_WHOLE_TABLE = -1
+
+
+@part
+def append_blocks(engine: Engine, node: int, group: int, position: int, begin: int, end: int) -> None:
+    """A sequence got the free blocks in `entries[begin:end]`, for its table from `position` on."""
+    if engine.settings[0].records_memory:
+        _blocks(engine, _APPEND, group, node - 1, position, begin, end)
+
+
+@part
+def share_blocks(engine: Engine, node: int, group: int, position: int, begin: int, end: int) -> None:
+    """A sequence joined the holders of the blocks in `entries[begin:end]`."""
+    if engine.settings[0].records_memory:
+        _blocks(engine, _SHARE, group, node - 1, position, begin, end)
+
+
+@part
+def evict(engine: Engine, begin: int, end: int) -> None:
+    """The blocks in `entries[begin:end]` lost their prefix."""
+    if engine.settings[0].records_memory:
+        _blocks(engine, _EVICT, 0, _NO_REQUEST, 0, begin, end)
+
+
+@part
+def append_extent(engine: Engine, node: int, position: int, address: int, length: int, requested: int) -> None:
+    """A sequence got `length` slots from `address` on, having asked for `requested`."""
+    if engine.settings[0].records_memory:
+        _row(engine, _APPEND, 0, node - 1, position, address, length, requested, 0, 1)
+
+
+@part
+def grow_extent(engine: Engine, node: int, position: int, address: int, length: int, repeat: int) -> None:
+    """A sequence gets `length` slots from `address` on now, and as many behind them in each of `repeat - 1` steps."""
+    if engine.settings[0].records_memory:
+        _row(engine, _APPEND, 0, node - 1, position, address, length, length, 0, repeat)
+
+
+@part
+def release(engine: Engine, node: int, group: int, num_units: int, num_cached: int) -> None:
+    """A sequence gave back its table of `num_units`, of which the first `num_cached` keep a prefix."""
+    if engine.settings[0].records_memory:
+        _row(engine, _RELEASE, group, node - 1, 0, _WHOLE_TABLE, num_units, num_units, num_cached, 1)
+
+
+@part
+def release_block(engine: Engine, node: int, group: int, position: int, block: int) -> None:
+    """A sequence gave back one block of a table, which it goes on without."""
+    if engine.settings[0].records_memory:
+        _row(engine, _RELEASE, group, node - 1, position, block, 1, 1, 0, 1)
+
+
+@part
+def scheduled(engine: Engine, node: int, computed_before: int, tokens: int, repeat: int) -> None:
+    """A sequence computes `tokens` more in the step being recorded, and in each of the `repeat - 1` behind it.
+
+    Steps are many: the caller asks whether anything is recorded.
+    """
+    state, sequence, rows = engine.state[0], engine.sequences[node], engine.schedule_rows
+    if sequence.open_row >= 0:
+        row = rows[sequence.open_row]
+        is_next = row.step + row.repeat == state.num_steps
+        if is_next and row.tokens == tokens and row.computed_before + tokens * row.repeat == computed_before:
+            row.repeat += repeat
+            return
+    sequence.open_row = state.num_schedule_rows
+    row = rows[state.num_schedule_rows]
+    state.num_schedule_rows += 1
+    row.step, row.request, row.computed_before, row.tokens = state.num_steps, node - 1, computed_before, tokens
+    row.repeat = repeat
+
+
+@part
+def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
+    """Entries in a row with consecutive block ids make one row."""
+    entries = engine.entries
+    while begin < end:
+        length = 1
+        while begin + length < end and entries[begin + length] == entries[begin] + length:
+            length += 1
+        _row(engine, kind, group, request, position, entries[begin], length, length, 0, 1)
+        position += length
+        begin += length
+
+
+@part
+def _row(
+    engine: Engine, kind: int, group: int, request: int, position: int, address: int, length: int, requested: int,
+    cached: int, repeat: int,
+) -> None:  # fmt: skip
+    state = engine.state[0]
+    row = engine.memory_rows[state.num_memory_rows]
+    state.num_memory_rows += 1
+    row.seq, row.step, row.kind, row.group, row.request = state.seq, state.num_steps, kind, group, request
+    row.position, row.address, row.length, row.requested = position, address, length, requested
+    row.cached, row.repeat = cached, repeat

@@ -1,0 +1,58 @@
+"""Waiting sequences by the length of their prompts, for batches of prompts that are alike.
+
+The sequences of one length stand in a list, the first to arrive first. The list of prompts of `n` tokens is bucket `n`.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.state import Engine
+
+NO_SEQUENCE = HEAD
+
+
+@part
+def add(engine: Engine, node: int) -> None:
+    """Add a sequence that has arrived after all others."""
+    sequences, bucket = engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens]
+    sequences[node].previous_alike = bucket.last
+    sequences[node].next_alike = NO_SEQUENCE
+    if bucket.last == NO_SEQUENCE:
+        bucket.first = node
+    else:
+        sequences[bucket.last].next_alike = node
+    bucket.last = node
+
+
+@part
+def remove(engine: Engine, node: int) -> None:
+    """Take out a sequence."""
+    sequences, bucket = engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens]
+    before, after = sequences[node].previous_alike, sequences[node].next_alike
+    if before == NO_SEQUENCE:
+        bucket.first = after
+    else:
+        sequences[before].next_alike = after
+    if after == NO_SEQUENCE:
+        bucket.last = before
+    else:
+        sequences[after].previous_alike = before
+
+
+@part
+def earlier(engine: Engine, one: int, other: int) -> int:
+    """Of two sequences, either of which may be none, the one that arrived first."""
+    if one == NO_SEQUENCE:
+        return other
+    if other == NO_SEQUENCE:
+        return one
+    return one if engine.times[one].arrival_seq < engine.times[other].arrival_seq else other
+
+
+@part
+def first_at(engine: Engine, num_tokens: int) -> int:
+    """The first sequence with a prompt of so many tokens, or none."""
+    if 0 < num_tokens < len(engine.buckets):
+        return engine.buckets[num_tokens].first
+    return NO_SEQUENCE

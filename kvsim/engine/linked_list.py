@@ -1,0 +1,39 @@
+"""Doubly linked lists over records: the free queue of blocks, the queue of waiting sequences.
+
+Record `HEAD` stands for both ends and is never in the list. Its `next` is the first record, its `previous` the last.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.records import Node, Records
+
+HEAD = 0
+
+
+@part
+def push_front(nodes: Records[Node], node: int) -> None:
+    """Put `node` before all others."""
+    first = nodes[HEAD].next
+    nodes[node].previous = HEAD
+    nodes[node].next = first
+    nodes[first].previous = node
+    nodes[HEAD].next = node
+
+
+@part
+def push_back(nodes: Records[Node], node: int) -> None:
+    """Put `node` behind all others."""
+    last = nodes[HEAD].previous
+    nodes[node].previous = last
+    nodes[node].next = HEAD
+    nodes[last].next = node
+    nodes[HEAD].previous = node
+
+
+@part
+def remove(nodes: Records[Node], node: int) -> None:
+    """Take `node` out, wherever it stands."""
+    before, after = nodes[node].previous, nodes[node].next
+    nodes[before].next = after
+    nodes[after].previous = before

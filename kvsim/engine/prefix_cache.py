@@ -1,0 +1,60 @@
+"""The prefix cache: which blocks hold a prefix, by its key.
+
+A key is a number that is equal exactly where the whole prefix up to and including the block is equal, and the group of
+layers too. The cache is a hash table. The blocks of a bucket are linked in the order in which they were cached, so the
+first that matches is the one that has held its key for longest: equal blocks keep their own ids.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.state import NO_KEY, Engine
+
+NO_BLOCK = HEAD
+_SPREAD = -7046029254386353131
+"""2^64 over the golden ratio, odd and read as signed: its multiples spread evenly over the high bits."""
+
+
+@part
+def find(engine: Engine, key: int) -> int:
+    """The block that has held `key` for longest, in use or free, or `NO_BLOCK`."""
+    block = engine.buckets[_bucket_of(engine, key)].first
+    while block != NO_BLOCK and engine.blocks[block].key != key:
+        block = engine.blocks[block].next_alike
+    return block
+
+
+@part
+def cache(engine: Engine, block: int, key: int) -> None:
+    """Say that `block`, which a table holds and which has no key, holds the prefix `key`."""
+    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]
+    blocks[block].key = key
+    blocks[block].previous_alike = bucket.last
+    blocks[block].next_alike = NO_BLOCK
+    if bucket.last == NO_BLOCK:
+        bucket.first = block
+    else:
+        blocks[bucket.last].next_alike = block
+    bucket.last = block
+
+
+@part
+def evict(engine: Engine, block: int) -> None:
+    """Take `block` out of the prefix cache."""
+    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, engine.blocks[block].key)]
+    before, after = blocks[block].previous_alike, blocks[block].next_alike
+    if before == NO_BLOCK:
+        bucket.first = after
+    else:
+        blocks[before].next_alike = after
+    if after == NO_BLOCK:
+        bucket.last = before
+    else:
+        blocks[after].previous_alike = before
+    blocks[block].key = NO_KEY
+
+
+@part
+def _bucket_of(engine: Engine, key: int) -> int:
+    return ((key * _SPREAD) >> 32) & (len(engine.buckets) - 1)

@@ -1,0 +1,542 @@
+"""What the engine keeps, as records of numbers: slotted objects where it is interpreted, arrays where it is compiled.
+
+A record is declared once, as a dataclass. `make` gives a list of instances, or an array whose elements have the same
+fields. The functions of the engine read and write `records[index].field` and cannot tell which they were given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Protocol, TypeVar, cast, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+Small = Annotated[int, np.int32]
+"""A number of tokens, blocks or rows below 2^31: the records of a million requests must stay small."""
+NEVER = (1 << 31) - 1
+"""A number of tokens that no sequence reaches."""
+
+Record = TypeVar("Record")
+Record_co = TypeVar("Record_co", covariant=True)
+
+
+class Records(Protocol[Record_co]):
+    """Records, each of which may be written through."""
+
+    def __getitem__(self, index: int, /) -> Record_co: ...
+    def __len__(self) -> int: ...
+
+
+class Numbers(Protocol):
+    """Whole numbers: a list where the engine is interpreted, an array where it is compiled."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class Growing(list[Any]):
+    """Records that are written one behind the other, with room for as many as are."""
+
+    def __init__(self, record: type) -> None:
+        super().__init__()
+        self._record = record
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == len(self):
+            self.append(self._record())
+        return super().__getitem__(index)
+
+
+_layouts: dict[type, np.dtype[np.void]] = {}
+
+
+def dtype_of(record: type) -> np.dtype[np.void]:
+    """The layout of a record in an array."""
+    if record not in _layouts:
+        _layouts[record] = _layout_of(record)
+    return _layouts[record]
+
+
+def _layout_of(record: type) -> np.dtype[np.void]:
+    plain = {int: np.int64, float: np.float64, bool: np.bool_}
+    hints = get_type_hints(record, include_extras=True)
+    layout: list[Any] = [
+        (field.name, kind.__metadata__[0] if hasattr(kind := hints[field.name], "__metadata__") else plain[kind])
+        for field in fields(record)
+    ]
+    return np.dtype((np.record, np.dtype(layout, align=True)))
+
+
+def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
+    """`size` records of zeros."""
+    made: Any = np.zeros(size, dtype_of(record)) if compiled else [record() for _ in range(size)]
+    return cast("Records[Record]", made)
+
+
+def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
+    """Records that are written one behind the other: room for `size`, where room has to be made beforehand."""
+    made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
+    return cast("Records[Record]", made)
+
+
+def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
+    """The numbers in `values`, to be read and written by the engine."""
+    made: Any = values if compiled else values.tolist()
+    return cast("Numbers", made)
+
+
+def fill(records: Records[Any], first: int, **columns: Any) -> None:
+    """Write columns into fields, from record `first` on; a column is an array, or one value for all records."""
+    size = len(records) - first
+    for name, values in columns.items():
+        if isinstance(records, np.ndarray):
+            records[name][first:] = values
+        else:
+            for index, value in enumerate(np.broadcast_to(values, size).tolist(), first):
+                setattr(records[index], name, value)
+
+
+def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
+    """A field of the first `end` records, or of all, as an array of its own."""
+    if isinstance(records, np.ndarray):
+        return np.ascontiguousarray(records[name][:end])
+    rows = cast("list[Any]", records)[:end]
+    kind = dtype_of(type(rows[0]))[name] if rows else np.int64
+    return np.array([getattr(row, name) for row in rows], kind)
+
+
+@dataclass(slots=True)
+class Node:
+    """What a record needs to stand in a `linked_list`."""
+
+    next: Small = 0
+    previous: Small = 0
+
+
+@dataclass(slots=True)
+class Settings:
+    """How to schedule, over which memory, and what to write down. Nothing here changes during a run."""
+
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    long_prefill_token_threshold: int = 0
+    ahead: bool = False
+    """Steps are scheduled one ahead of the output that is known."""
+    by_priority: bool = False
+    chunked_prefill: bool = False
+    reserve_full_prompt: bool = False
+    unit_tokens: int = 0
+    num_units: int = 0
+    """Units that can be handed out."""
+    memory: int = 0
+    """What the memory is: see `PAGED` and its neighbours in `state`."""
+    prefix_caching: bool = False
+    watermark_blocks: int = 0
+    num_groups: int = 0
+    entries_per_place: int = 0
+    first_hit: int = 0
+    """Where the blocks stand, among the entries, that were found for the head of the queue."""
+    cache_tokens: int = 0
+    """Tokens that are cached together: the least common multiple of the groups' block sizes."""
+    retention_tokens: int = 0
+    """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
+    smallest_block: int = 0
+    """Tokens of the smallest block of any group."""
+    aligns_steps: bool = False
+    """Steps of a prompt end at block boundaries, where recurrent state is kept."""
+    first_leader: int = 0
+    """The first group of the kind that is looked up first."""
+    lookahead_tokens: int = 0
+    """Tokens drafted for every sequence; 0 without speculative decoding."""
+    host_blocks: int = 0
+    """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
+    host_block_s: float = 0.0
+    """Seconds that one block takes over the link."""
+    fit: int = 0
+    reserve: int = 0
+    moves: bool = False
+    """A reservation that is full may move to a larger hole."""
+    compaction: bool = False
+    request_level: bool = False
+    batch_size: int = 0
+    preallocated: bool = False
+    timeout_s: float = 0.0
+    sort_by_length: bool = False
+    memory_guard: bool = False
+    stamp_at_entry: bool = False
+    """A request's arrival is recorded when the engine has let it in, not when it was sent."""
+    answers: bool = False
+    """Stop whenever a request has ended: a client waits for its answer."""
+    records_memory: bool = False
+    """Changes of ownership are written down."""
+    records_schedule: bool = False
+    """What each sequence computes is written down."""
+    checking: bool = False
+    """The account is checked at every step."""
+    most_steps: int = 0
+    """Rows of steps and outputs that there is room for in one slice of the run."""
+    most_memory_rows: int = 0
+    """Rows of memory that may be there when a step begins."""
+    most_schedule_rows: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """Every number that changes from step to step."""
+
+    host_s: float = 0.0
+    """The host's clock."""
+    gpu_free_s: float = 0.0
+    strain: float = 0.0
+    """How far the GPU's clock had given way to sustained arithmetic."""
+    strained_at_s: float = 0.0
+    """Time at which `strain` was last updated, in seconds."""
+    seq: int = 0
+    """Number of the last change of the engine's state."""
+    num_steps: int = 0
+    """Steps recorded so far: those that computed or preempted something."""
+    num_outputs: int = 0
+    """Recorded steps whose output was processed."""
+    first_step: int = 0
+    """The first step of this slice of the run."""
+    first_output: int = 0
+    num_submitted: int = 0
+    """Requests that were sent, or whose arrival is known beforehand."""
+    num_arrived: int = 0
+    num_ended: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_in_flight: int = 0
+    next_launched: int = 0
+    """Where the next step that is launched stands among those under way."""
+    awaiting: bool = False
+    """The engine call under way goes on with the output of the oldest step."""
+    unflushed: bool = False
+    """A sequence has left since the last step was scheduled: the engine schedules once more to report it."""
+    num_in_batch: int = 0
+    """Sequences in the step being scheduled."""
+    num_tokens_in_batch: int = 0
+    num_preempted: int = 0
+    """Sequences preempted by the step being scheduled."""
+    num_new_seqs: int = 0
+    """Sequences in the step that were waiting before it."""
+    num_scheduled: int = 0
+    """Steps scheduled so far, empty ones included."""
+    num_uncached: int = 0
+    """Tokens that some groups held of the head of the queue when others did not."""
+    num_admitted: int = 0
+    """Sequences that have been admitted at all."""
+    num_free_places: int = 0
+    num_free: int = 0
+    """Free units of the pool."""
+    num_cached: int = 0
+    """Free units that hold a prefix."""
+    num_keys: int = 0
+    """Distinct prefixes that can be hit."""
+    num_free_host_blocks: int = 0
+    num_swapped_out: int = 0
+    """Blocks copied to the host by the step being scheduled."""
+    num_swapped_in: int = 0
+    num_holes: int = 0
+    rover: int = 0
+    """End of the last extent that was taken."""
+    num_copied_slots: int = 0
+    """Written slots moved by the step being scheduled."""
+    batch_is_open: bool = True
+    """Sequences may still join the batch; looked at where batches are closed at request level."""
+    written: int = 0
+    """Tokens computed and not lost, over all tables, in slots."""
+    requested: int = 0
+    """Slots asked for, over all tables."""
+    useful: int = 0
+    """Slots asked for that will be written before their sequence ends."""
+    rounding: int = 0
+    """Slots given beyond what was asked for."""
+    num_late: int = 0
+    """Sequences that gave back the slot of a late stop since the last step."""
+    num_memory_rows: int = 0
+    num_schedule_rows: int = 0
+    subject: int = 0
+    """The sequence, block or sum that the outcome of a slice is about."""
+    other: int = 0
+    """A second figure of it."""
+
+
+@dataclass(slots=True)
+class Sequence(Node):
+    """One request while it is being served."""
+
+    prompt_tokens: Small = 0
+    end_tokens: Small = 0
+    """All tokens that it will have, the last output included."""
+    limit_tokens: Small = 0
+    """The prompt and as many outputs as are allowed: what the scheduler knows beforehand."""
+    full_tokens: Small = 0
+    """Tokens that are computed for it in the end."""
+    stops_late: bool = False
+    """Only its output reveals the stop, which a step scheduled ahead notices one token late."""
+    is_refused: bool = False
+    priority: Small = 0
+    reservation: Small = 0
+    """Slots that it asks for when it is admitted, where these do not depend on what it has computed."""
+    status: Small = 0
+    num_tokens: Small = 0
+    """Tokens whose values are known."""
+    computed: Small = 0
+    """Tokens scheduled so far; ahead of `num_tokens` where steps are scheduled ahead."""
+    placeholders: Small = 0
+    """Outputs scheduled and not known yet."""
+    drafts: Small = 0
+    """Tokens guessed to follow."""
+    rejected: Small = 0
+    """Drafts whose slots are written and will be written again."""
+    parked_tokens: Small = 0
+    """Computed tokens whose blocks are on the host."""
+    place: Small = 0
+    """Which of the tables is its own, or where its extent begins."""
+    num_units: Small = 0
+    """Blocks, or slots, that it holds."""
+    requested: Small = 0
+    """Slots of its extent that it asked for; the allocator may have rounded up."""
+    moves_to: Small = 0
+    """Where its extent begins after the compaction under way."""
+    next_alike: Small = 0
+    """The next waiting sequence with a prompt of equal length, where batches are sorted by that; 0 for none."""
+    previous_alike: Small = 0
+    room_tokens: Small = 0
+    """Up to so many tokens it can compute without touching its table."""
+    cache_at: Small = 0
+    """Known tokens from which on another block of it can be cached."""
+    preemptions: Small = 0
+    cached_tokens: Small = 0
+    num_keys: Small = 0
+    """Full blocks of its prompt whose keys are known."""
+    first_key: int = 0
+    """Where their keys begin among all."""
+    open_row: Small = 0
+    """The row of the schedule that its next tokens may extend, or -1."""
+
+
+@dataclass(slots=True)
+class Times:
+    """When things happened to a request, in seconds; NaN where they did not."""
+
+    arrival_s: float = 0.0
+    arrival_seq: int = 0
+    first_scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    late_since_s: float = 0.0
+    """Since when it has held the slot of the token behind a late stop; NaN while it does not."""
+    late_slot_s: float = 0.0
+    """For how long it held that slot in vain; minus infinity once the token was computed."""
+
+
+@dataclass(slots=True)
+class Line:
+    """Three lists that may hold every request, kept side by side: record `i` holds the i-th of each."""
+
+    arrived: int = 0
+    """Requests in the order in which they were sent."""
+    ended: int = 0
+    """Sequences in the order in which they ended."""
+    heap: int = 0
+    """The queue where priority orders it; otherwise waiting sequences stand in a linked list."""
+
+
+@dataclass(slots=True)
+class Lists:
+    """Lists of running sequences, kept side by side: record `i` holds the i-th of each."""
+
+    running: int = 0
+    """In order of admission."""
+    order: int = 0
+    """As they are compacted."""
+    batch: int = 0
+    """The step being scheduled, in order of scheduling."""
+    batch_tokens: int = 0
+    """What each sequence of the step computes."""
+    preempted: int = 0
+    """Preempted by the step being scheduled, in that order."""
+    late: int = 0
+    """Sequences that have given back the slot of a late stop since the last step."""
+    emitting: int = 0
+    """For each of the two steps that may be in flight, the sequences that it yields an output for."""
+    free_place: int = 0
+    """Places whose tables no sequence has."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Layers of one kind, which share a table: a KV-cache group."""
+
+    kind: int = 0
+    block_size: int = 0
+    """Tokens of one of its blocks."""
+    window: int = 0
+    """Tokens of the window or of the chunk."""
+    mode: int = 0
+    """Which states a recurrent group keeps."""
+    cap_blocks: int = 0
+    """Blocks that one sequence holds at most, where that is looked at."""
+    hashes_per_block: int = 0
+    first_entry: int = 0
+    """Where its table begins among the entries of a place."""
+    next_alike: int = 0
+    """The next group of layers that are alike, which are looked up together; -1 for none."""
+    next_leader: int = 0
+    """The first group of the kind that is looked up next; -1 for none."""
+    num_hits: int = 0
+    """Blocks that were found for the head of the queue, null ones included."""
+
+
+@dataclass(slots=True)
+class Table:
+    """The blocks of one sequence in one group."""
+
+    num_blocks: Small = 0
+    num_cached: Small = 0
+    """Leading blocks whose keys are in the prefix cache, or will never be."""
+    last_state: Small = 0
+    """The block of the last state before the newest; -1 for none. Of aligned recurrent groups alone."""
+    owns_state: bool = False
+    """Whether a state of its own was ever taken."""
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step under way."""
+
+    is_recorded: bool = False
+    done_s: float = 0.0
+    turnaround_s: float = 0.0
+    num_emitting: int = 0
+
+
+@dataclass(slots=True)
+class Block(Node):
+    """One block. Free ones stand in a list in the order in which they will be taken."""
+
+    refs: Small = 0
+    """Tables that hold it."""
+    key: int = 0
+    """The prefix that it holds, or `NO_KEY`."""
+    cached_in: int = 0
+    """The step that was scheduled when it got its key."""
+    next_alike: Small = 0
+    """The next block in its bucket of the prefix cache."""
+    previous_alike: Small = 0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Blocks whose keys have equal hashes, the first cached first; 0 for none."""
+
+    first: Small = 0
+    last: Small = 0
+
+
+@dataclass(slots=True)
+class Hole:
+    """Free slots next to each other."""
+
+    address: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True)
+class Rectangle:
+    """The static batch under way; its rows are the running sequences."""
+
+    num_rows: int = 0
+    """0 while there is no batch."""
+    prompt_width: int = 0
+    """Columns that the prefill writes: tokens of the longest prompt."""
+    most_new_tokens: int = 0
+    """The longest answer that any row may give."""
+    longest_answer: int = 0
+    """The longest answer that any row gives."""
+    num_steps: int = 0
+    """Steps until the last row ends, or until the memory is full."""
+    step: int = 0
+    """The next step."""
+    stride: int = 0
+    """Slots from where one row begins to where the next does."""
+    num_live: int = 0
+    """Rows that have not ended."""
+    live_prompt_tokens: int = 0
+    live_new_tokens: int = 0
+    """What these rows will have generated in the end."""
+    next_end: int = 0
+    """The first step in which one row fewer is live."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A step as it was scheduled. What it computes is described in `StepShape`, where the slots are in `totals`."""
+
+    seq: int = 0
+    start_s: float = 0.0
+    prefill_tokens: Small = 0
+    num_tokens: Small = 0
+    num_scheduled: Small = 0
+    running: Small = 0
+    waiting: Small = 0
+    preempted: Small = 0
+    context_tokens: int = 0
+    attention_pairs: int = 0
+    new_shape: float = 0.0
+    new_kernels: float = 0.0
+    shared_tokens: int = 0
+    num_new_seqs: Small = 0
+    free_units: int = 0
+    cached_units: int = 0
+    unusable_units: int = 0
+    swapped_out: Small = 0
+    swapped_in: Small = 0
+    num_admitted: int = 0
+    """Sequences that have been admitted at all."""
+    written: int = 0
+    padding: int = 0
+    requested: int = 0
+    useful: int = 0
+    rounding: int = 0
+
+
+@dataclass(slots=True)
+class Output:
+    """When the output of a step was processed."""
+
+    seq: int = 0
+    time_s: float = 0.0
+
+
+@dataclass(slots=True)
+class MemoryRow:
+    """One change of ownership, as in a recording."""
+
+    seq: int = 0
+    step: Small = 0
+    kind: Small = 0
+    group: Small = 0
+    request: Small = 0
+    position: Small = 0
+    address: Small = 0
+    length: Small = 0
+    requested: Small = 0
+    cached: Small = 0
+    repeat: Small = 0
+
+
+@dataclass(slots=True)
+class ScheduleRow:
+    """Consecutive steps in each of which a request computes equally many tokens, as in a recording."""
+
+    step: Small = 0
+    request: Small = 0
+    computed_before: Small = 0
+    tokens: Small = 0
+    repeat: Small = 0

@@ -1,0 +1,262 @@
+"""Iteration-level scheduling as in vLLM V1: every step decides anew which sequences compute how many tokens.
+
+`schedule` first serves what runs, in order of admission, preempting when memory is short, then admits from the queue.
+`update` takes the outputs of a step that was scheduled earlier, so that an engine may schedule ahead.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import groups, memory, speculation, waiting_queue
+from kvsim.engine.compiled import part
+from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
+
+
+@part
+def has_work(engine: Engine) -> bool:
+    """Whether another call of `schedule` is due."""
+    state = engine.state[0]
+    return state.num_running > 0 or state.num_waiting > 0 or state.unflushed
+
+
+@part
+def schedule(engine: Engine) -> None:
+    """Decide the next step, allocate its memory and put it in flight: it stands in `batch` and in `emitting`."""
+    settings, state = engine.settings[0], engine.state[0]
+    state.num_scheduled += 1
+    state.num_in_batch = state.num_preempted = state.num_new_seqs = 0
+    state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
+    budget = _serve_running(engine, settings.max_num_batched_tokens)
+    if state.num_preempted == 0:
+        budget = _admit(engine, budget)
+    state.num_tokens_in_batch = settings.max_num_batched_tokens - budget
+    state.written += state.num_tokens_in_batch
+    first = state.next_launched * settings.max_num_seqs
+    num_emitting = 0
+    for index in range(state.num_in_batch):
+        node = engine.lists[index].batch
+        sequence = engine.sequences[node]
+        sequence.computed += engine.lists[index].batch_tokens
+        state.written -= sequence.rejected
+        sequence.rejected = 0
+        if sequence.computed >= sequence.num_tokens + sequence.placeholders:
+            engine.lists[first + num_emitting].emitting = node
+            num_emitting += 1
+            if settings.ahead:
+                sequence.placeholders += 1
+            elif settings.lookahead_tokens > 0:
+                sequence.drafts = sequence.computed - sequence.num_tokens
+    engine.launched[state.next_launched].num_emitting = num_emitting
+    state.next_launched = 1 - state.next_launched
+    state.num_in_flight += 1
+    state.unflushed = False
+
+
+@part
+def update(engine: Engine) -> None:
+    """Process the outputs of the oldest step in flight."""
+    settings, state = engine.settings[0], engine.state[0]
+    launched = oldest(engine)
+    first = launched * settings.max_num_seqs
+    state.num_in_flight -= 1
+    num_ended = state.num_ended
+    for index in range(first, first + engine.launched[launched].num_emitting):
+        node = engine.lists[index].emitting
+        sequence = engine.sequences[node]
+        # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
+        if sequence.status in (FINISHED, ABORTED):
+            continue
+        if sequence.num_tokens == sequence.prompt_tokens:
+            engine.times[node].first_token_s = state.host_s
+        sequence.num_tokens += speculation.num_outputs(engine, node)
+        if settings.ahead:
+            sequence.placeholders -= 1
+            known = sequence.computed - sequence.placeholders
+            if sequence.status == RUNNING and known >= sequence.cache_at:
+                memory.cache_known(engine, node, known)
+        elif settings.lookahead_tokens > 0:
+            # The slots of rejected drafts will be written again; until then they hold what was computed.
+            sequence.rejected = sequence.computed - (sequence.num_tokens - 1)
+            sequence.computed = sequence.num_tokens - 1
+            sequence.drafts = settings.lookahead_tokens
+        if sequence.num_tokens >= sequence.end_tokens:
+            memory.free(engine, node)
+            if sequence.status == PREEMPTED:
+                waiting_queue.remove(engine, node)
+            leave(engine, node, FINISHED)
+    if state.num_ended > num_ended:
+        _drop_what_left(engine)
+        state.unflushed = True
+
+
+@part
+def oldest(engine: Engine) -> int:
+    """Which of the steps in flight, of which there is at least one, was launched first."""
+    # At most two are: the oldest is where the next but one will be, or, if it is alone, the one before the next.
+    state = engine.state[0]
+    return state.next_launched if state.num_in_flight == 2 else 1 - state.next_launched
+
+
+@part
+def abort(engine: Engine, node: int) -> None:
+    """Drop a sequence at once, wherever it stands; outputs still under way are ignored."""
+    sequence = engine.sequences[node]
+    if sequence.status in (WAITING, PREEMPTED):
+        waiting_queue.remove(engine, node)
+    memory.free(engine, node)
+    leave(engine, node, ABORTED)
+    engine.state[0].unflushed = True
+    _drop_what_left(engine)
+
+
+@part
+def leave(engine: Engine, node: int, status: int) -> None:
+    """A request has ended."""
+    state = engine.state[0]
+    engine.sequences[node].status = status
+    engine.times[node].finished_s = state.host_s
+    engine.lines[state.num_ended].ended = node
+    state.num_ended += 1
+
+
+@part
+def _serve_running(engine: Engine, budget: int) -> int:
+    """Give every running sequence its next tokens; return what is left of `budget`."""
+    settings, state = engine.settings[0], engine.state[0]
+    threshold, index = settings.long_prefill_token_threshold, 0
+    while index < state.num_running and budget > 0:
+        node = engine.lists[index].running
+        sequence = engine.sequences[node]
+        placeholders = sequence.placeholders
+        index += 1
+        if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
+            continue  # its last token is under way already
+        num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
+        if 0 < threshold < num_tokens:
+            num_tokens = threshold
+        num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
+        if settings.aligns_steps:
+            num_tokens = groups.aligned_tokens(engine, node, sequence.computed, num_tokens, 0)
+        if num_tokens <= 0:
+            continue
+        while not (memory.has_room(sequence, num_tokens) or memory.grow(engine, node, num_tokens)):
+            victim = _remove_victim(engine)
+            tokens = _take_out_of_batch(engine, victim)
+            if tokens >= 0:
+                budget += tokens
+                index -= 1
+            _preempt(engine, victim)
+            if victim == node:
+                return budget
+        _put_into_batch(engine, node, num_tokens)
+        budget -= num_tokens
+    return budget
+
+
+@part
+def _admit(engine: Engine, budget: int) -> int:
+    """Admit from the head of the queue for as long as the head fits; nothing overtakes it."""
+    settings, state = engine.settings[0], engine.state[0]
+    threshold = settings.long_prefill_token_threshold
+    while state.num_waiting > 0 and budget > 0 and state.num_running < settings.max_num_seqs:
+        node = waiting_queue.peek(engine)
+        sequence = engine.sequences[node]
+        hit_tokens = memory.find_hits(engine, node)
+        computed = max(hit_tokens, sequence.parked_tokens)
+        num_tokens = sequence.num_tokens - computed
+        if 0 < threshold < num_tokens:
+            num_tokens = threshold
+        if not settings.chunked_prefill and num_tokens > budget:
+            break
+        num_tokens = min(num_tokens, budget)
+        if settings.aligns_steps:
+            num_tokens = groups.aligned_tokens(engine, node, computed, num_tokens, state.num_uncached)
+            if num_tokens == 0:
+                break
+        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):
+            break
+        waiting_queue.remove(engine, node)
+        engine.lists[state.num_running].running = node
+        state.num_running += 1
+        if sequence.status == WAITING:
+            engine.times[node].first_scheduled_s = state.host_s
+            sequence.cached_tokens = computed
+            state.num_admitted += 1
+        state.num_new_seqs += 1
+        sequence.status = RUNNING
+        sequence.computed = computed
+        state.written += computed
+        _put_into_batch(engine, node, num_tokens)
+        budget -= num_tokens
+    return budget
+
+
+@part
+def _put_into_batch(engine: Engine, node: int, num_tokens: int) -> None:
+    state = engine.state[0]
+    engine.lists[state.num_in_batch].batch = node
+    engine.lists[state.num_in_batch].batch_tokens = num_tokens
+    state.num_in_batch += 1
+
+
+@part
+def _take_out_of_batch(engine: Engine, node: int) -> int:
+    """Undo what the step being scheduled gave to a sequence; return its tokens, -1 if it was not in it."""
+    state = engine.state[0]
+    for index in range(state.num_in_batch):
+        if engine.lists[index].batch == node:
+            tokens = engine.lists[index].batch_tokens
+            state.num_in_batch -= 1
+            for later in range(index, state.num_in_batch):
+                engine.lists[later].batch = engine.lists[later + 1].batch
+                engine.lists[later].batch_tokens = engine.lists[later + 1].batch_tokens
+            return tokens
+    return -1
+
+
+@part
+def _remove_victim(engine: Engine) -> int:
+    """Take the sequence to preempt out of those that run: the last admitted, or the least important."""
+    state, chosen = engine.state[0], engine.state[0].num_running - 1
+    if engine.settings[0].by_priority:
+        chosen = 0
+        for index in range(1, state.num_running):
+            if _is_less_important(engine, engine.lists[index].running, engine.lists[chosen].running):
+                chosen = index
+    victim = engine.lists[chosen].running
+    state.num_running -= 1
+    for index in range(chosen, state.num_running):
+        engine.lists[index].running = engine.lists[index + 1].running
+    return victim
+
+
+@part
+def _is_less_important(engine: Engine, one: int, other: int) -> bool:
+    a, b = engine.sequences[one].priority, engine.sequences[other].priority
+    if a != b:
+        return a > b
+    return engine.times[one].arrival_s > engine.times[other].arrival_s
+
+
+@part
+def _preempt(engine: Engine, node: int) -> None:
+    """Take everything back from a sequence that has left those that run; it computes its tokens again."""
+    state, sequence = engine.state[0], engine.sequences[node]
+    sequence.status = PREEMPTED
+    memory.free(engine, node)
+    sequence.computed = sequence.drafts = 0
+    sequence.preemptions += 1
+    engine.lists[state.num_preempted].preempted = node
+    state.num_preempted += 1
+    waiting_queue.push_preempted(engine, node)
+
+
+@part
+def _drop_what_left(engine: Engine) -> None:
+    """Keep only those among the running sequences that still run."""
+    state, kept = engine.state[0], 0
+    for index in range(state.num_running):
+        node = engine.lists[index].running
+        if engine.sequences[node].status == RUNNING:
+            engine.lists[kept].running = node
+            kept += 1
+    state.num_running = kept

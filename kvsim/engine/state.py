@@ -1,0 +1,86 @@
+"""All that the engine works on, in one tuple: `Engine`. Every function of the engine takes it as its first argument."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvsim.engine.records import (
+    Block,
+    Bucket,
+    Group,
+    Hole,
+    Launched,
+    Line,
+    Lists,
+    MemoryRow,
+    Numbers,
+    Output,
+    Records,
+    Rectangle,
+    ScheduleRow,
+    Sequence,
+    Settings,
+    State,
+    Step,
+    Table,
+    Times,
+)  # fmt: skip
+
+PAGED, RESERVED, RECTANGULAR = range(3)
+"""What the memory is: blocks, contiguous reservations, or the rectangle of a static batch."""
+WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED = range(5)
+"""Where a sequence stands."""
+FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
+"""What a group of layers keeps: every token, the last ones, those of a chunk, or one state."""
+LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
+"""Which states a recurrent group keeps: the live one, that of every block, or that of every step's end."""
+FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
+"""Which hole an extent is cut from."""
+NO_KEY = -(1 << 63)
+"""The key of a block that holds no prefix; no block of any request has it."""
+
+
+class Engine(NamedTuple):
+    """A run under way. Request `row` of the workload is record `row + 1` of `sequences` and `times`.
+
+    Lists of numbers hold such record numbers where they hold sequences.
+    """
+
+    memory: tuple[int, ...]
+    """As many zeros as `Settings.memory` says: a tuple, so that its type tells compiled code what the memory is."""
+    settings: Records[Settings]
+    """One record, as is `state`."""
+    step_times: Records[Any]
+    """The step-time model; compiled, its coefficients under the names that they have there."""
+    state: Records[State]
+    sequences: Records[Sequence]
+    times: Records[Times]
+    lines: Records[Line]
+    lists: Records[Lists]
+    launched: Records[Launched]
+    """Steps under way, at most two."""
+    groups: Records[Group]
+    tables: Records[Table]
+    """One for each place and group."""
+    entries: Numbers
+    """The block ids in these tables, and those found for the head of the queue."""
+    prompt_keys: Numbers
+    """Keys of the full blocks of all prompts, end to end."""
+    blocks: Records[Block]
+    buckets: Records[Bucket]
+    """The prefix cache: a block is in the bucket of its key."""
+    holes: Records[Hole]
+    """Free slots of a contiguous memory, in order of address."""
+    rectangle: Records[Rectangle]
+    """One record."""
+    first_uses: Any
+    """For every step of a static batch, how long choosing kernels takes and, behind all of these, how many
+    have to be built."""
+    right_drafts: Numbers
+    """For every draw of speculative decoding, how many drafts from it on are right in a row."""
+    steps: Records[Step]
+    """The steps of this slice of the run."""
+    outputs: Records[Output]
+    memory_rows: Records[MemoryRow]
+    """Changes of ownership so far, if they are written down."""
+    schedule_rows: Records[ScheduleRow]

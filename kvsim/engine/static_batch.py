@@ -1,0 +1,263 @@
+"""Request-level batching as in `generate()`: wait, pad to the longest, hold every row until the last one ends.
+
+The sequences of a batch are its rows. Step 0 is the prefill: it writes as many columns as the longest prompt has
+tokens, and yields every row's first token; each further step writes a column more. The KV of a row's last token is
+never written. A dynamic cache is as wide as what is written; a preallocated one has room for the longest answer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvsim import steptime
+from kvsim.engine import clock, journal, length_index, scheduler, waiting_queue
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, REACHED, STALLED
+from kvsim.engine.compiled import part
+from kvsim.engine.length_index import NO_SEQUENCE
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
+from kvsim.steptime import StepShape
+
+
+@part
+def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+    """Run to the next moment at which the caller has to act; see `clock.advance`.
+
+    A caller that is told of a new batch writes into `first_uses` what its steps need for the first time.
+    """
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    while clock.has_room(engine):
+        if batch.num_rows > 0 and batch.step == batch.num_steps:
+            _end_batch(engine)
+            if settings.answers:
+                return ANSWERED
+        if state.host_s >= until_s:
+            return REACHED
+        num_ended = state.num_ended
+        clock.take_arrivals(engine)
+        if settings.answers and state.num_ended > num_ended:
+            return ANSWERED  # refused
+        if batch.num_rows == 0:
+            if _form_batch(engine):
+                return BATCHED
+            if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
+                state.subject = waiting_queue.peek(engine)
+                return STALLED
+            wake_s = _next_chance_s(engine)
+            if wake_s == math.inf:
+                return IDLE
+            if wake_s >= until_s:
+                return REACHED
+            # Adding the difference may round to just before that time.
+            state.host_s += max(wake_s - state.host_s, _ulp(wake_s))
+            continue
+        _take_step(engine)
+        if settings.checking:
+            return CHECK
+    return FULL
+
+
+@part
+def width_at(engine: Engine, step: int) -> int:
+    """Slots of every row of the batch in `step`."""
+    batch = engine.rectangle[0]
+    return batch.stride if engine.settings[0].preallocated else batch.prompt_width + step
+
+
+@part
+def _form_batch(engine: Engine) -> bool:
+    """Make a batch of sequences that wait, the oldest among them, unless it may still fill up or nothing fits."""
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
+        return False
+    batch.num_rows = batch.prompt_width = batch.most_new_tokens = 0
+    if settings.sort_by_length:
+        _choose_alike(engine)
+    else:
+        node = waiting_queue.peek(engine)
+        while node != HEAD and _join(engine, node):
+            node = engine.sequences[node].next
+    if batch.num_rows == 0:
+        return False
+    for row in range(batch.num_rows):
+        waiting_queue.remove(engine, engine.lists[row].running)
+        if settings.sort_by_length:
+            length_index.remove(engine, engine.lists[row].running)
+    _lay_out(engine)
+    return True
+
+
+@part
+def _choose_alike(engine: Engine) -> None:
+    """Give the oldest sequence the company of those whose prompts are most like its own, of equal ones the oldest."""
+    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens
+    for distance in range(max(width, len(engine.buckets) - width)):
+        shorter = length_index.first_at(engine, width - distance)
+        longer = length_index.first_at(engine, width + distance) if distance > 0 else NO_SEQUENCE
+        while shorter != NO_SEQUENCE or longer != NO_SEQUENCE:
+            node = length_index.earlier(engine, shorter, longer)
+            if not _join(engine, node):
+                return
+            if node == shorter:
+                shorter = engine.sequences[node].next_alike
+            else:
+                longer = engine.sequences[node].next_alike
+
+
+@part
+def _join(engine: Engine, node: int) -> bool:
+    """Make a sequence a row of the batch, if there is room for one more.
+
+    The memory guard closes the batch where its rectangle might not fit. The outputs are not known beforehand, so room
+    is made for the longest that any of its requests may ask for, less the last token.
+    """
+    settings, batch, sequence = engine.settings[0], engine.rectangle[0], engine.sequences[node]
+    wider = max(batch.prompt_width, sequence.prompt_tokens)
+    longer = max(batch.most_new_tokens, sequence.limit_tokens - sequence.prompt_tokens)
+    too_large = settings.memory_guard and (batch.num_rows + 1) * (wider + longer - 1) > settings.num_units
+    if batch.num_rows == settings.batch_size or too_large:
+        return False
+    engine.lists[batch.num_rows].running = node
+    batch.num_rows += 1
+    batch.prompt_width, batch.most_new_tokens = wider, longer
+    return True
+
+
+@part
+def _lay_out(engine: Engine) -> None:
+    """Find out how long the batch takes and how much it holds; its rows are chosen."""
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    state.num_running, batch.num_live = batch.num_rows, batch.num_rows
+    batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.lists[row].running]
+        sequence.status = RUNNING
+        new_tokens = sequence.end_tokens - sequence.prompt_tokens
+        batch.live_prompt_tokens += sequence.prompt_tokens
+        batch.live_new_tokens += new_tokens
+        batch.longest_answer = max(batch.longest_answer, new_tokens)
+        batch.next_end = new_tokens if row == 0 else min(batch.next_end, new_tokens)
+    columns = settings.num_units // batch.num_rows
+    if settings.preallocated:
+        batch.stride = batch.prompt_width + batch.most_new_tokens - 1
+        batch.num_steps = batch.longest_answer if batch.stride <= columns else 0
+    else:
+        batch.stride = batch.prompt_width + batch.longest_answer - 1
+        batch.num_steps = max(0, min(batch.longest_answer, columns - batch.prompt_width + 1))
+
+
+@part
+def _take_step(engine: Engine) -> None:
+    """Take one step and look at its output before the next, as `generate()` does."""
+    state, batch = engine.state[0], engine.rectangle[0]
+    step, rows, width = batch.step, batch.num_rows, batch.prompt_width
+    if step == batch.next_end:
+        _drop_ended(engine)
+    state.seq += 1
+    if step < 2:
+        _write_down(engine)
+    tokens = rows * width if step == 0 else rows
+    shape = StepShape(
+        rows, tokens, tokens if step == 0 else 0, rows * (width + step),
+        rows * width * (width + 1) // 2 if step == 0 else 0,
+        engine.first_uses[step], engine.first_uses[batch.num_steps + step], 0, 0,
+    )  # fmt: skip
+    _count_slots(engine)
+    padding = batch.num_live * width - batch.live_prompt_tokens + (rows - batch.num_live) * (width + step)
+    clock.write_step(engine, shape, padding)
+    cost = clock.step_time(engine.step_times[0], shape)
+    state.host_s += steptime.larger(cost.prepare_s + cost.gpu_s, cost.launch_s) + cost.turnaround_s
+    state.seq += 1
+    output = engine.outputs[state.num_outputs - state.first_output]
+    output.seq, output.time_s = state.seq, state.host_s
+    state.num_outputs += 1
+    if step == 0:
+        for row in range(rows):
+            engine.times[engine.lists[row].running].first_token_s = state.host_s
+    batch.step += 1
+
+
+@part
+def _drop_ended(engine: Engine) -> None:
+    """Rows that had their last token in the step before this one are live no more."""
+    batch = engine.rectangle[0]
+    batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
+    batch.next_end = batch.longest_answer
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.lists[row].running]
+        new_tokens = sequence.end_tokens - sequence.prompt_tokens
+        if new_tokens > batch.step:
+            batch.num_live += 1
+            batch.live_prompt_tokens += sequence.prompt_tokens
+            batch.live_new_tokens += new_tokens
+            batch.next_end = min(batch.next_end, new_tokens)
+
+
+@part
+def _count_slots(engine: Engine) -> None:
+    """Where the slots go in this step: the totals of `totals`, of which a rectangle needs none from step to step."""
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    state.requested = batch.num_rows * width_at(engine, batch.step)
+    state.num_free = settings.num_units - state.requested
+    state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
+    if settings.preallocated:
+        state.useful += batch.live_new_tokens - batch.num_live * (batch.step + 1)
+
+
+@part
+def _write_down(engine: Engine) -> None:
+    """Write down what every row gets and computes: whole rows at first, then, once for all steps, a token each."""
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
+    repeat = 1 if step == 0 else batch.num_steps - 1
+    for row in range(batch.num_rows):
+        node = engine.lists[row].running
+        if step == 0:
+            engine.times[node].first_scheduled_s = state.host_s
+            journal.grow_extent(engine, node, 0, row * stride, width_at(engine, 0), 1)
+        elif not settings.preallocated:
+            journal.grow_extent(engine, node, width, row * stride + width, 1, repeat)
+    if settings.records_schedule:
+        for row in range(batch.num_rows):
+            node = engine.lists[row].running
+            journal.scheduled(engine, node, 0 if step == 0 else width, width if step == 0 else 1, repeat)
+
+
+@part
+def _end_batch(engine: Engine) -> None:
+    """All rows leave. A batch that runs out of memory fails as a whole, rows that have all their tokens included."""
+    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    is_complete = batch.num_steps == batch.longest_answer
+    for row in range(batch.num_rows):
+        node = engine.lists[row].running
+        sequence = engine.sequences[node]
+        scheduler.leave(engine, node, FINISHED if is_complete else ABORTED)
+        sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
+        if batch.num_steps > 0:
+            journal.release(engine, node, 0, width_at(engine, batch.num_steps - 1), 0)
+    state.num_admitted += batch.num_rows
+    state.num_running = batch.num_rows = 0
+    state.num_free = settings.num_units
+    state.written = state.requested = state.useful = 0
+
+
+@part
+def _due_s(engine: Engine) -> float:
+    """When the oldest sequence stops waiting for others; there is one."""
+    return engine.times[waiting_queue.peek(engine)].arrival_s + engine.settings[0].timeout_s
+
+
+@part
+def _next_chance_s(engine: Engine) -> float:
+    """When the next request arrives, or the oldest that waits stops waiting for others; infinity if neither will."""
+    state, chance_s = engine.state[0], math.inf
+    if state.num_arrived < state.num_submitted:
+        chance_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
+    return min(chance_s, _due_s(engine)) if state.num_waiting > 0 else chance_s
+
+
+@part
+def _ulp(value: float) -> float:
+    """The distance from a positive number to the next larger one."""
+    _, exponent = math.frexp(value)
+    return math.ldexp(1.0, exponent - 53)

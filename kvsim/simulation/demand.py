@@ -1,0 +1,77 @@
+"""What a workload asks of an engine under a policy: lengths cut where they must be, keys, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.engine.packing import Demand
+from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
+from kvsim.errors import BudgetError, WorkloadError
+from kvsim.importers.recordings import HASH_TOKENS
+from kvsim.policies import Paged, Policy
+from kvsim.workload import Ragged, Workload
+
+
+def demand_of(workload: Workload, policy: Policy, *, recording: bool) -> Demand:
+    """What `workload` asks of an engine. Prompts have keys where a cache looks them up or a recording lists them."""
+    prompt = workload.prompt_tokens.astype(np.int64)
+    # An answer that would run past the longest sequence is cut there, and so is the limit on it.
+    longest = np.maximum(policy.max_model_len - prompt, 1)
+    caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
+    keys = Ragged.empty(len(workload), np.int64)
+    if (caching or recording) and knows_prefixes(workload):
+        keys = prompt_keys(workload, hash_tokens(workload, policy))
+    return Demand(
+        prompt=prompt,
+        output=np.minimum(workload.output_tokens, longest),
+        limit=np.minimum(workload.max_tokens, longest),
+        priority=workload.priority.astype(np.int64),
+        arrival_s=workload.arrival_s,
+        keys=keys,
+    )
+
+
+def refused(
+    workload: Workload, demand: Demand, policy: Policy, num_units: int, *, refuse_misfits: bool
+) -> npt.NDArray[np.bool_]:
+    """The requests that could never be served, if such requests may be refused.
+
+    Raises:
+        WorkloadError: one is longer than the longest sequence that is allowed, and may not be refused.
+        BudgetError: one needs more than the whole pool, and may not be refused.
+    """
+    too_long = demand.prompt >= policy.max_model_len
+    misfits = np.asarray(too_long | demand.misfits(policy, num_units))
+    if refuse_misfits or not misfits.any():
+        return misfits
+    row = int(np.argmax(misfits))
+    name, prompt = f"request {workload.ids[row]!r} (row {row})", demand.prompt[row]
+    if too_long[row]:
+        raise WorkloadError(
+            f"{name} has a prompt of {prompt} tokens, and with a maximum length of {policy.max_model_len} it may have "
+            f"{policy.max_model_len - 1}; raise the maximum, or let such requests be refused."
+        )
+    raise BudgetError(
+        f"{name} with {prompt} prompt tokens, {demand.output[row]} of output and a limit of {demand.limit[row]} does "
+        "not fit into the whole pool; give it more memory, or let such requests be refused."
+    )
+
+
+def hash_tokens(workload: Workload, policy: Policy) -> int:
+    """Tokens that each prompt hash of a recording stands for.
+
+    Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
+    """
+    return policy.unit_tokens if isinstance(policy, Paged) else workload.hash_unit_tokens
+
+
+def recorded_hashes(workload: Workload, policy: Policy, demand: Demand) -> Ragged[np.int64]:
+    """What a recording says of every prompt: all keys of those of which anything is known."""
+    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy))
+
+
+def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
+    """What a recording should say of its prompt hashes: nothing, where each is of a unit of the pool."""
+    tokens = hash_tokens(workload, policy)
+    return {HASH_TOKENS: tokens} if tokens != policy.unit_tokens and knows_prefixes(workload) else {}

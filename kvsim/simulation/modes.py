@@ -1,0 +1,47 @@
+"""The two ways to run the engine: as it stands, or compiled, where it can be and where loading machine code pays."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, TypeAlias
+
+from kvsim.engine.compiled import has_numba
+from kvsim.engine.packing import coefficients_of
+from kvsim.errors import UsageError
+from kvsim.steptime import StepTimeModel
+
+EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
+WORTH_COMPILING = 5_000
+"""Requests from which on a run that is interpreted takes longer than loading machine code, most of a second."""
+_LONG = 50_000
+
+
+def begins_compiled(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
+    """Whether a run of so many requests that asks for `engine` is compiled from its beginning.
+
+    Raises:
+        UsageError: it should be, and cannot.
+    """
+    return (engine == "compiled" or num_requests >= WORTH_COMPILING) and may_compile(num_requests, step_time, engine)
+
+
+def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
+    """Whether a run that asks for `engine` is compiled once it turns out to be long. Loads numba, if it is.
+
+    Raises:
+        UsageError: it should be, and cannot.
+    """
+    if engine == "interpreted":
+        return False
+    obstacle = ""
+    if coefficients_of(step_time) is None:
+        obstacle = f"the step times are a model of their own ({step_time.label}), in Python"
+    elif not has_numba():
+        obstacle = "numba is not installed, or does not support this Python"
+    if not obstacle:
+        return True
+    if engine == "compiled":
+        raise UsageError(f"this run cannot be compiled: {obstacle}; take --engine interpreted, or leave it auto.")
+    if num_requests >= _LONG and sys.stderr.isatty():
+        sys.stderr.write(f"kvsim: {obstacle}, so this long run is interpreted; compiled it is some 50 times faster.\n")
+    return False

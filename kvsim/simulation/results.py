@@ -1,0 +1,239 @@
+"""What an engine brought, slice by slice, as the rest of kvsim knows it: sums of its steps, tables of a recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.engine.records import column, fill
+from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
+from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
+from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+from kvsim.simulation.measured import Frame, Measured
+from kvsim.simulation.sums import Sums
+from kvsim.steptime import StepShape
+from kvsim.workload import Ragged, Workload
+
+_STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
+NO_ROW = -1
+"""What `Sequence.open_row` says where there is none."""
+_SHAPE_COLUMNS = {
+    "num_seqs": "num_scheduled",
+    "num_tokens": "num_tokens",
+    "num_prefill_tokens": "prefill_tokens",
+    "context_tokens": "context_tokens",
+    "attention_pairs": "attention_pairs",
+    "new_shape": "new_shape",
+    "new_kernels": "new_kernels",
+    "shared_tokens": "shared_tokens",
+    "num_new_seqs": "num_new_seqs",
+}
+"""The fields of a `StepShape` among those of a step."""
+
+
+def largest_shape(engine: Engine) -> StepShape | None:
+    """The largest value of every field among the steps of the slice; None if it took none."""
+    if not (num_steps := _num_steps(engine)):
+        return None
+    return StepShape(**{name: column(engine.steps, source, num_steps).max() for name, source in _SHAPE_COLUMNS.items()})
+
+
+class Totals:
+    """Adds up the steps of a run."""
+
+    def __init__(self, pool: Pool) -> None:
+        assert pool.num_units is not None
+        self._unit_tokens = pool.unit_tokens
+        self._sums = Sums(pool.num_units * pool.unit_tokens)
+        self._swapped_out = self._swapped_in = 0
+
+    def take(self, engine: Engine) -> None:
+        """Add the steps of a slice."""
+        if num_steps := _num_steps(engine):
+            self._add(engine, num_steps)
+        if num_outputs := _num_outputs(engine):
+            self._sums.end_s = float(engine.outputs[num_outputs - 1].time_s)
+
+    def _add(self, engine: Engine, num_steps: int) -> None:
+        def of(name: str) -> Any:
+            return column(engine.steps, name, num_steps)
+
+        unit_tokens, free, unusable = self._unit_tokens, of("free_units"), of("unusable_units")
+        frame = Frame(
+            scheduled=of("num_scheduled"),
+            waiting=of("waiting"),
+            written=of("written"),
+            padding=of("padding"),
+            requested=of("requested"),
+            useful=of("useful"),
+            rounding=of("rounding"),
+            free=free * unit_tokens,
+            cached=of("cached_units") * unit_tokens,
+            unusable=np.minimum(unusable, free) * unit_tokens,
+        )
+        self._sums.add(of("start_s"), np.stack(frame, dtype=np.float64))
+        self._sums.add_fragmented(of("num_admitted")[unusable > 0])
+        self._swapped_out += int(of("swapped_out").sum())
+        self._swapped_in += int(of("swapped_in").sum())
+
+    def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
+        """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
+        num_late = engine.state[0].num_late
+        for index in range(num_late):
+            times = engine.times[int(engine.lists[index].late)]
+            times.late_slot_s += self._sums.end_s - times.late_since_s
+        held_s = column(engine.times, "late_slot_s")
+        return self._sums.summarize(
+            meta, name, requests, useless_slot_s=float(held_s[held_s > 0].sum()),
+            swapped_out_units=self._swapped_out, swapped_in_units=self._swapped_in,
+        )  # fmt: skip
+
+
+class Tables:
+    """Hands the rows of a recording to a builder as they become final."""
+
+    def __init__(self, builder: RecordingBuilder) -> None:
+        self._builder = builder
+        self._waiting: dict[str, npt.NDArray[Any]] = {}  # steps whose output is to come
+        self._number_of: npt.NDArray[np.int32] | None = None  # where some of the workload went elsewhere
+
+    def take(self, engine: Engine) -> None:
+        """Hand over what will not change any more."""
+        rows = rows_of(engine)
+        if (np.diff(rows) != 1).any() or (len(rows) and rows[0]):
+            self._number_of = np.full(len(engine.lines), -1, np.int32)
+            self._number_of[rows] = np.arange(len(rows))
+        self._take_steps(engine)
+        self._take_memory(engine)
+        self._take_schedule(engine)
+
+    def finish(self, requests: Requests) -> None:
+        """Hand over the requests; the run is over."""
+        self._builder.append(requests)
+
+    def _numbered(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Rows of the workload as the recording numbers its requests; -1 stays."""
+        return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
+
+    def _take_steps(self, engine: Engine) -> None:
+        """Hand over the steps whose output was processed; the last may have to wait for theirs."""
+        num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
+        names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
+                 "free_units", "unusable_units", "swapped_out", "swapped_in"]  # fmt: skip
+        now = {name: column(engine.steps, name, num_steps) for name in names}
+        every = {name: np.concatenate((self._waiting.get(name, now[name][:0]), now[name])) for name in names}
+        steps = {name: values[:num_outputs] for name, values in every.items()}
+        self._waiting = {name: values[num_outputs:] for name, values in every.items()}
+        optional = {}
+        if engine.settings[0].host_blocks:
+            optional = {
+                "swapped_out_units": steps["swapped_out"].astype(np.int32),
+                "swapped_in_units": steps["swapped_in"].astype(np.int32),
+            }
+        self._builder.append(
+            Steps(
+                step=np.arange(num_outputs, dtype=np.int32) + engine.state[0].first_output,
+                schedule_seq=steps["seq"],
+                output_seq=column(engine.outputs, "seq", num_outputs),
+                start_s=steps["start_s"],
+                end_s=column(engine.outputs, "time_s", num_outputs),
+                prefill_tokens=steps["prefill_tokens"],
+                decode_tokens=steps["num_tokens"] - steps["prefill_tokens"],
+                num_scheduled=steps["num_scheduled"],
+                running=steps["running"],
+                waiting=steps["waiting"],
+                preempted=steps["preempted"],
+                free_units=steps["free_units"].astype(np.int32),
+                unusable_units=steps["unusable_units"].astype(np.int32),
+                **optional,
+            )
+        )
+
+    def _take_memory(self, engine: Engine) -> None:
+        def of(name: str) -> npt.NDArray[Any]:
+            return column(engine.memory_rows, name, engine.state[0].num_memory_rows)
+
+        repeat = {"repeat": of("repeat")} if engine.rectangle[0].stride else {}
+        self._builder.append(
+            Memory(
+                seq=of("seq"),
+                step=of("step"),
+                kind=of("kind").astype(np.uint8),
+                request=self._numbered(of("request")),
+                position=of("position"),
+                address=of("address"),
+                length=of("length"),
+                requested=of("requested"),
+                cached=of("cached"),
+                **repeat,
+            )
+        )
+
+    def _take_schedule(self, engine: Engine) -> None:
+        """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""
+        num_rows, sequences, rows = engine.state[0].num_schedule_rows, engine.sequences, engine.schedule_rows
+        status, open_rows = column(sequences, "status"), column(sequences, "open_row")
+        may_go_on = open_rows[(status == RUNNING) & (open_rows >= 0)]
+        num_final = int(may_go_on.min(initial=num_rows))
+        names = ("step", "request", "computed_before", "tokens", "repeat")
+        final = {name: column(rows, name, num_final).copy() for name in names}
+        self._builder.append(Schedule(**final | {"request": self._numbered(final["request"])}))
+        if isinstance(rows, np.ndarray):
+            rows[: num_rows - num_final] = rows[num_final:num_rows].copy()
+        else:
+            del rows[:num_final]  # type: ignore[attr-defined]
+        fill(sequences, 0, open_row=np.maximum(open_rows - num_final, NO_ROW))
+        engine.state[0].num_schedule_rows = num_rows - num_final
+
+
+def rows_of(engine: Engine) -> npt.NDArray[np.int64]:
+    """The rows of the workload that were sent to this engine, in that order."""
+    return np.asarray(column(engine.lines, "arrived", engine.state[0].num_submitted) - 1, np.int64)
+
+
+def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64]) -> Requests:
+    """What happened to the requests in `rows` of `workload`, in a run that is over."""
+
+    def of(name: str) -> npt.NDArray[Any]:
+        return np.asarray(column(engine.sequences, name)[1:][rows])
+
+    def when(name: str) -> npt.NDArray[Any]:
+        return np.asarray(column(engine.times, name)[1:][rows])
+
+    status = np.full(len(rows), RequestStatus.UNFINISHED, np.uint8)
+    for number, meaning in _STATUS.items():
+        status[of("status") == number] = meaning
+    status[of("is_refused")] = RequestStatus.REFUSED
+    return Requests(
+        request=np.arange(len(rows), dtype=np.int32),
+        id=np.asarray(workload.ids, np.str_)[rows],
+        arrival_s=when("arrival_s"),
+        arrival_seq=when("arrival_seq"),
+        prompt_tokens=workload.prompt_tokens[rows],
+        output_tokens=of("num_tokens") - workload.prompt_tokens[rows],
+        max_tokens=workload.max_tokens[rows],
+        priority=workload.priority[rows],
+        prompt_hashes=Ragged.empty(len(rows), np.int64),
+        first_scheduled_s=when("first_scheduled_s"),
+        first_token_s=when("first_token_s"),
+        finished_s=when("finished_s"),
+        status=status,
+        preemptions=of("preemptions"),
+        cached_tokens=of("cached_tokens"),
+    )
+
+
+def with_hashes(requests: Requests, hashes: Ragged[np.int64]) -> Requests:
+    """The requests as a recording lists them: with the hashes of their prompts."""
+    return replace(requests, prompt_hashes=hashes)
+
+
+def _num_steps(engine: Engine) -> int:
+    return int(engine.state[0].num_steps - engine.state[0].first_step)
+
+
+def _num_outputs(engine: Engine) -> int:
+    return int(engine.state[0].num_outputs - engine.state[0].first_output)

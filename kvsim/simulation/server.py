@@ -1,0 +1,135 @@
+"""A server as a SimPy process: its engine runs up to the next moment that concerns another part of the simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import simpy
+
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, STALLED
+from kvsim.engine.driver import Driver
+from kvsim.engine.state import Engine
+from kvsim.errors import StalledError
+from kvsim.kernels import Batch, KernelsSeen
+from kvsim.simulation.check import check
+
+Slice = Callable[[Engine], None]
+"""Takes what a slice of the run brought, before the next begins."""
+
+
+class Horizon(Protocol):
+    """Knows how far a server may run ahead of the others."""
+
+    def __call__(self) -> float:
+        """The time before which nothing outside the server can concern it, in seconds."""
+
+
+class Server:
+    """One engine, its queue and its clients."""
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        driver: Driver,
+        *,
+        kernels: KernelsSeen | None = None,
+        listeners: tuple[Slice, ...] = (),
+        horizon: Horizon = lambda: math.inf,
+    ) -> None:
+        """Serve on the clock of `environment`; the process ends when no event is left."""
+        self.driver = driver
+        self._environment = environment
+        self._kernels = kernels
+        self._listeners = listeners
+        self._horizon = horizon
+        self._answers: dict[int, simpy.Event] = {}
+        self._num_answered = 0
+        self._sent = environment.event()
+        self.process = environment.process(self._run())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are here and have not ended: those that wait and those that run."""
+        state = self.driver.engine.state[0]
+        return int(state.num_submitted - state.num_ended)
+
+    def send(self, row: int, at_s: float) -> simpy.Event:
+        """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
+        self.driver.send(row + 1, at_s)
+        answer = self._answers[row + 1] = self._environment.event()
+        if not self._sent.triggered:
+            self._sent.succeed()
+        return answer
+
+    def _run(self) -> Generator[simpy.Event, None, None]:
+        driver, environment = self.driver, self._environment
+        while True:
+            if self._horizon() <= environment.now:
+                yield environment.timeout(0)  # what happens elsewhere at this very moment comes first, and only once
+            until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
+            outcome = driver.advance(until_s)
+            for listener in self._listeners:
+                listener(driver.engine)
+            if outcome == FULL:
+                continue
+            if outcome == CHECK:
+                check(driver)
+            elif outcome == BATCHED:
+                self._say_first_uses()
+            elif outcome == STALLED:
+                node = driver.engine.state[0].subject
+                raise stalled(node - 1, driver.sequence(node).num_tokens)
+            elif outcome == IDLE:
+                if not self._sent.triggered:
+                    yield self._sent
+                self._sent = environment.event()
+            else:
+                # An engine that has nothing to do yet waits for the others; one that has run waits for its own clock.
+                wake_s = driver.host_s if outcome == ANSWERED or driver.host_s >= until_s else until_s
+                # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
+                yield environment.timeout(max(wake_s - environment.now, 0.0))
+                if outcome == ANSWERED:
+                    self._answer()
+                    yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
+
+    def _answer(self) -> None:
+        """Tell the clients of the requests that have ended since the last time."""
+        engine = self.driver.engine
+        for index in range(self._num_answered, engine.state[0].num_ended):
+            node = int(engine.lines[index].ended)
+            if (answer := self._answers.pop(node, None)) is not None:
+                # A request that is refused is refused when it arrives.
+                refused = engine.sequences[node].is_refused
+                answer.succeed(float(engine.times[node].arrival_s) if refused else self.driver.host_s)
+        self._num_answered = engine.state[0].num_ended
+
+    def _say_first_uses(self) -> None:
+        """Tell the engine which kernels the batch that was formed is the first of its process to need."""
+        engine, kernels = self.driver.engine, self._kernels
+        batch = engine.rectangle[0]
+        if kernels is None or not batch.num_steps:
+            return
+        widths = {engine.sequences[engine.lists[row].running].prompt_tokens for row in range(batch.num_rows)}
+        first = kernels.run(
+            Batch(
+                rows=int(batch.num_rows),
+                prompt_width=int(batch.prompt_width),
+                new_tokens=int(batch.num_steps),
+                padded=len(widths) > 1,
+                preallocated=bool(engine.settings[0].preallocated),
+            ),
+            stride=int(batch.stride),
+        )
+        for step, uses in enumerate(first):
+            engine.first_uses[step] = uses.shapes
+            engine.first_uses[batch.num_steps + step] = uses.kernels
+
+
+def stalled(row: int, num_tokens: int) -> StalledError:
+    """What to raise when the request in `row`, at the head of the queue, waits for ever."""
+    return StalledError(
+        f"the request in row {row} with {num_tokens} tokens can never be scheduled although nothing else runs; enable "
+        "chunked prefill, or raise max_num_batched_tokens or the memory."
+    )

@@ -1,0 +1,135 @@
+"""Where requests come from: a workload that is known in advance, a stream in front of several servers, users in a loop.
+
+Sources are SimPy processes. What they send is a row of the workload; which server it goes to is decided by a `Route`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import simpy
+
+from kvsim.engine.packing import send_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kvsim.simulation.server import Server
+
+RouteName: TypeAlias = Literal["round-robin", "shortest"]
+
+
+class Route(Protocol):
+    """Chooses a server for the next request."""
+
+    def __call__(self, servers: Sequence[Server]) -> Server:
+        """One of `servers`."""
+
+
+class RoundRobin:
+    """One server after the other."""
+
+    def __init__(self) -> None:
+        self._num_sent = 0
+
+    def __call__(self, servers: Sequence[Server]) -> Server:
+        """The server whose turn it is."""
+        self._num_sent += 1
+        return servers[(self._num_sent - 1) % len(servers)]
+
+
+def shortest_queue(servers: Sequence[Server]) -> Server:
+    """The server with the fewest requests that wait or run, and of equal ones the first."""
+    return min(servers, key=lambda server: server.num_requests)
+
+
+def route_of(name: RouteName) -> Route:
+    """The route of this name."""
+    return RoundRobin() if name == "round-robin" else shortest_queue
+
+
+class Source(Protocol):
+    """Sends the requests of a workload."""
+
+    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+        """Begin to send to `servers`."""
+
+    def horizon_s(self) -> float:
+        """How far a server may run: the next time at which anything outside it can concern it, in seconds."""
+
+
+class KnownInAdvance:
+    """All requests go to one server, and all arrival times are known: the server need not be asked again."""
+
+    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
+        """Send everything."""
+        [server] = servers
+        send_all(server.driver.engine)
+
+    def horizon_s(self) -> float:
+        """Nothing outside the server concerns it."""
+        return math.inf
+
+
+class OpenLoop:
+    """Requests arrive when the workload says, whatever the servers do."""
+
+    def __init__(self, arrival_s: npt.NDArray[np.float64], route: Route) -> None:
+        self._arrival_s: list[float] = arrival_s.tolist()
+        self._route = route
+        self._next = 0
+
+    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+        """Begin to send."""
+        environment.process(self._run(environment, servers))
+
+    def horizon_s(self) -> float:
+        """When the next request is routed, which needs to know how busy the servers are."""
+        return self._arrival_s[self._next] if self._next < len(self._arrival_s) else math.inf
+
+    def _run(self, environment: simpy.Environment, servers: Sequence[Server]) -> Generator[simpy.Event, None, None]:
+        for row, arrival_s in enumerate(self._arrival_s):
+            if arrival_s > environment.now:
+                yield environment.timeout(arrival_s - environment.now)
+            self._route(servers).send(row, arrival_s)
+            self._next = row + 1
+
+
+class ClosedLoop:
+    """So many users, each of whom sends a request, waits for its end, thinks, and sends the next of the workload."""
+
+    def __init__(self, num_requests: int, num_users: int, think_s: float, route: Route) -> None:
+        self._rows = iter(range(num_requests))
+        self._num_users = num_users
+        self._think_s = think_s
+        self._route = route
+
+    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+        """Let the users begin."""
+        self._environment = environment
+        for row in self._first_rows():
+            environment.process(self._user(environment, servers, row))
+
+    def horizon_s(self) -> float:
+        """When anything happens elsewhere: a user may have thought, or another server may have answered."""
+        return float(self._environment.peek())
+
+    def _first_rows(self) -> Iterator[int]:
+        for _ in range(self._num_users):
+            if (row := next(self._rows, None)) is None:
+                return
+            yield row
+
+    def _user(
+        self, environment: simpy.Environment, servers: Sequence[Server], row: int | None
+    ) -> Generator[simpy.Event, float, None]:
+        at_s = 0.0
+        while row is not None:
+            answered_s = yield self._route(servers).send(row, at_s)
+            at_s = answered_s + self._think_s
+            if self._think_s:
+                yield environment.timeout(max(at_s - environment.now, 0.0))
+            row = next(self._rows, None)

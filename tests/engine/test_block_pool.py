@@ -1,0 +1,185 @@
+"""The block pool and its prefixes against a model that keeps the free queue as one plain list, as vLLM's rules say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvsim.engine import block_pool, prefix_cache
+from kvsim.engine.packing import no_times, pack
+from kvsim.engine.state import NO_KEY
+from kvsim.errors import IntegrityError
+from kvsim.policies import Paged
+from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation.check import check
+
+from .by_hand import arrived, demand_of, driver_of
+
+
+class ListPool:
+    """The rules, word for word: one queue from head to tail, one list of (key, block) in the order of caching."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.queue = list(range(1, num_blocks))
+        self.refs = dict.fromkeys(range(1, num_blocks), 0)
+        self.cached: list[tuple[int, int]] = []
+
+    def key(self, block: int) -> int:
+        return next((key for key, holder in self.cached if holder == block), NO_KEY)
+
+    def find(self, key: int) -> int:
+        return next((block for known, block in self.cached if known == key), 0)
+
+    def take(self, num_blocks: int) -> list[tuple[int, bool]]:
+        taken = []
+        for _ in range(num_blocks):
+            block = self.queue.pop(0)
+            taken.append((block, self.key(block) != NO_KEY))
+            self.cached = [entry for entry in self.cached if entry[1] != block]
+            self.refs[block] = 1
+        return taken
+
+    def touch(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if self.refs[block] == 0:
+                self.queue.remove(block)
+            self.refs[block] += 1
+
+    def give(self, table: list[int]) -> None:
+        bare: list[int] = []
+        keyed: list[int] = []
+        for block in reversed(table):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                (bare if self.key(block) == NO_KEY else keyed).append(block)
+        self.queue = bare + self.queue + keyed
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Tables that take, share, fill and give back blocks in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[list[int]] = []
+
+    @initialize(num_blocks=st.integers(2, 14), shuffled=st.randoms(use_true_random=False))
+    def make(self, num_blocks: int, shuffled: object) -> None:
+        self.model = ListPool(num_blocks)
+        shuffled.shuffle(self.model.queue)  # type: ignore[attr-defined]
+        policy = Paged(cache=PagedSettings(block_size=1))
+        self.driver = driver_of(policy, num_blocks - 1, (num_blocks, 1), initial_free=list(self.model.queue))
+        self.engine = self.driver.engine
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        num_blocks = data.draw(st.integers(0, len(self.model.queue)))
+        taken = [block_pool.allocate(self.engine) for _ in range(num_blocks)]
+        assert taken == self.model.take(num_blocks)
+        self.tables.append([block for block, _ in taken])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), key=st.integers(-3, 5))
+    def fill(self, data: st.DataObject, key: int) -> None:
+        """Equal prefixes may be held by several blocks; all keys but a few are in the same bucket sometimes."""
+        bare = [block for table in self.tables for block in table if self.model.key(block) == NO_KEY]
+        if bare:
+            block = data.draw(st.sampled_from(bare))
+            prefix_cache.cache(self.engine, block, key)
+            self.model.cached.append((key, block))
+
+    @rule(keys=st.lists(st.integers(-3, 5), max_size=4, unique=True))
+    def hit(self, keys: list[int]) -> None:
+        found = [prefix_cache.find(self.engine, key) for key in keys]
+        assert found == [self.model.find(key) for key in keys]
+        hits = [block for block in found if block != prefix_cache.NO_BLOCK]
+        for block in hits:
+            block_pool.touch(self.engine, block)
+        self.model.touch(hits)
+        self.tables.append(hits)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        # A table begins with the null block where its first tokens are not needed any more.
+        for index, block in enumerate([block_pool.NULL_BLOCK, *table]):
+            self.engine.entries[index] = block
+        block_pool.free(self.engine, 0, len(table) + 1)
+        self.model.give(table)
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        state = self.engine.state[0]
+        assert self.driver.free_queue() == self.model.queue
+        assert state.num_free == len(self.model.queue)
+        assert state.num_cached == sum(self.model.key(block) != NO_KEY for block in self.model.queue)
+        for block, refs in self.model.refs.items():
+            assert self.engine.blocks[block].refs == refs
+            assert self.engine.blocks[block].key == self.model.key(block)
+
+
+TestBlockPoolMachine = BlockPoolMachine.TestCase
+TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_keys_of_all_sizes_are_found_in_a_crowded_bucket() -> None:
+    driver = driver_of(Paged(cache=PagedSettings(block_size=1)), 9, (9, 1))
+    engine, keys = driver.engine, [0, -1, 1 << 40, (1 << 62) + 5, -(1 << 62), 7, 8, 9, 10]
+    for key in keys:
+        prefix_cache.cache(engine, block_pool.allocate(engine)[0], key)
+    assert [prefix_cache.find(engine, key) for key in keys] == list(range(1, 10))
+    assert prefix_cache.find(engine, 11) == prefix_cache.NO_BLOCK
+
+
+def damaged_refs(engine: object) -> None:
+    engine.blocks[1].refs += 1  # type: ignore[attr-defined]
+
+
+def damaged_free(engine: object) -> None:
+    engine.state[0].num_free -= 1  # type: ignore[attr-defined]
+
+
+def damaged_cached(engine: object) -> None:
+    engine.state[0].num_cached += 1  # type: ignore[attr-defined]
+
+
+def damaged_written(engine: object) -> None:
+    engine.state[0].written += 1  # type: ignore[attr-defined]
+
+
+def damaged_useful(engine: object) -> None:
+    engine.state[0].useful -= 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (damaged_refs, r"block 1 has 2 references and stands in 1 tables"),
+        (damaged_free, r"8 blocks stand in the free queue, 7 are counted"),
+        (damaged_cached, r"0 free blocks hold a prefix, 1 are counted"),
+        (damaged_written, r"8 slots are written, and the running total is 9"),
+        (damaged_useful, r"8 slots are useful, and the running total is 7"),
+    ],
+)
+def test_a_damaged_account_is_noticed(damage: object, complaint: str) -> None:
+    driver = arrived(Paged(cache=PagedSettings(block_size=4)), 10, (8, 4))
+    driver.schedule()
+    check(driver)
+    damage(driver.engine)  # type: ignore[operator]
+    with pytest.raises(IntegrityError, match=complaint):
+        check(driver)
+
+
+def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
+    from kvsim.errors import BudgetError
+
+    requests = [(1 << 20, 1)] * 600
+    policy = Paged(scheduler=ContinuousSettings(max_model_len=1 << 21), cache=PagedSettings(block_size=1))
+    import numpy as np
+
+    with pytest.raises(BudgetError, match="600 sequences of up to 1,048,577 tokens in blocks of 1 need tables of"):
+        pack(demand_of(*requests), policy, 1 << 22, no_times(), refused=np.zeros(600, np.bool_))

@@ -1,0 +1,116 @@
+"""Interpreted or compiled: what is chosen, what is refused in a sentence, and what holds without numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.engine import compiled, packing
+from kvsim.errors import UsageError
+from kvsim.policies import Paged
+from kvsim.settings import ContinuousSettings
+from kvsim.simulation import Machine, measure, modes, simulate
+from kvsim.steptime import StepShape, StepTime
+from kvsim.workload import Workload
+
+MakeMachine = Callable[[int], Machine]
+POLICY = Paged(scheduler=ContinuousSettings(max_model_len=1024))
+
+
+def requests(size: int) -> Workload:
+    return Workload(arrival_s=0.01 * np.arange(size), prompt_tokens=[20] * size, output_tokens=[9] * size)
+
+
+class Metronome:
+    """A step-time model of its own."""
+
+    label, calibrated = "a metronome", True
+
+    def step_time(self, shape: StepShape) -> StepTime:  # noqa: ARG002
+        return StepTime(prepare_s=0.0, launch_s=0.25, gpu_s=1.0, turnaround_s=0.0)
+
+    def entry_s(self, prompt_tokens: int) -> float:  # noqa: ARG002
+        return 0.0
+
+
+def test_without_numba_everything_runs_and_asking_for_it_is_a_sentence(
+    make_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modes, "has_numba", lambda: False)
+    monkeypatch.setattr(packing, "STEPS_PER_SLICE", 5)
+    for engine in ("auto", "interpreted"):
+        assert measure(requests(30), POLICY, make_machine(4000), engine=engine).summary.num_finished == 30  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cannot be compiled: numba is not installed, or does not support this Python"):
+        measure(requests(3), POLICY, make_machine(4000), engine="compiled")
+
+
+def test_a_package_that_cannot_be_imported_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ImportError("Numba needs NumPy 2.2 or less.")
+
+    monkeypatch.setattr(compiled, "import_module", fail)
+    assert not compiled.has_numba()
+
+
+def test_a_model_of_ones_own_runs_interpreted_and_only_so(
+    make_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "STEPS_PER_SLICE", 5)
+    machine = replace(make_machine(4000), step_time=Metronome())
+    recording = simulate(requests(30), POLICY, machine)
+    assert recording.duration_s > len(recording.steps) - 1
+    with pytest.raises(
+        UsageError, match=r"cannot be compiled: the step times are a model of their own \(a metronome\)"
+    ):
+        measure(requests(3), POLICY, machine, engine="compiled")
+
+
+def test_numba_still_takes_the_option_that_it_does_not_document() -> None:
+    """Without `_nrt` compiled runs still work, and are slower. If this fails, measure, and say so in `compiled`."""
+    pytest.importorskip("numba")
+    assert compiled.options()["_nrt"] is False
+
+
+@pytest.mark.parametrize("error", [KeyError("_nrt"), TypeError("_nrt")], ids=repr)
+def test_a_numba_that_refuses_the_option_is_used_without_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+
+    def njit(**options: Any) -> Any:
+        if "_nrt" in options:
+            raise error
+        return lambda function: function
+
+    monkeypatch.setattr(numba, "njit", njit)
+    chosen = compiled.options()
+    assert chosen
+    assert "_nrt" not in chosen
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only installation without a home directory: numba finds no place for it."""
+    pytest.importorskip("numba")
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr("numba.core.dispatcher.Dispatcher.enable_caching", refuse)
+    assert compiled._entry_point(lambda number: 2 * number)(21) == 42
+
+
+def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:
+    code = (
+        "import sys, kvsim\n"
+        "workload = kvsim.Workload(arrival_s=[0], prompt_tokens=[9], output_tokens=[9])\n"
+        "gpu, model = kvsim.find_gpu('H200'), kvsim.find_model('Meta-Llama-3-8B')\n"
+        "step_time = kvsim.Roofline.for_gpu(gpu, model)\n"
+        "machine = kvsim.Machine(gpu=gpu, model=model, kv_bytes=1 << 30, step_time=step_time)\n"
+        "kvsim.simulate(workload, kvsim.Paged(), machine)\n"
+        "assert 'kvsim.engine.compiled' in sys.modules\n"
+        "assert 'numba' not in sys.modules"
+    )
+    result = run_python("-c", code)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,34 @@
+"""The keys of a whole workload at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.engine.prefix_keys import PrefixKeys, prompt_keys
+from kvsim.workload import Ragged, Workload
+
+
+def test_keys_of_all_prompts_are_those_of_one_after_the_other() -> None:
+    random = np.random.default_rng(1)
+    prompt = random.integers(1, 80, 50)
+    hashes = [random.integers(0, 4, random.integers(0, tokens // 4 + 1)).tolist() for tokens in prompt]
+    ids = [random.integers(0, 2, tokens).tolist() if row % 3 == 0 else [] for row, tokens in enumerate(prompt)]
+    group = random.integers(-1, 2, 50)
+    workload = Workload(
+        arrival_s=np.zeros(50), prompt_tokens=prompt, output_tokens=np.ones(50, int),
+        prompt_hashes=Ragged.from_rows(hashes, np.int64), hash_unit_tokens=4,
+        prompt_token_ids=Ragged.from_rows(ids, np.int32), prefix_group=group,
+        prefix_tokens=np.where(group < 0, 0, np.minimum(prompt, 33)), prefix_names=("a", "b"),
+    )  # fmt: skip
+    for block_size in (1, 2, 4, 8, 16):
+        keys, one_by_one = PrefixKeys(block_size), prompt_keys(workload, block_size)
+        for row in range(50):
+            if ids[row]:
+                expected = keys.from_tokens(ids[row])
+            elif hashes[row]:
+                expected = keys.from_hashes(hashes[row], 4, int(prompt[row]))
+            else:
+                expected = (
+                    keys.from_prefix(int(group[row]), int(workload.prefix_tokens[row])) if group[row] >= 0 else []
+                )
+            assert one_by_one[row].tolist() == expected

@@ -1,0 +1,89 @@
+"""Settings that cannot be right are refused with the name of the setting and the value."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static, describe
+from kvsim.settings import (
+    ContiguousSettings,
+    ContinuousSettings,
+    EngineDefaults,
+    Order,
+    PagedSettings,
+    Reserve,
+    StaticSettings,
+)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (ContinuousSettings, "max_num_seqs"),
+        (ContinuousSettings, "max_num_batched_tokens"),
+        (ContinuousSettings, "max_model_len"),
+        (PagedSettings, "block_size"),
+        (StaticSettings, "batch_size"),
+        (StaticSettings, "max_model_len"),
+    ],
+)
+def test_sizes_are_positive(settings: type, name: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"^{name} should be at least 1, not {value}\\.$"):
+        settings(**{name: value})
+    assert getattr(settings(**{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("watermark", [-0.01, 1.0, 2.0, float("nan"), float("inf")])
+def test_a_watermark_is_a_share(watermark: float) -> None:
+    with pytest.raises(UsageError, match="watermark should be at least 0 and below 1, not"):
+        PagedSettings(watermark=watermark)
+    assert PagedSettings(watermark=0.99).watermark == 0.99
+
+
+def test_a_threshold_may_be_absent_and_not_negative() -> None:
+    assert ContinuousSettings(long_prefill_token_threshold=0).long_prefill_token_threshold == 0
+    with pytest.raises(UsageError, match="long_prefill_token_threshold should be 0 or more, not -1"):
+        ContinuousSettings(long_prefill_token_threshold=-1)
+
+
+def test_settings_are_values() -> None:
+    assert PagedSettings() == PagedSettings(block_size=16, enable_prefix_caching=True, watermark=0.0)
+    assert hash(ContinuousSettings()) == hash(ContinuousSettings(order=Order.FCFS))
+    with pytest.raises(AttributeError):
+        PagedSettings().block_size = 32  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "gpu", "max_num_seqs", "max_num_batched_tokens"),
+    [
+        ("llm", "H200", 1024, 16384),
+        ("server", "H200", 1024, 8192),
+        ("llm", "A100-80GB-SXM", 256, 8192),
+        ("server", "A100-80GB-SXM", 256, 2048),
+        ("llm", "T4", 256, 8192),
+        ("server", "T4", 256, 2048),
+    ],
+)
+def test_vllms_own_defaults(entry_point: str, gpu: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    card = find_gpu(gpu)
+    defaults = EngineDefaults.of(entry_point, card.memory_bytes, is_a100=card.name.startswith("A100"))
+    assert (defaults.max_num_seqs, defaults.max_num_batched_tokens) == (max_num_seqs, max_num_batched_tokens)
+
+
+@pytest.mark.parametrize("policy", [Paged(), Contiguous(), Static()], ids=lambda policy: policy.name)
+def test_a_policy_describes_every_setting_in_plain_values(policy: Policy) -> None:
+    described = describe(policy)
+    assert described["name"] == policy.name in POLICY_NAMES
+    assert described["max_model_len"] == policy.max_model_len == 8192
+    assert all(isinstance(value, (str, int, float, bool)) for value in described.values())
+
+
+def test_what_a_policy_says_of_itself() -> None:
+    contiguous = Contiguous(cache=ContiguousSettings(reserve=Reserve.POW2, fit="buddy"))
+    assert describe(contiguous).items() >= {"reserve": "pow2", "fit": "buddy", "order": "fcfs"}.items()
+    assert contiguous.unit_tokens == Static().unit_tokens == 1
+    assert Paged(cache=PagedSettings(block_size=32)).unit_tokens == 32
+    assert Static(scheduler=StaticSettings(preallocated=True)).max_model_len == 8192

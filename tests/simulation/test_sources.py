@@ -1,0 +1,91 @@
+"""Sources of requests and servers, composed: each request is answered once, whichever server it goes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.engine.driver import Driver
+from kvsim.engine.packing import pack
+from kvsim.engine.records import column
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.settings import ContinuousSettings
+from kvsim.simulation.server import Server
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, Route, route_of
+from kvsim.steptime import Roofline
+
+from ..engine.by_hand import demand_of
+
+STEP_TIME = Roofline.for_gpu(find_gpu("H200"), find_model("Meta-Llama-3-8B"))
+POLICY = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=256))
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 20), st.sampled_from([0.0, 0.0, 0.004, 0.05])),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+def serve(requests: list[tuple[int, int, float]], source: Any, num_servers: int, *, answers: bool) -> list[Server]:
+    """Serve requests (prompt, output, gap to the one before) from `source` on servers with little memory."""
+    environment = simpy.Environment()
+    servers = []
+    for _ in range(num_servers):
+        demand = demand_of(*((prompt, output) for prompt, output, _ in requests))
+        demand.arrival_s[:] = np.cumsum([gap_s for _, _, gap_s in requests])
+        refused = np.zeros(len(requests), np.bool_)
+        engine = pack(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
+        servers.append(Server(environment, Driver(engine), horizon=source.horizon_s))
+    source.start(environment, servers)
+    environment.run()
+    return servers
+
+
+def finished_s(server: Server) -> np.ndarray[Any, Any]:
+    return column(server.driver.engine.times, "finished_s")[1:]
+
+
+@pytest.mark.parametrize("route", ["round-robin", "shortest"])
+@settings(max_examples=30, deadline=None)
+@given(requests=REQUESTS, num_servers=st.integers(1, 3), users=st.sampled_from([None, 1, 3]), think=st.booleans())
+def test_each_request_is_answered_once(
+    route: Any, requests: list[tuple[int, int, float]], num_servers: int, users: int | None, think: bool
+) -> None:
+    arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
+    most_at_once, in_flight = 0, 0
+
+    def counting(servers: Any) -> Server:
+        nonlocal most_at_once, in_flight
+        in_flight = sum(server.num_requests for server in servers) + 1
+        most_at_once = max(most_at_once, in_flight)
+        return chosen(servers)
+
+    chosen: Route = route_of(route)
+    if users is None:
+        source: Any = OpenLoop(arrival_s, counting)
+    else:
+        source = ClosedLoop(len(requests), users, 0.01 if think else 0.0, counting)
+    servers = serve(requests, source, num_servers, answers=users is not None)
+    served = np.stack([np.isfinite(finished_s(server)) for server in servers])
+    assert served.sum(axis=0).tolist() == [1] * len(requests)
+    if route == "round-robin" and users is None:
+        assert served.argmax(axis=0).tolist() == [row % num_servers for row in range(len(requests))]
+    if users is not None:
+        assert most_at_once <= users
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests=REQUESTS)
+def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tuple[int, int, float]]) -> None:
+    arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
+    [streamed] = serve(requests, OpenLoop(arrival_s, route_of("shortest")), 1, answers=False)
+    [known] = serve(requests, KnownInAdvance(), 1, answers=False)
+    for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
+        ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (streamed, known))
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    assert streamed.driver.engine.state[0].num_steps == known.driver.engine.state[0].num_steps
