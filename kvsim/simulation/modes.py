@@ -13,16 +13,19 @@ from kvsim.steptime import StepTimeModel
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
 """Requests from which on a run that is interpreted takes longer than loading machine code, most of a second."""
+_MANY_TOKENS = 500_000
+"""Output tokens from which on few requests are worth it too: they are a step each in the smallest batch."""
 _LONG = 50_000
 
 
-def begins_compiled(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Whether a run of so many requests that asks for `engine` is compiled from its beginning.
+def begins_compiled(num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName) -> bool:
+    """Whether a run of so many requests and tokens that asks for `engine` is compiled from its beginning.
 
     Raises:
         UsageError: it should be, and cannot.
     """
-    return (engine == "compiled" or num_requests >= WORTH_COMPILING) and may_compile(num_requests, step_time, engine)
+    is_long = num_requests >= WORTH_COMPILING or num_output_tokens >= _MANY_TOKENS
+    return (engine == "compiled" or is_long) and may_compile(num_requests, step_time, engine)
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:

@@ -243,7 +243,7 @@ class Run:
         policy, machine, options, num_units = self.policy, self.machine, self.options, self.pool.num_units
         assert num_units is not None
         size, choice = len(self.workload), options.get("engine", "auto")
-        compiled = begins_compiled(size, machine.step_time, choice)
+        compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice)
         make = partial(
             pack,
             self._demand,
