@@ -2,10 +2,13 @@
 
     import kvsim
 
-    recording = kvsim.read("traces/vllm-h200-llama-3-8b-sharegpt-pressure")
-    print(kvsim.summarize(recording).as_dict())
+    run = kvsim.simulate("vllm-h200-llama-3-8b-sharegpt-pressure", "paged")
+    run.summary()
+    run.plot("waste-bars")
+    kvsim.compare("vllm-h200-llama-3-8b-sharegpt-pressure", ["paged", "contiguous"]).summary()
 
-Everything named here is imported when it is first used, so that `import kvsim` stays cheap.
+Everything named here is imported when it is first used, so that `import kvsim` stays cheap. These names are stable: one
+is taken away only with a release that says so, and after one that warned.
 """
 
 from __future__ import annotations
@@ -14,70 +17,155 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsim.api.comparison import Comparison
+    from kvsim.api.machine import machine
+    from kvsim.api.rows import Rows
+    from kvsim.api.run import Run
+    from kvsim.api.verbs import calibrate, compare, read, simulate, sweep, validate, verify
     from kvsim.budget import Budget, plan_budget
     from kvsim.errors import KvsimError
     from kvsim.hardware import Gpu, find_gpu
-    from kvsim.importers import workload_of
+    from kvsim.importers import read_workload, workload_of
     from kvsim.metrics import Summary, summarize
-    from kvsim.models import Model, find_model
+    from kvsim.models import Model, all_models, find_model
     from kvsim.policies import Contiguous, Paged, Static
-    from kvsim.recording import Recording, Replay, read, write
-    from kvsim.simulation import Machine, simulate
-    from kvsim.steptime import Roofline
-    from kvsim.workload import Request, Workload, generate
+    from kvsim.recording import Recording, Replay, shipped_names, write
+    from kvsim.settings import (
+        ContiguousSettings,
+        ContinuousSettings,
+        Growth,
+        Order,
+        PagedSettings,
+        Reserve,
+        StaticSettings,
+    )
+    from kvsim.simulation import Machine
+    from kvsim.steptime import Roofline, StepTimeModel
+    from kvsim.workload import (
+        AllAtOnce,
+        Constant,
+        Empirical,
+        Fixed,
+        Gamma,
+        LogNormal,
+        Poisson,
+        Request,
+        SharedPrefixes,
+        Uniform,
+        Workload,
+        generate,
+    )
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AllAtOnce": "kvsim.workload",
     "Budget": "kvsim.budget",
+    "Comparison": "kvsim.api.comparison",
+    "Constant": "kvsim.workload",
     "Contiguous": "kvsim.policies",
+    "ContiguousSettings": "kvsim.settings",
+    "ContinuousSettings": "kvsim.settings",
+    "Empirical": "kvsim.workload",
+    "Fixed": "kvsim.workload",
+    "Gamma": "kvsim.workload",
     "Gpu": "kvsim.hardware",
+    "Growth": "kvsim.settings",
     "KvsimError": "kvsim.errors",
+    "LogNormal": "kvsim.workload",
     "Machine": "kvsim.simulation",
     "Model": "kvsim.models",
+    "Order": "kvsim.settings",
     "Paged": "kvsim.policies",
+    "PagedSettings": "kvsim.settings",
+    "Poisson": "kvsim.workload",
     "Recording": "kvsim.recording",
     "Replay": "kvsim.recording",
     "Request": "kvsim.workload",
+    "Reserve": "kvsim.settings",
     "Roofline": "kvsim.steptime",
+    "Rows": "kvsim.api.rows",
+    "Run": "kvsim.api.run",
+    "SharedPrefixes": "kvsim.workload",
     "Static": "kvsim.policies",
+    "StaticSettings": "kvsim.settings",
+    "StepTimeModel": "kvsim.steptime",
     "Summary": "kvsim.metrics",
+    "Uniform": "kvsim.workload",
     "Workload": "kvsim.workload",
+    "all_models": "kvsim.models",
+    "calibrate": "kvsim.api.verbs",
+    "compare": "kvsim.api.verbs",
     "find_gpu": "kvsim.hardware",
     "find_model": "kvsim.models",
     "generate": "kvsim.workload",
+    "machine": "kvsim.api.machine",
     "plan_budget": "kvsim.budget",
-    "read": "kvsim.recording",
-    "simulate": "kvsim.simulation",
+    "read": "kvsim.api.verbs",
+    "read_workload": "kvsim.importers",
+    "shipped_names": "kvsim.recording",
+    "simulate": "kvsim.api.verbs",
     "summarize": "kvsim.metrics",
+    "sweep": "kvsim.api.verbs",
+    "validate": "kvsim.api.verbs",
+    "verify": "kvsim.api.verbs",
     "workload_of": "kvsim.importers",
     "write": "kvsim.recording",
 }
 """Where each public name lives."""
 
 __all__ = [
+    "AllAtOnce",
     "Budget",
+    "Comparison",
+    "Constant",
     "Contiguous",
+    "ContiguousSettings",
+    "ContinuousSettings",
+    "Empirical",
+    "Fixed",
+    "Gamma",
     "Gpu",
+    "Growth",
     "KvsimError",
+    "LogNormal",
     "Machine",
     "Model",
+    "Order",
     "Paged",
+    "PagedSettings",
+    "Poisson",
     "Recording",
     "Replay",
     "Request",
+    "Reserve",
     "Roofline",
+    "Rows",
+    "Run",
+    "SharedPrefixes",
     "Static",
+    "StaticSettings",
+    "StepTimeModel",
     "Summary",
+    "Uniform",
     "Workload",
     "__version__",
+    "all_models",
+    "calibrate",
+    "compare",
     "find_gpu",
     "find_model",
     "generate",
+    "machine",
     "plan_budget",
     "read",
+    "read_workload",
+    "shipped_names",
     "simulate",
     "summarize",
+    "sweep",
+    "validate",
+    "verify",
     "workload_of",
     "write",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.show import overwrite_option
-from kvsim.errors import RecordingError, UnknownNameError, UsageError
+from kvsim.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,19 +60,10 @@ def command(
         folder.mkdir(parents=True, exist_ok=True)
         _write_all(recordings, folder, file_type, purpose, titled=not no_title, overwrite=overwrite)
         return
-    from kvsim.plots import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, may_save, save
+    from kvsim.plots import FIGURES, OF_A_SWEEP, check_kind, may_save, save
 
     kind, *names = what
-    if kind not in FIGURES:
-        raise UnknownNameError("kind of figure", kind, FIGURES, listed_by="kvsim plot --help")
-    if not names:
-        raise UsageError(
-            f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim."
-        )
-    if kind in OF_ONE and len(names) > 1:
-        raise UsageError(f"a figure of {kind} shows one recording, and {len(names)} were given.")
-    if kind in OF_A_PAIR and len(names) != 2:
-        raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {len(names)} were given.")
+    check_kind(kind, len(names))
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)

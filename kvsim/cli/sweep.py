@@ -19,7 +19,7 @@ from kvsim.policies import POLICY_NAMES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.sweep import Point
+    from kvsim.sweeps import Point
 
 
 @click.command("sweep", cls=SectionedCommand)
@@ -74,7 +74,7 @@ def command(
     kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
     """
     from kvsim.overwriting import may_replace
-    from kvsim.sweep import sweep
+    from kvsim.sweeps import sweep
 
     may_replace(output, "sweep", overwrite=overwrite)
     if figure is not None:
@@ -121,7 +121,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _point(policy: str, flags: Mapping[str, Any], axes: Mapping[str, Any], values: Sequence[Any]) -> Point:
-    from kvsim.sweep import Point
+    from kvsim.sweeps import Point
 
     settings = dict(zip(axes, values, strict=True))
     merged: dict[str, Any] = {**flags, **settings}

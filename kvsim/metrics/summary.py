@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Summary:
     """What a run did; a figure that the run does not define, such as the mean of nothing, is NaN.
 
@@ -65,6 +66,30 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Everything as nested dictionaries of strings and numbers; None stands for NaN, which JSON does not have."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def as_row(self) -> dict[str, Any]:
+        """Everything as one row of a table: nested names are joined by dots, such as `ttft_s.mean`."""
+        return dict(_flat(self.as_dict()))
+
+    def __repr__(self) -> str:
+        return f"<Summary of {self.name!r}: {', '.join(f'{label} {value}' for label, value in self._shown())}>"
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<tr><th>{label}</th><td>{value}</td></tr>" for label, value in self._shown())
+        return f"<table>{lines}</table>"
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """The figures that people look at first, in words."""
+        return [
+            ("finished", f"{self.num_finished:,}"),
+            ("output tokens/s", f"{self.output_tokens_per_s:,.0f}"),
+            ("mean batch", f"{self.mean_batch:.3g}"),
+            ("TTFT mean", f"{self.ttft_s.mean:.3g} s"),
+            ("TPOT mean", f"{1e3 * self.tpot_s.mean:.3g} ms"),
+            ("end to end p99", f"{self.e2e_s.p99:.3g} s"),
+            ("preemptions", f"{self.num_preemptions:,}"),
+            ("pool holds tokens", f"{self.waste.pool_percent[0]:.1f} %"),
+        ]
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
@@ -122,6 +147,14 @@ def _step_mean(slots: Waste | None, values: IntArray) -> float:
     """Mean over time of a column of the steps, NaN if no time passes; nothing is scheduled or waits after the last."""
     passes = slots is not None and slots.time_s[-1] > slots.time_s[0]
     return float(time_mean(slots.time_s, np.append(values, 0))) if slots is not None and passes else np.nan
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _plain(value: Any) -> Any:

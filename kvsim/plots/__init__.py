@@ -4,7 +4,17 @@ simulates.
 
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import Point, hits_capacity, points_of_table, throughput_block_size, throughput_memory
-from kvsim.plots.everything import FIGURES, OF_A_PAIR, OF_A_SWEEP, OF_ONE, OF_SEVERAL, Plan, plans
+from kvsim.plots.everything import (
+    FIGURES,
+    OF_A_PAIR,
+    OF_A_SWEEP,
+    OF_ONE,
+    OF_SEVERAL,
+    Plan,
+    check_kind,
+    figure_of,
+    plans,
+)  # fmt: skip
 from kvsim.plots.files import may_save, save
 from kvsim.plots.film import Film, film_of
 from kvsim.plots.film_page import write_page
@@ -40,6 +50,8 @@ __all__ = [
     "Purpose",
     "Size",
     "agreement",
+    "check_kind",
+    "figure_of",
     "film_of",
     "free_runs",
     "hits_capacity",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
-from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
+from kvsim.plots.comparisons import Point, hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
 from kvsim.plots.ladder import is_ladder, ladder
 from kvsim.plots.latency import latency
@@ -25,7 +26,7 @@ from kvsim.text import file_stem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvsim.plots.style import Picture
+    from kvsim.plots.style import Picture, Purpose
     from kvsim.recording import Recording
 
 OF_SEVERAL: dict[str, Callable[..., Picture]] = {
@@ -60,6 +61,33 @@ OF_A_LADDER: dict[str, Callable[..., Picture]] = {"ladder": ladder}
 
 FIGURES = OF_SEVERAL | OF_A_LADDER | OF_ONE | OF_A_SWEEP | OF_A_PAIR
 """Name on the command line -> what draws it."""
+
+
+def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web") -> Picture:
+    """The figure of `kind` from `runs`.
+
+    Raises:
+        UnknownNameError: there is no such kind.
+        UsageError: it shows another number of runs.
+        RecordingError: a run has not the data that it shows.
+    """
+    check_kind(kind, len(runs))
+    points = [Point.of(run) for run in runs] if kind in OF_A_SWEEP else runs
+    return FIGURES[kind](*points, purpose=purpose)
+
+
+def check_kind(kind: str, num_runs: int) -> None:
+    """Make sure that there are figures of `kind`, and that one shows so many runs; raises as `figure_of` does."""
+    if kind not in FIGURES:
+        raise UnknownNameError("kind of figure", kind, FIGURES, listed_by="kvsim plot --help")
+    if not num_runs:
+        raise UsageError(
+            f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim."
+        )
+    if kind in OF_ONE and num_runs > 1:
+        raise UsageError(f"a figure of {kind} shows one recording, and {num_runs} were given.")
+    if kind in OF_A_PAIR and num_runs != 2:
+        raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {num_runs} were given.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

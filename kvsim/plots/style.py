@@ -6,6 +6,7 @@ and with any of the three kinds of colour blindness no two colours come closer t
 
 from __future__ import annotations
 
+import io
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -261,6 +262,14 @@ class Picture(Figure):
         self.set_layout_engine("none")
         for axes in self.axes:
             axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
+
+    def _repr_png_(self) -> bytes:
+        """The figure as a notebook shows it."""
+        drawn = io.BytesIO()
+        with style(self.purpose):
+            self.settle()
+            self.savefig(drawn, format="png")
+        return drawn.getvalue()
 
     def _keep(self, *, top_pt: float, bottom_pt: float = 0.0) -> None:
         """Keep the panels out of a strip at the top and one at the bottom; constrained layout does not see texts."""

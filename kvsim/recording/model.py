@@ -71,7 +71,7 @@ class Meta:
         return bool(self.extra.get("joined_at_step"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Recording:
     """What happened, as columns. A simulation and a captured run produce the same thing."""
 
@@ -82,6 +82,12 @@ class Recording:
     memory: Memory
     name: str = ""
     """The folder's name, for titles."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.name!r}: {self.meta.policy_name}, {len(self.requests):,} requests, "
+            f"{len(self.steps):,} steps in {self.duration_s:.4g} s ({self.meta.source})>"
+        )
 
     @property
     def duration_s(self) -> float:

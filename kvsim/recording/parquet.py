@@ -76,7 +76,7 @@ class TableFile:
             self._waiting.clear()  # an empty table does not know which columns others will have
         elif not len(table):
             return
-        self._waiting.append(_to_arrow(table))
+        self._waiting.append(to_arrow(table))
         self._num_waiting += len(table)
         if self._num_waiting >= self.rows_per_group:
             self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
@@ -246,7 +246,8 @@ def _end_to_end(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
     return Ragged(values, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))), np.int64)
 
 
-def _to_arrow(table: Table) -> pa.Table:
+def to_arrow(table: Table) -> pa.Table:
+    """The columns of `table` that are there, as they stand in its file."""
     arrays: dict[str, pa.Array] = {}
     for name, spec in table.columns():
         value = getattr(table, name)

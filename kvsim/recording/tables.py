@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  this is where readers look for it
-from kvsim.errors import RecordingError
+from kvsim.errors import MissingExtraError, RecordingError
 from kvsim.workload import Ragged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
@@ -84,8 +87,41 @@ class Table:
         first, _ = next(self.columns())
         return len(getattr(self, first))
 
+    def __repr__(self) -> str:
+        present = [name for name, _ in self.columns() if getattr(self, name) is not None]
+        return f"<{type(self).__name__}: {len(self):,} rows of {', '.join(present)}>"
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+    def to_arrow(self) -> pa.Table:
+        """A `pyarrow.Table` of the columns that are there, as they stand in a recording's Parquet file.
+
+        Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
+        """
+        from kvsim.recording.parquet import to_arrow  # noqa: PLC0415  brings pyarrow, which few callers need
+
+        return to_arrow(self)
+
+    def to_pandas(self) -> Any:
+        """The columns of `to_arrow` as a `pandas.DataFrame`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return as_pandas(self.to_arrow())
+
+
+def as_pandas(table: pa.Table) -> Any:
+    """`table` as a `pandas.DataFrame`.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        return table.to_pandas()
+    except ImportError as error:
+        raise MissingExtraError("a pandas table", "pandas") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(Table):
     """One row per request; times are seconds from the first event, NaN where it did not happen."""
 
@@ -108,7 +144,7 @@ class Requests(Table):
     cached_tokens: IntArray = column("int32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Steps(Table):
     """One row per engine step. `start_s`: scheduled; `end_s`: its output was processed."""
 
@@ -143,7 +179,7 @@ class Steps(Table):
     peak_allocated_bytes: IntArray | None = optional_column("int64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(Table):
     """One row per request and run of consecutive steps, each step computing `tokens` more tokens."""
 
@@ -161,7 +197,7 @@ class Schedule(Table):
         return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Memory(Table):
     """One row per change of ownership, in the order in which it happened."""
 

@@ -22,7 +22,7 @@ from kvsim.engine.packing import pack
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UsageError
 from kvsim.extrapolation import Watched, provenance
-from kvsim.hardware import Gpu
+from kvsim.hardware import GIB, Gpu
 from kvsim.kernels import Batch, KernelsSeen
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static, describe
@@ -41,15 +41,22 @@ ProgressCallback = Callable[[int, int], None]
 """Called now and then with the number of requests that have ended, and of all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Machine:
-    """What the workload runs on."""
+    """What the workload runs on: a GPU, a model as it is served, memory for its cache, and step times."""
 
     gpu: Gpu
     model: Model
     kv_bytes: int
     """Memory for keys and values."""
     step_time: StepTimeModel
+
+    def __repr__(self) -> str:
+        gpus = f"{self.model.tensor_parallel_size}x" if self.model.tensor_parallel_size > 1 else ""
+        return (
+            f"<Machine: {gpus}{self.gpu.name}, {self.model.name}, {self.kv_bytes / GIB:.2f} GiB of KV, "
+            f"times: {self.step_time.label.partition(';')[0]}>"
+        )
 
     def pool(self, policy: Policy) -> Pool:
         """The pool that `policy` makes of the memory.

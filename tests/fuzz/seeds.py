@@ -17,7 +17,7 @@ from kvsim.recording.eventlog import line
 from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
-from kvsim.sweep import Point, sweep
+from kvsim.sweeps import Point, sweep
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 _INDEX = "seeds.pickle"

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -57,7 +57,9 @@ class Point:
     def key(self) -> str:
         """Equal for equal runs: a digest of everything that the result depends on."""
         machine, workload = self.machine, self.workload
-        digest = hashlib.sha256(repr((machine, sorted(describe(self.policy).items()), self.refuse_misfits)).encode())
+        on = ", ".join(f"{field.name}={getattr(machine, field.name)!r}" for field in fields(machine))
+        settings = sorted(describe(self.policy).items())
+        digest = hashlib.sha256(f"(Machine({on}), {settings!r}, {self.refuse_misfits!r})".encode())
         digest.update(json.dumps(dict(self.settings), sort_keys=True).encode())
         for column in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.max_tokens,
                        workload.priority, workload.prefix_group, workload.prefix_tokens):  # fmt: skip
@@ -127,7 +129,7 @@ def _sweep(
     scheduler: str,
     progress: Progress | None,
 ) -> Outcome:
-    rows = _rows_of_table(file) | _rows_of_parts(parts)
+    rows = rows_of(file) | _rows_of_parts(parts)
     outcome = Outcome(table=file, num_kept=sum(key in rows for key in by_key))
 
     def keep(key: str, row: Row) -> None:
@@ -189,15 +191,7 @@ def _figures(measured: Measured) -> Row:
         "unused_percent": float(summary.waste.pool_percent[list(_USELESS)].sum()),
         "hit_percent": 100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else None,
     }
-    return dict(_flat(summary.as_dict())) | figures
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    return summary.as_row() | figures
 
 
 def _keyed_row(key: str, point: Point, sweeper: int) -> tuple[str, Row]:
@@ -283,7 +277,12 @@ def _rows_of_parts(parts: Path) -> dict[str, Row]:
     return rows
 
 
-def _rows_of_table(file: Path) -> dict[str, Row]:
+def rows_of(file: Path) -> dict[str, Row]:
+    """The rows of a sweep's table, by the keys of their points; none where there is no file.
+
+    Raises:
+        UsageError: it is no table of a sweep.
+    """
     if not file.exists():
         return {}
     import pyarrow as pa  # noqa: PLC0415  only where there is a file

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kvsim import sweep as sweeping
+from kvsim import sweeps as sweeping
 from kvsim.errors import UsageError
 from kvsim.metrics import summarize
 from kvsim.plots.sweep import draw_sweep
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.sweep import Point, run_point, sweep
+from kvsim.sweeps import Point, run_point, sweep
 from kvsim.workload import Ragged, Workload
 
 MakeMachine = Callable[[int], Machine]

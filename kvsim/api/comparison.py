@@ -1,0 +1,56 @@
+"""Several policies on equal requests and equal memory, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from kvsim.api.rows import Rows
+from kvsim.api.run import Run, draw, play
+
+if TYPE_CHECKING:
+    import os
+
+    from kvsim.plots import Picture, Purpose
+
+
+class Comparison(Mapping[str, Run]):
+    """What `kvsim.compare` returns: a run for each policy, by the policy's name."""
+
+    def __init__(self, runs: Mapping[str, Run]) -> None:
+        """The runs, by what they are called."""
+        self._runs = dict(runs)
+
+    def __getitem__(self, name: str) -> Run:
+        return self._runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def summary(self) -> Rows:
+        """A row per policy with everything that `Run.summary` says; shares of the pool are in percent."""
+        return Rows([run.summary().as_row() | {"policy": name} for name, run in self._runs.items()])
+
+    def plot(
+        self,
+        kind: str = "waste-bars",
+        *,
+        file: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        purpose: Purpose = "web",
+    ) -> Picture:
+        """A figure that compares the runs; takes and raises what `Run.plot` does."""
+        return draw(kind, tuple(self._runs.values()), file=file, overwrite=overwrite, purpose=purpose)
+
+    def play(self, *, at_s: float | None = None) -> None:
+        """Open the interface on all runs on one clock; raises what `Run.play` does."""
+        play(list(self._runs.values()), at_s=at_s)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self._runs)}>\n{self.summary()!r}"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()

@@ -1,0 +1,171 @@
+"""A machine by name: a GPU and a model, the memory that is left for the cache, and step times for the two."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvsim.budget import plan_budget
+from kvsim.errors import UsageError
+from kvsim.hardware import GIB, Gpu, find_gpu
+from kvsim.kv_groups import CacheSettings, cache_layout
+from kvsim.machines import is_card, served_model, step_times
+from kvsim.models import Model, find_model, find_quantization
+from kvsim.policies import Static
+from kvsim.recording import Recording
+from kvsim.settings import EngineDefaults
+from kvsim.simulation import Machine
+from kvsim.steptime.card import load_card
+
+if TYPE_CHECKING:
+    from kvsim.policies import Policy
+    from kvsim.steptime import StepTimeModel
+
+MachineLike: TypeAlias = Machine | Recording | str
+"""A machine, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B" or "4xH100/Llama-3.1-70B-Instruct"."""
+DEFAULT_MACHINE = "H200/Meta-Llama-3-8B"
+_SEVERAL = re.compile(r"(\d+)x(.+)")
+
+
+def machine(
+    gpu: str | Gpu | Recording | os.PathLike[str] = DEFAULT_MACHINE,
+    model: str | Model | os.PathLike[str] | None = None,
+    *,
+    kv_gib: float | None = None,
+    num_blocks: int | None = None,
+    gpu_memory_utilization: float = 0.92,
+    tensor_parallel_size: int | None = None,
+    kv_cache_dtype: str | None = None,
+    quantization: str | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    times: str | os.PathLike[str] | StepTimeModel | None = None,
+    engine: str = "vllm",
+    captured: bool = True,
+) -> Machine:
+    """A GPU that serves a model: its memory for keys and values, and how long its steps take.
+
+    `kvsim.machine("H200/Llama-3-8B")`, `kvsim.machine("2xH100", "Qwen3-32B", kv_cache_dtype="fp8")`,
+    `kvsim.machine("mine.toml", "./my-model/config.json")` and `kvsim.machine(recording)` are machines.
+
+    Args:
+        gpu: the name of a GPU (with "2x" in front for two that share the model), "GPU/MODEL", the file of a machine
+            card made by `kvsim measure`, or a recording, whose GPU, model and memory are taken.
+        model: a listed model, or a `config.json` or its folder; left out where `gpu` names it.
+        kv_gib: memory for keys and values on each GPU, in GiB; the default is what vLLM would find free.
+        num_blocks: that memory in blocks of the size that vLLM chooses, its null block included.
+        gpu_memory_utilization: share of the GPU's memory that may be used, above 0 and at most 1.
+        tensor_parallel_size: GPUs that the model is dealt out among.
+        kv_cache_dtype: type of the cache, such as "fp8"; the model's own if left out.
+        quantization: how the weights are stored, such as "awq"; the model's own if left out.
+        max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
+        max_num_batched_tokens: tokens of the largest step, likewise.
+        times: a profile or a machine card, by file or by name; "none" for the roofline of the data sheet; a model of
+            your own (see `kvsim.StepTimeModel`); left out, the best that ships for the GPU and the model.
+        engine: whose step times: "vllm", "hf-dynamic" or "hf-static".
+        captured: whether the engine launches captured graphs.
+
+    Raises:
+        UnknownNameError: no GPU or model is listed under that name.
+        UsageError: a setting cannot be right, or the model has layers whose memory is not simulated.
+        BudgetError: the model does not fit, or leaves no room for a cache.
+    """
+    if isinstance(gpu, Recording):
+        return _of_recording(gpu, times, engine, captured=captured)
+    source = times
+    if not isinstance(gpu, Gpu):
+        text = os.fspath(gpu)
+        if is_card(text):
+            gpu, source = find_gpu(load_card(text).gpu), source or text
+        else:
+            if model is None:
+                text, _, model = text.partition("/")
+            gpu, tensor_parallel_size = _gpus(text, tensor_parallel_size)
+    if not model:
+        raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
+    how: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
+    if quantization is not None:
+        how["quantization"] = find_quantization(quantization)
+    served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
+    _check_simulated(served)
+    if kv_gib is not None and num_blocks is not None:
+        raise UsageError("kv_gib and num_blocks say the same thing; give one of them.")
+    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    kv_bytes = int(kv_gib * GIB) if kv_gib is not None else None
+    budget = plan_budget(
+        gpu,
+        served,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_memory_bytes=kv_bytes,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+    )
+    return Machine(
+        gpu=gpu,
+        model=served,
+        # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
+        kv_bytes=budget.kv_bytes if kv_bytes is None else kv_bytes,
+        step_time=_times(source, gpu, served, engine, captured=captured),
+    )
+
+
+def machine_for(given: MachineLike | None, source: Recording | None, policy: Policy | str) -> Machine:
+    """The machine that was given or named, with the step times of the engine that `policy` is the rule of.
+
+    Where none was given, it is that of the recording which the requests are from, or `DEFAULT_MACHINE`.
+    """
+    if isinstance(given, Machine):
+        return given
+    name = policy if isinstance(policy, str) else policy.name
+    return machine(given or source or DEFAULT_MACHINE, engine="hf-dynamic" if name == Static.name else "vllm")
+
+
+def _gpus(text: str, stated: int | None) -> tuple[Gpu, int | None]:
+    """The GPU of a name, and how many of it share the model."""
+    several = _SEVERAL.fullmatch(text.strip())
+    if several is None:
+        return find_gpu(text), stated
+    if stated not in (None, int(several[1])):
+        raise UsageError(f"{text} are {several[1]} GPUs, and tensor_parallel_size is {stated}; give one of them.")
+    return find_gpu(several[2]), int(several[1])
+
+
+def _of_recording(
+    recording: Recording, times: str | os.PathLike[str] | StepTimeModel | None, engine: str, *, captured: bool
+) -> Machine:
+    meta = recording.meta
+    gpu, model, pool = find_gpu(meta.gpu), served_model(meta), meta.pool
+    _check_simulated(model)
+    if pool.num_units is None:
+        raise UsageError(
+            f"{recording.name} has no pool, only a growing cache, so it does not say how much memory a machine has; "
+            "name a GPU and a model instead."
+        )
+    return Machine(
+        gpu=gpu,
+        model=model,
+        # vLLM's null block, before the first unit, is memory too.
+        kv_bytes=(pool.num_units + pool.first_unit) * pool.bytes_per_unit,
+        step_time=_times(times, gpu, model, engine, captured=captured and not meta.engine.get("enforce_eager")),
+    )
+
+
+def _times(
+    source: str | os.PathLike[str] | StepTimeModel | None, gpu: Gpu, model: Model, engine: str, *, captured: bool
+) -> StepTimeModel:
+    if source is None or isinstance(source, str | os.PathLike):
+        name = None if source is None else os.fspath(source)
+        return step_times(gpu, model, engine, source=name, captured=captured)
+    return source
+
+
+def _check_simulated(model: Model) -> None:
+    """Refuse what would come out wrong: the engine serves one group of layers that keep every token."""
+    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
+    if not layout.is_uniform:
+        raise UsageError(
+            f"{model.name} has layers of several kinds, whose memory is not simulated yet; kvsim.plan_budget says how "
+            "many blocks and sequences fit."
+        )

@@ -1,0 +1,95 @@
+"""A small table of results: one row per run, for people, for Arrow and for pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvsim.recording.tables import as_pandas
+from kvsim.text import html_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SHOWN = {
+    "policy": "policy",
+    "output_tokens_per_s": "tokens/s",
+    "mean_batch": "batch",
+    "ttft_s.mean": "TTFT, s",
+    "tpot_s.mean": "TPOT, s",
+    "e2e_s.p99": "end to end p99, s",
+    "num_preemptions": "preemptions",
+    "num_refused": "refused",
+    "waste.pool_percent.token": "tokens, % of the pool",
+    "mean_occupancy": "occupancy",
+    "error": "error",
+}
+"""The columns that a person is shown, and what they are called there; `to_arrow` has all."""
+
+
+class Rows(Sequence[Mapping[str, Any]]):
+    """Results, one mapping of column to value per run; a value that a run does not define is None.
+
+    Columns of nested figures are joined by dots: "ttft_s.mean" is in seconds, "waste.pool_percent.token" in percent.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> None:
+        """The table of `rows`; the columns `first` are shown to people before the usual ones."""
+        self._rows = tuple(rows)
+        self._first = tuple(first)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Rows(self._rows[index], self._first) if isinstance(index, slice) else self._rows[index]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._rows)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that some row has, in the order in which they come up."""
+        return tuple(dict.fromkeys(name for row in self._rows for name in row))
+
+    def to_arrow(self) -> pa.Table:
+        """All columns as a `pyarrow.Table`, null where a row has no value."""
+        import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
+
+        return pa.table({name: [row.get(name) for row in self._rows] for name in self.columns})
+
+    def to_pandas(self) -> Any:
+        """All columns as a `pandas.DataFrame`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return as_pandas(self.to_arrow())
+
+    def __repr__(self) -> str:
+        head, *body = ([str(cell) for cell in line] for line in self._shown())
+        widths = [max(map(len, cells)) for cells in zip(head, *body, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in (head, *body)
+        )
+
+    def _repr_html_(self) -> str:
+        head, *body = self._shown()
+        names = "".join(f"<th>{html_text(name)}</th>" for name in head)
+        lines = ("".join(f"<td>{html_text(cell)}</td>" for cell in line) for line in body)
+        return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+    def _shown(self) -> list[list[str]]:
+        """What a person is shown: a line of names, and a line per row; columns in which nothing stands are left out."""
+        names = dict.fromkeys(self._first)
+        names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
+        head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]
+        return [head, *([_written(row.get(name)) for name in names] for row in self._rows)]
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,143 @@
+"""A run: a recording that can be summarised, drawn and played where a person works with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import KvsimError, UsageError
+from kvsim.metrics import Summary, summarize
+from kvsim.recording import Recording, write
+from kvsim.text import html_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvsim.plots import Picture, Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Run(Recording):
+    """What happened on one server: `kvsim.simulate` makes it, `kvsim.read` reads it, whatever engine it was.
+
+    The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column; `to_arrow()` and
+    `to_pandas()` turn one into a table of another library. Times are seconds from the first event.
+    """
+
+    @classmethod
+    def of(cls, recording: Recording) -> Run:
+        """`recording` as a run; nothing is copied."""
+        if isinstance(recording, Run):
+            return recording
+        return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
+
+    def summary(self) -> Summary:
+        """Throughput, latencies, batch sizes, preemptions, and the shares of the seven states; units stand in names."""
+        return summarize(self)
+
+    def plot(
+        self,
+        kind: str = "waste-bars",
+        *others: Recording,
+        file: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        purpose: Purpose = "web",
+    ) -> Picture:
+        """A figure of this run, and of `others` beside it where its kind compares runs; a matplotlib `Figure`.
+
+        Args:
+            kind: one of `kvsim plot --help`, such as "waste-bars", "occupancy", "latency" or "memory-map".
+            others: runs to compare with.
+            file: where to write it as PNG, SVG or PDF, with the words that describe it beside it.
+            overwrite: whether a file is replaced that `kvsim plot` did not write.
+            purpose: the medium to draw for: "web", "paper" or "slide".
+
+        Raises:
+            UnknownNameError: there is no such kind.
+            UsageError: the kind shows another number of runs, or the file cannot be written.
+            RecordingError: a run has no steps, or not the data that the figure shows.
+        """
+        return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose)
+
+    def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
+        """The pool at `at_s` seconds, or at the most telling moment: a cell per unit or more, by what it holds.
+
+        `width` and `height` are in characters. A notebook shows it; `str()` is its SVG.
+
+        Raises:
+            RecordingError: the run has no steps, or no pool with addresses.
+        """
+        from tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
+        from tui.session import Session  # noqa: PLC0415
+        from tui.still_svg import svg_of_stills  # noqa: PLC0415
+        from tui.story import begin_story  # noqa: PLC0415
+        from tui.words import seconds  # noqa: PLC0415
+
+        session = Session(self, at_s=at_s)
+        if at_s is None:
+            begin_story(session, playing=False)
+        session.show()
+        title = f"{self.meta.policy_name}, after {seconds(session.player.clock_s)}"
+        return Still(svg_of_stills([(title, session)], ColorBy.STATE, width, height))
+
+    def play(self, *, at_s: float | None = None) -> None:
+        """Open the interface on this run, in the terminal that Python runs in; return when the person quits.
+
+        Raises:
+            UsageError: there is no terminal, as in a notebook; `picture` shows a moment there.
+            RecordingError: the run has no steps.
+        """
+        play(self, at_s=at_s)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the run as the folder `path`, which `kvsim.read` and every command take; see `kvsim.write`."""
+        return write(self, path, overwrite=overwrite)
+
+    def _repr_html_(self) -> str:
+        try:
+            picture = self.picture()._repr_html_()
+        except KvsimError:  # nothing to draw: no steps, or a cache without addresses
+            picture = ""
+        return f"<p>{html_text(repr(self))}</p>{picture}{self.summary()._repr_html_()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A picture as SVG, which a notebook shows."""
+
+    svg: str
+
+    def __str__(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Still: {len(self.svg):,} letters of SVG>"
+
+    def _repr_html_(self) -> str:
+        return self.svg
+
+
+def draw(
+    kind: str, runs: tuple[Recording, ...], *, file: str | os.PathLike[str] | None, overwrite: bool, purpose: Purpose
+) -> Picture:
+    """The figure of `kind` from `runs`, written to `file` if there is one; see `Run.plot`."""
+    from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
+
+    if file is not None:
+        may_save(file, "plot", overwrite=overwrite)
+    picture = figure_of(kind, runs, purpose=purpose)
+    if file is not None:
+        save(picture, file)
+    return picture
+
+
+def play(shown: Any, *, at_s: float | None = None) -> None:
+    """Open the interface on a run, or on several side by side."""
+    import sys  # noqa: PLC0415
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
+        raise UsageError("play() needs a terminal, and there is none here; picture() and plot() show a run anywhere.")
+    import tui  # noqa: PLC0415
+
+    tui.run(shown, at_s=at_s)

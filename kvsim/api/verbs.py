@@ -1,0 +1,266 @@
+"""What can be done, each in one call: simulate, compare, sweep, read, verify, validate, calibrate."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from kvsim import simulation, sweeps, validation
+from kvsim.api.comparison import Comparison
+from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, policy_of, recording_of, requests_of
+from kvsim.api.machine import MachineLike, machine, machine_for
+from kvsim.api.rows import Rows
+from kvsim.api.run import Run
+from kvsim.errors import UsageError
+from kvsim.hardware import GIB
+from kvsim.policies import POLICY_NAMES, Policy
+from kvsim.profiles import Profile
+from kvsim.simulation import Machine, Options
+
+if TYPE_CHECKING:
+    from kvsim.conformance import Verdict
+    from kvsim.recording import Recording
+    from kvsim.steptime import StepTimeModel
+    from kvsim.steptime.card import Card
+    from kvsim.validation import Validation
+    from kvsim.workload import Workload
+
+_OF_A_MACHINE = ("kv_gib", "num_blocks", "gpu", "model", "tensor_parallel_size", "kv_cache_dtype", "quantization",
+                 "gpu_memory_utilization", "times")  # fmt: skip
+"""What `sweep` can vary of a machine."""
+
+
+def read(recording: RecordingLike) -> Run:
+    """The run in a folder, or the one of that name that comes with kvsim; `kvsim.shipped_names()` lists those.
+
+    Raises:
+        UnknownNameError: there is none.
+        RecordingError: it is truncated or inconsistent; the message names the file, and the row where there is one.
+    """
+    return Run.of(recording_of(recording))
+
+
+def simulate(
+    workload: WorkloadLike,
+    policy: PolicyLike = "paged",
+    machine: MachineLike | None = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Serve all requests of `workload` under `policy` on `machine`, and return what happened.
+
+    Args:
+        workload: a `Workload`, a recording whose requests are served again, or the name of one or of a trace file.
+        policy: a policy, or "paged", "contiguous" or "static" with the defaults of the engine that it models.
+        machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
+            of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
+        options: see `kvsim.simulation.Options`: `refuse_misfits`, `concurrency` and `think_s` for a closed loop,
+            `engine`, `check`, `progress`.
+
+    Raises:
+        UnknownNameError: nothing goes by a name that was given.
+        UsageError: a setting or option cannot be right.
+        WorkloadError: a request is longer than the longest sequence that is allowed.
+        BudgetError: a request needs more than the whole pool.
+        StalledError: the head of the queue can never be scheduled.
+    """
+    requests, source = requests_of(workload)
+    on = machine_for(machine, source, policy)
+    return _simulate(requests, policy_of(policy, on, _longest(machine, source)), on, options)
+
+
+def compare(
+    workload: WorkloadLike,
+    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = POLICY_NAMES,
+    machine: MachineLike | None = None,
+    **options: Unpack[Options],
+) -> Comparison:
+    """Serve the same requests on the same machine under each of `policies`, with the step times of one engine, vLLM's.
+
+    Args:
+        workload: as in `simulate`.
+        policies: policies or names of built-in ones; in a mapping, the keys are what the runs are called.
+        machine: as in `simulate`.
+        options: as in `simulate`.
+
+    Raises:
+        UsageError: there is no policy, or two have one name; give a mapping then. And whatever `simulate` raises.
+    """
+    if not isinstance(policies, Mapping):
+        names = [each if isinstance(each, str) else each.name for each in policies]
+        if len(set(names)) < len(names):
+            raise UsageError(f"two of the policies {', '.join(names)} have one name; give a mapping of names to them.")
+        policies = dict(zip(names, policies, strict=True))
+    if not policies:
+        raise UsageError("there is nothing to compare; give at least one policy.")
+    requests, source = requests_of(workload)
+    on, longest = machine_for(machine, source, "paged"), _longest(machine, source)
+    return Comparison(
+        {name: _simulate(requests, policy_of(each, on, longest), on, options) for name, each in policies.items()}
+    )
+
+
+def sweep(
+    workload: WorkloadLike,
+    policy: PolicyLike = "paged",
+    machine: MachineLike | None = None,
+    *,
+    vary: Mapping[str, Sequence[Any]],
+    table: str | os.PathLike[str] | None = None,
+    refuse_misfits: bool = False,
+    num_jobs: int = -1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rows:
+    """Run every combination of the values in `vary`; one row each, on all cores.
+
+    Args:
+        workload: as in `simulate`.
+        policy: as in `simulate`.
+        machine: as in `simulate`.
+        vary: names and their values: "policy"; a setting of the policy, such as "block_size", "watermark" or
+            "max_num_seqs"; or an argument of `kvsim.machine`, such as "num_blocks", "kv_gib" or "gpu".
+        table: a Parquet file to keep the rows in: rows that it has are not run again. None keeps nothing.
+        refuse_misfits: refuse requests that could never be served; otherwise such a run is a row with an `error`.
+        num_jobs: runs at a time; -1 for one per core.
+        progress: called with the number of runs that are done, and of all.
+
+    Raises:
+        UsageError: a name in `vary` is no setting, there is no value, or the table cannot be written.
+    """
+    requests, source = requests_of(workload)
+    longest = _longest(machine, source)
+    points = []
+    for values in product(*vary.values()):
+        settings = dict(zip(vary, values, strict=True))
+        of_machine = {name: settings[name] for name in settings if name in _OF_A_MACHINE}
+        chosen: PolicyLike = settings.get("policy", policy)
+        on = _machine_with(of_machine, machine, source, chosen)
+        ruled = policy_of(chosen, on, longest)
+        for name in settings.keys() - of_machine.keys() - {"policy"}:
+            ruled = _with_setting(ruled, name, settings[name])
+        words = {name: value if isinstance(value, str | int | float | bool) or value is None else _name_of(value)
+                 for name, value in settings.items()}  # fmt: skip
+        points.append(
+            sweeps.Point(settings=words, workload=requests, policy=ruled, machine=on, refuse_misfits=refuse_misfits)
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "sweep.parquet" if table is None else Path(table)
+        outcome = sweeps.sweep(points, file, num_jobs=num_jobs, progress=progress)
+        rows = sweeps.rows_of(file)
+    if outcome.lost:
+        raise UsageError(f"{len(outcome.lost)} runs died with their processes, such as {dict(outcome.lost[0])}.")
+    return Rows([rows[point.key] for point in points], tuple(vary))
+
+
+def verify(recording: RecordingLike, progress: Callable[[int, int], None] | None = None) -> Verdict:
+    """Replay a recording of vLLM in lockstep with kvsim's paged policy and find the first difference.
+
+    Raises:
+        UsageError: the recording is not of vLLM's paged cache, or its settings are not modelled.
+    """
+    from kvsim.conformance import verify_recording  # noqa: PLC0415
+
+    return verify_recording(recording_of(recording), progress)
+
+
+def validate(
+    recording: RecordingLike,
+    times: str | os.PathLike[str] | StepTimeModel | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Validation:
+    """Simulate the requests of a recorded run from scratch and set the result beside what was measured.
+
+    Args:
+        recording: a recording of a real engine.
+        times: a profile or machine card, by file or by name, or a model; left out, the best that ships.
+        progress: called with the number of requests that have ended, and of all.
+
+    Raises:
+        UsageError: the recording is a simulation, or the times are of another model, engine or machine.
+    """
+    measured = recording_of(recording)
+    if times is None or isinstance(times, str | os.PathLike):
+        times = validation.times_of(measured, None if times is None else os.fspath(times))
+    return validation.validate(times, measured, progress)
+
+
+def calibrate(
+    *recordings: RecordingLike,
+    card: Card | str | os.PathLike[str] | None = None,
+    held_out: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile | Card:
+    """Fit step times to recordings of real engines: a profile of one model, or with `card` a machine for every model.
+
+    Args:
+        recordings: of one GPU, model and engine; with `card`, of one machine and any models on vLLM.
+        card: a machine card, by value or file, whose two factors are fitted instead.
+        held_out: fit again without each recording in turn, to say how well the others predict it; not with `card`.
+        progress: called with the fits done, and all.
+
+    Returns:
+        A `Profile` or a `Card`; both go into `kvsim.machine(times=...)` once saved (`kvsim.profiles.save`,
+        `kvsim.steptime.card.save_card`), and a profile as it is.
+
+    Raises:
+        UsageError: there is no recording, or they do not go together.
+    """
+    from kvsim.calibration import calibrate as fit_profile  # noqa: PLC0415  brings the fit along
+    from kvsim.calibration import calibrate_card  # noqa: PLC0415
+    from kvsim.steptime.card import load_card  # noqa: PLC0415
+
+    items = [recording_of(each) for each in recordings]
+    if card is None:
+        return fit_profile(items, held_out=held_out, progress=progress)
+    fitted, _ = calibrate_card(load_card(card) if isinstance(card, str | os.PathLike) else card, items)
+    return fitted
+
+
+def _simulate(workload: Workload, policy: Policy, on: Machine, options: Options) -> Run:
+    return Run.of(simulation.simulate(workload, policy, on, **options))
+
+
+def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
+    """The longest sequence that a recorded engine allowed, where its machine is the one that is simulated."""
+    if given is None and source is not None:
+        length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
+        return length if isinstance(length, int) else None
+    return None
+
+
+def _machine_with(
+    changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
+) -> Machine:
+    """The machine that was given, with some arguments of `kvsim.machine` changed."""
+    if not changes:
+        return machine_for(given, source, policy)
+    if set(changes) <= {"kv_gib", "num_blocks"}:
+        if len(changes) > 1:
+            raise UsageError("kv_gib and num_blocks say the same thing; vary one of them.")
+        on = machine_for(given, source, policy)
+        block_bytes = 16 * on.model.kv_bytes_per_token
+        [(name, value)] = changes.items()
+        return replace(on, kv_bytes=int(value * GIB) if name == "kv_gib" else int(value) * block_bytes)
+    if isinstance(given, Machine) or (given is None and source is not None) or not isinstance(given, str | None):
+        names = ", ".join(changes)
+        raise UsageError(f"{names} can be varied where the machine is named; give machine='GPU/MODEL'.")
+    gpu, _, model = (given or "H200/Meta-Llama-3-8B").partition("/")
+    return machine(**{"gpu": gpu, "model": model} | dict(changes))
+
+
+def _with_setting(policy: Policy, name: str, value: Any) -> Policy:
+    """`policy` with one setting of its scheduler or its cache changed."""
+    for part in ("scheduler", "cache"):
+        settings: Any = getattr(policy, part, None)
+        if settings is not None and name in {field.name for field in fields(settings)}:
+            changed: Policy = replace(policy, **{part: replace(settings, **{name: value})})
+            return changed
+    raise UsageError(f"{name} is no setting of the policy {policy.name} and no argument of kvsim.machine.")
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "name", value))

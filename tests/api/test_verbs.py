@@ -1,0 +1,131 @@
+"""The functions of `import kvsim`: what they take, what they return, and that they do what the commands do."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvsim
+from kvsim.errors import KvsimError, UnknownNameError, UsageError
+
+from ..conftest import PRESSURE
+
+public: Any = kvsim
+
+
+@pytest.fixture(scope="module")
+def few() -> kvsim.Workload:
+    return kvsim.workload_of(kvsim.read(PRESSURE)).head(40)
+
+
+def test_a_run_in_one_call(few: kvsim.Workload) -> None:
+    run = kvsim.simulate(few, "paged", kvsim.machine("H200/Llama-3-8B", num_blocks=500), check=True)
+    assert isinstance(run, kvsim.Run)
+    assert run.summary().num_finished == 40
+
+
+def test_the_machine_is_that_of_the_recording_unless_another_is_named() -> None:
+    recording = kvsim.read("vllm-h100-llama-3-8b-closed")
+    run = kvsim.simulate(recording, concurrency=32)
+    assert run.meta.gpu == "H100 SXM"
+    assert run.meta.pool.num_units == recording.meta.pool.num_units
+    assert run.meta.policy["max_model_len"] == recording.meta.engine["max_model_len"]
+
+
+def test_requests_come_from_a_file_too(few: kvsim.Workload, tmp_path: Path) -> None:
+    file = tmp_path / "requests.csv"
+    rows = [f"{few.arrival_s[row]},{few.prompt_tokens[row]},{few.output_tokens[row]}" for row in range(len(few))]
+    file.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]), encoding="utf-8")
+    run = kvsim.simulate(file, machine="H200/Llama-3-8B")
+    assert run.requests.prompt_tokens.tolist() == few.prompt_tokens.tolist()
+
+
+def test_the_same_as_the_command(few: kvsim.Workload) -> None:
+    """`kvsim run` and `kvsim.simulate` of the default requests agree in every request's times."""
+    from click.testing import CliRunner
+
+    from kvsim.cli import cli
+
+    ours = kvsim.simulate(few, "paged", kvsim.machine(kvsim.read(PRESSURE)), engine="interpreted").summary()
+    flags = ["run", "--json", "--no-band", "--num-requests", "40", "--engine", "interpreted"]
+    result = CliRunner().invoke(cli, flags)
+    assert result.exit_code == 0, result.output
+    assert f'"output_tokens_per_s": {ours.output_tokens_per_s}' in result.output
+
+
+def test_policies_are_compared(few: kvsim.Workload, tmp_path: Path) -> None:
+    found = kvsim.compare(
+        few, ["paged", "contiguous"], kvsim.machine("H200/Llama-3-8B", kv_gib=3), engine="interpreted"
+    )
+    assert list(found) == ["paged", "contiguous"]
+    rows = found.summary()
+    assert [row["policy"] for row in rows] == ["paged", "contiguous"]
+    assert rows.to_arrow()["num_finished"].to_pylist() == [40, 40]
+    assert "paged" in repr(found)
+    assert "<td>contiguous</td>" in found._repr_html_()
+    found.plot("waste-bars", file=tmp_path / "bars.png")
+    named = kvsim.compare(few, {"small": kvsim.Paged(), "b32": kvsim.Paged(cache=kvsim.PagedSettings(block_size=32))})
+    assert list(named) == ["small", "b32"]
+    with pytest.raises(UsageError, match="have one name"):
+        kvsim.compare(few, [kvsim.Paged(), "paged"])
+    with pytest.raises(UsageError, match="nothing to compare"):
+        kvsim.compare(few, [])
+
+
+def test_a_grid_is_swept_and_kept(few: kvsim.Workload, tmp_path: Path) -> None:
+    table = tmp_path / "sweep.parquet"
+    grid = {"num_blocks": [600, 1200], "block_size": [16, 32]}
+    rows = kvsim.sweep(few, vary=grid, table=table, num_jobs=2)
+    assert [(row["num_blocks"], row["block_size"]) for row in rows] == [(600, 16), (600, 32), (1200, 16), (1200, 32)]
+    assert {row["error"] for row in rows} == {""}
+    calls: list[tuple[int, int]] = []
+    again = kvsim.sweep(few, vary=grid, table=table, num_jobs=2, progress=lambda *done: calls.append(done))
+    assert not calls
+    assert again.to_arrow().equals(rows.to_arrow())
+    with pytest.raises(UsageError, match="watermarks is no setting"):
+        kvsim.sweep(few, vary={"watermarks": [0.1]})
+
+
+def test_a_recording_is_verified_and_validated() -> None:
+    name = "vllm-h200-llama-3-8b-sharegpt-5"
+    assert kvsim.verify(name).equal
+    validation = kvsim.validate(name)
+    assert {row.name for row in validation.rows} >= {"throughput", "TTFT, mean"}
+    assert np.isfinite([row.error for row in validation.rows if row.name == "throughput"]).all()
+    with pytest.raises(UsageError, match="simulation"):
+        kvsim.validate(kvsim.simulate(kvsim.workload_of(kvsim.read(name)).head(5), machine="H200/Llama-3-8B"))
+
+
+def test_a_machine_is_calibrated() -> None:
+    card = Path(kvsim.__file__).parent / "machines" / "cards"
+    file = next(file for file in sorted(card.glob("*.toml")) if 'gpu = "H200"' in file.read_text(encoding="utf-8"))
+    fitted: Any = kvsim.calibrate("vllm-h200-qwen3-8b-light", card=file)
+    assert {"gpu", "host"} <= set(fitted.factors)
+    with pytest.raises(UsageError, match="at least one recording"):
+        kvsim.calibrate()
+
+
+def test_a_policy_that_is_not_there_is_a_sentence(few: kvsim.Workload) -> None:
+    with pytest.raises(UnknownNameError, match="no policy 'page'"):
+        kvsim.simulate(few, "page", "H200/Llama-3-8B")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in kvsim.__all__ if name != "__version__"))
+def test_every_argument_is_documented(name: str) -> None:
+    """A public function says what each of its arguments is; errors that it can raise are in the tree."""
+    value = getattr(public, name)
+    if not inspect.isfunction(value):
+        return
+    text = inspect.getdoc(value) or ""
+    if "Args:" in text:
+        for parameter in inspect.signature(value).parameters:
+            assert f"{parameter}:" in text or parameter in ("self", "cls"), parameter
+    for word in ("Error:",):
+        for line in text.splitlines():
+            if line.strip().partition(":")[0].endswith(word.rstrip(":")) and "Raises" not in line:
+                for error in line.strip().partition(":")[0].split(", "):
+                    assert issubclass(getattr(kvsim.errors, error), KvsimError)
