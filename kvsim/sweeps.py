@@ -87,6 +87,14 @@ class Outcome:
     """Points that could not be served: rows with an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
     """Points whose worker died, twice; they are not in the table."""
+    rows: list[Row] = field(default_factory=list)
+    """Those of the points, in their order; see `run_point`."""
+
+    @property
+    def best(self) -> Row | None:
+        """The row with the most output tokens per second, of equal ones the first; None if none could be served."""
+        served = [row for row in self.rows if not row["error"] and row.get("output_tokens_per_s") is not None]
+        return max(served, key=lambda row: float(row["output_tokens_per_s"]), default=None)
 
 
 def sweep(
@@ -147,7 +155,8 @@ def _sweep(
             for key in [key for key in todo if key not in rows]:
                 if not _run([key], by_key, num_jobs, keep):
                     outcome.lost.append(by_key[key].settings)
-    outcome.num_failed = sum(bool(rows[key]["error"]) for key in by_key if key in rows)
+    outcome.rows = [rows[key] for key in by_key if key in rows]
+    outcome.num_failed = sum(bool(row["error"]) for row in outcome.rows)
     # In the order of the points, whichever was done first: equal sweeps are equal bytes.
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)

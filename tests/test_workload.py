@@ -221,11 +221,11 @@ def test_head_keeps_the_first_to_arrive() -> None:
 
 
 def test_a_scaled_rate_moves_arrivals_and_nothing_else() -> None:
-    workload = table(description="Three.")
+    workload = table(description="Three")
     faster = workload.scaled_rate(4)
     assert faster.arrival_s.tolist() == [0, 0.25, 0.5]
     assert faster.prompt_tokens.tolist() == workload.prompt_tokens.tolist()
-    assert faster.description == "Three. Arrivals 4 times as fast."
+    assert faster.description == "Three, arriving 4 times as fast"
     for factor in (0, -1, math.nan, math.inf):
         with pytest.raises(UsageError, match="finite number above 0"):
             workload.scaled_rate(factor)

@@ -20,6 +20,7 @@ from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
     from kvsim.simulation import EngineName, RouteName
+    from kvsim.workload import Workload
 
 
 @click.command("run", cls=SectionedCommand)
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds.",
 )
 @click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
+@click.option("--all", "show_all", is_flag=True, help="Every figure, and where the memory went, state by state.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
 @overwrite_option
 @json_option
@@ -72,6 +74,7 @@ def command(
     route: RouteName,
     front_end: str,
     no_band: bool,
+    show_all: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -83,7 +86,8 @@ def command(
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
     from kvsim.bands import band_of, is_worth_a_band
-    from kvsim.cli.summary import band_words, print_summaries, summary_document
+    from kvsim.cli.answer import print_answer
+    from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.front_end import behind, http_s
     from kvsim.machines import card_named
     from kvsim.overwriting import may_replace, replacing_folder
@@ -121,7 +125,7 @@ def command(
         with progress("band") as report:
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
-    notes = [band_words(band)] if band else []
+    notes = [f"in brackets: with step times {band.percent:.0f} % shorter to longer"] if band else []
     if front_end == "http":
         delay_s = http_s(scenario.gpu, card_named(flags["profile"]))
         summaries = [behind(summary, delay_s) for summary in summaries]
@@ -131,5 +135,15 @@ def command(
         print_json(
             {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
         )
-    else:
-        print_summaries(f"{policy}: {workload.description}", runs, summaries, note="\n".join(notes))
+        return
+    print_answer(runs, summaries, _requests(workload, users, think_s), band=band, notes=notes)
+    if show_all:
+        print_summaries("every figure", runs, summaries)
+
+
+def _requests(workload: Workload, users: int | None, think_s: float) -> str:
+    """Which requests were served, and who sent them when."""
+    if users is None:
+        return workload.description
+    pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
+    return f"{workload.description}; {users:,} users send each request{pause}"

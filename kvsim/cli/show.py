@@ -55,7 +55,8 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(Text(printable_lines(cell)) for cell in row))
-    console.print(Text(printable(title), style="bold"))
+    if title:
+        console.print(Text(printable(title), style="bold"))
     console.print(table)
     if note:
         console.print(Text(printable_lines(note)))

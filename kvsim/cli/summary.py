@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.bands import Band
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.extrapolation import KEY
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
-from kvsim.recording import Recording
+from kvsim.recording import Meta, Recording
 from kvsim.simulation import Measured
+from kvsim.verdict import verdict_of
 
 
 def print_summaries(
@@ -69,21 +69,26 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
     """
     _warn(recording)
     return summary.as_dict() | {
+        "verdict": verdict_of(summary).as_dict(),
+        "settings": _settings(recording.meta),
         "times": time_source(recording).removeprefix("times: "),
         KEY: list(recording.meta.extra.get(KEY, ())),
     }
 
 
-def band_words(band: Band) -> str:
-    """How far the figures move with the error of the step times, as a sentence."""
-    low, high = ({name: pair[end] for name, pair in band.ranges.items()} for end in (0, 1))
-    spans = [
-        f"{label} {seconds(low[name])} to {seconds(high[name])}"
-        for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
-    ]
-    rates = f"{low['output_tokens_per_s']:,.0f} to {high['output_tokens_per_s']:,.0f} output tokens/s"
-    preemptions = f"{low['num_preemptions']:,.0f} to {high['num_preemptions']:,.0f} preemptions"
-    return f"band, with step times {band.percent:.0f} % shorter to longer: {', '.join((*spans, rates, preemptions))}"
+def _settings(meta: Meta) -> dict[str, Any]:
+    """What was simulated: the machine, the pool, and every setting of the policy."""
+    pool = meta.pool
+    return {
+        "gpu": meta.gpu,
+        "model": meta.model.get("name"),
+        "tensor_parallel_size": meta.model.get("tensor_parallel_size", 1),
+        "kv_cache_dtype": meta.model.get("kv_cache_dtype", "auto"),
+        "num_units": pool.num_units,
+        "unit_tokens": pool.unit_tokens,
+        "kv_bytes": None if pool.num_units is None else pool.num_units * pool.bytes_per_unit,
+        "policy": dict(meta.policy),
+    }
 
 
 def _warn(recording: Recording | Measured) -> None:

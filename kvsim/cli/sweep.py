@@ -12,14 +12,14 @@ from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
-from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.sweeps import Point
+    from kvsim.sweeps import Outcome, Point
 
 
 @click.command("sweep", cls=SectionedCommand)
@@ -99,11 +99,39 @@ def command(
         "lost": len(outcome.lost),
     }
     if as_json:
-        print_json({"table": str(output), **facts})
+        print_json({"table": str(output), **facts, "best": outcome.best, "points": outcome.rows})
         return
+    _print_points(outcome, list(axes))
     click.echo(f"{output}: " + ", ".join(f"{count} {name}" for name, count in facts.items()))
     for settings in outcome.lost:
         echo(f"lost with its worker: {dict(settings)}", err=True)
+
+
+def _print_points(outcome: Outcome, names: Sequence[str]) -> None:
+    """The best point in a line, and a row for each."""
+
+    def of(row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names) or "the only point"
+
+    best = outcome.best
+    if best is not None:
+        echo(f"Most output: {of(best)}, {best['output_tokens_per_s']:,.0f} tokens/s.")
+    rows = [(*(str(row[name]) for name in names), *_cells(row)) for row in outcome.rows]
+    columns = [*(name.replace("_", "-") for name in names), "output tokens/s", "TTFT p99", "TPOT p99", "preemptions",
+               "pool held at most"]  # fmt: skip
+    print_table("", columns, rows, figures=range(len(columns)))
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if row["error"]:
+        return (row["error"], "", "", "", "")
+    tokens_per_s, peak = row["output_tokens_per_s"], row["peak_occupancy"]
+    return (
+        "–" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
+        *("–" if row[name] is None else seconds(row[name]) for name in ("ttft_s.p99", "tpot_s.p99")),
+        f"{row['num_preemptions']:,}",
+        "–" if peak is None else f"{100 * peak:.0f} %",
+    )
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:

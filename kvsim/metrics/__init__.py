@@ -7,13 +7,16 @@ recorded.
 from kvsim.metrics.latency import Distribution, Latencies, latencies
 from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
 from kvsim.metrics.summary import Summary, summarize
+from kvsim.metrics.waiting import Limits, WaitingFor
 from kvsim.metrics.waste import Waste, time_mean, waste
 
 __all__ = [
     "PAPER_CLASSES",
     "Distribution",
     "Latencies",
+    "Limits",
     "Summary",
+    "WaitingFor",
     "Waste",
     "WasteShares",
     "latencies",

@@ -10,11 +10,12 @@ import numpy as np
 
 from kvsim.metrics.latency import Distribution, latencies
 from kvsim.metrics.shares import UNKNOWN_SHARES, WasteShares, waste_shares
+from kvsim.metrics.waiting import UNKNOWN, Limits, WaitingFor
 from kvsim.metrics.waste import Waste, time_mean, waste
 from kvsim.recording import Recording, RequestStatus
 
 if TYPE_CHECKING:
-    from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.recording.tables import FloatArray, IntArray, Requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -55,8 +56,14 @@ class Summary:
     swapped_in_bytes: int
     prefix_hit_tokens: int
     """Prompt tokens that needed no computing when their request was first scheduled."""
+    computed_tokens: int
+    """Scheduled over all steps."""
+    vain_tokens: int
+    """Of them, those that no finished request needed: computed again after a preemption, or for an answer that had
+    ended, or for pads."""
     mean_waiting: float
     """Requests in the queue, over time."""
+    waiting_for: WaitingFor
     wait_s: Distribution
     ttft_s: Distribution
     tpot_s: Distribution
@@ -101,6 +108,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     times = latencies(recording)
     fragmented_s = steps.start_s[:0] if steps.unusable_units is None else steps.start_s[steps.unusable_units > 0]
     duration_s, output_tokens = recording.duration_s, int(requests.output_tokens.sum())
+    computed = int(steps.prefill_tokens.sum(dtype=np.int64) + steps.decode_tokens.sum(dtype=np.int64))
     return Summary(
         name=recording.name,
         policy=recording.meta.policy_name,
@@ -123,13 +131,38 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         swapped_out_bytes=_bytes(recording, steps.swapped_out_units),
         swapped_in_bytes=_bytes(recording, steps.swapped_in_units),
         prefix_hit_tokens=int(requests.cached_tokens.sum()),
+        computed_tokens=computed,
+        vain_tokens=vain_tokens(computed, requests),
         mean_waiting=_step_mean(slots, steps.waiting),
+        waiting_for=_waiting_for(recording, slots),
         wait_s=Distribution.of(times.wait_s),
         ttft_s=Distribution.of(times.ttft_s),
         tpot_s=Distribution.of(times.tpot_s),
         e2e_s=Distribution.of(times.e2e_s),
         waste=waste_shares(slots) if slots else UNKNOWN_SHARES,
     )
+
+
+def vain_tokens(computed: int, requests: Requests) -> int:
+    """Of `computed` tokens, those beyond what the requests that finished needed, each of them once."""
+    rows = requests.status == RequestStatus.FINISHED
+    lengths = (
+        requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]
+    )
+    return max(computed - int((lengths - 1).sum()), 0)
+
+
+def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
+    """By what the limits of the recorded engine say; a static batch keeps everybody else waiting."""
+    steps, meta = recording.steps, recording.meta
+    waiting = _step_mean(slots, steps.waiting)
+    if meta.policy_name == "static":
+        return WaitingFor.split(waiting, waiting, 0.0)
+    limits = Limits.of(meta.engine, meta.policy)
+    if limits is None or np.isnan(waiting):
+        return UNKNOWN
+    kept = limits.keeping(steps.waiting, steps.running, steps.prefill_tokens + steps.decode_tokens)
+    return WaitingFor.split(waiting, *(_step_mean(slots, each) for each in kept))
 
 
 def _num_heads(recording: Recording, time_s: FloatArray) -> int:

@@ -42,6 +42,10 @@ class Frame(NamedTuple):
     """Of the free slots, those that keep a prefix."""
     unusable: float
     """Of the free slots, those in pieces too small for the head of the queue."""
+    kept_by_batch: float
+    """Of the waiting sequences, those that wait for a place in the batch."""
+    kept_by_tokens: float
+    """Of them, those that wait for tokens of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.records import column, fill
-from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
+from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, Engine
+from kvsim.metrics import Limits
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 from kvsim.simulation.measured import Frame, Measured
@@ -48,7 +49,7 @@ class Totals:
         assert pool.num_units is not None
         self._unit_tokens = pool.unit_tokens
         self._sums = Sums(pool.num_units * pool.unit_tokens)
-        self._swapped_out = self._swapped_in = 0
+        self._computed_tokens = self._swapped_out = self._swapped_in = 0
 
     def take(self, engine: Engine) -> None:
         """Add the steps of a slice."""
@@ -62,9 +63,17 @@ class Totals:
             return column(engine.steps, name, num_steps)
 
         unit_tokens, free, unusable = self._unit_tokens, of("free_units"), of("unusable_units")
+        waiting, tokens, settings = of("waiting"), of("num_tokens"), engine.settings[0]
+        if settings.memory == RECTANGULAR:
+            kept = waiting, np.zeros_like(waiting)
+        else:
+            limits = Limits(
+                max_num_seqs=int(settings.max_num_seqs), max_num_batched_tokens=int(settings.max_num_batched_tokens)
+            )
+            kept = limits.keeping(waiting, of("running"), tokens)
         frame = Frame(
             scheduled=of("num_scheduled"),
-            waiting=of("waiting"),
+            waiting=waiting,
             written=of("written"),
             padding=of("padding"),
             requested=of("requested"),
@@ -73,9 +82,12 @@ class Totals:
             free=free * unit_tokens,
             cached=of("cached_units") * unit_tokens,
             unusable=np.minimum(unusable, free) * unit_tokens,
+            kept_by_batch=kept[0],
+            kept_by_tokens=kept[1],
         )
         self._sums.add(of("start_s"), np.stack(frame, dtype=np.float64))
         self._sums.add_fragmented(of("num_admitted")[unusable > 0])
+        self._computed_tokens += int(tokens.sum())
         self._swapped_out += int(of("swapped_out").sum())
         self._swapped_in += int(of("swapped_in").sum())
 
@@ -88,6 +100,7 @@ class Totals:
         held_s = column(engine.times, "late_slot_s")
         return self._sums.summarize(
             meta, name, requests, useless_slot_s=float(held_s[held_s > 0].sum()),
+            computed_tokens=self._computed_tokens,
             swapped_out_units=self._swapped_out, swapped_in_units=self._swapped_in,
         )  # fmt: skip
 

@@ -11,12 +11,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.metrics import WaitingFor
 from kvsim.metrics.shares import UNKNOWN_SHARES
+from kvsim.metrics.summary import vain_tokens
 from kvsim.recording import Meta, RequestStatus
 from kvsim.recording.tables import Requests
 from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline, shares_of, summary_of_requests
 
-NOTHING = Frame(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = Frame(*[0.0] * len(Frame._fields))
 """Before the first step."""
 USEFUL = Frame._fields.index("useful")
 
@@ -61,7 +63,7 @@ class Sums:
 
     def summarize(
         self, meta: Meta, name: str, requests: Requests, *,
-        useless_slot_s: float = 0.0, swapped_out_units: int = 0, swapped_in_units: int = 0,
+        useless_slot_s: float = 0.0, computed_tokens: int = 0, swapped_out_units: int = 0, swapped_in_units: int = 0,
     ) -> Measured:  # fmt: skip
         """What the steps add up to, with their requests.
 
@@ -87,7 +89,10 @@ class Sums:
             swapped_in_bytes=swapped_in_units * meta.pool.bytes_per_unit,
             num_fragmented_steps=self._num_fragmented_steps,
             num_fragmented_requests=self._num_fragmented_requests,
+            computed_tokens=computed_tokens,
+            vain_tokens=vain_tokens(computed_tokens, requests),
             mean_waiting=mean.waiting,
+            waiting_for=WaitingFor.split(mean.waiting, mean.kept_by_batch, mean.kept_by_tokens),
             waste=shares_of(mean, self._capacity) if time_s else UNKNOWN_SHARES,
         )
         columns = [np.array(column) for column in zip(*self._timeline, strict=True)] or [np.empty(0)] * 4

@@ -30,6 +30,9 @@ class Poisson:
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
 
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} a second (Poisson)"
+
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Seconds at which `n` requests arrive: float64[n]."""
         return _at_rate(_after_gaps(rng.standard_exponential(n - 1)), self.rate_per_s)
@@ -48,6 +51,9 @@ class Gamma:
         if not 1e-3 <= self.cv <= 1e3:
             raise UsageError(f"cv of the gaps is {self.cv}; it must be 0.001 to 1000 (for even gaps use Constant).")
 
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:g})"
+
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Seconds at which `n` requests arrive: float64[n]."""
         shape = self.cv**-2.0
@@ -63,6 +69,9 @@ class Constant:
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
 
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} a second, evenly"
+
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
         """Seconds at which `n` requests arrive: float64[n]."""
         return _at_rate(np.arange(float(n)), self.rate_per_s)
@@ -71,6 +80,9 @@ class Constant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllAtOnce:
     """Everything at second 0: an offline batch."""
+
+    def __str__(self) -> str:
+        return "all at once"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
         """Seconds at which `n` requests arrive: float64[n]."""

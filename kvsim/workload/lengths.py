@@ -33,6 +33,9 @@ class Fixed:
     def __post_init__(self) -> None:
         check_tokens("tokens", self.tokens)
 
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens"
+
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:  # noqa: ARG002 - nothing is drawn
         """`n` lengths in tokens: int64[n]."""
         return np.full(n, self.tokens, np.int64)
@@ -57,6 +60,9 @@ class LogNormal:
             raise UsageError(f"sigma is {self.sigma}; as the deviation of ln(tokens) it must be above 0, at most 10.")
         _check_range("minimum", self.minimum, "maximum", self.maximum)
 
+    def __str__(self) -> str:
+        return f"{self.mean_tokens:g} tokens on average (log-normal, sigma {self.sigma:g})"
+
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
         """`n` lengths in tokens: int64[n]."""
         mean_of_ln = math.log(self.mean_tokens) - self.sigma**2 / 2
@@ -73,6 +79,9 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check_range("low", self.low, "high", self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low:,} to {self.high:,} tokens"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
         """`n` lengths in tokens: int64[n]."""
@@ -99,6 +108,9 @@ class Empirical:
 
     def __repr__(self) -> str:
         return f"Empirical({len(self.values)} lengths, mean {sum(self.values) / len(self.values):g})"
+
+    def __str__(self) -> str:
+        return f"{sum(self.values) / len(self.values):g} tokens on average (drawn from {len(self.values):,} lengths)"
 
 
 def check_tokens(name: str, tokens: int) -> None:

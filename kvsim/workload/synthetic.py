@@ -42,6 +42,10 @@ class SharedPrefixes:
         if not (math.isfinite(self.skew) and self.skew >= 0):
             raise UsageError(f"the skew of the groups is {self.skew}; it must be a finite number, 0 or more.")
 
+    def __str__(self) -> str:
+        skewed = f", chosen with skew {self.skew:g}" if self.skew else ""
+        return f"one of {self.num_groups:,} prefixes of {self.tokens:,} tokens{skewed}"
+
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
         """The group of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
         weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
@@ -101,5 +105,9 @@ def generate(
         prefix_tokens=np.broadcast_to(shared_tokens, num_requests),
         prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
         name=name,
-        description=f"Generated: {arrivals}, prompt={prompt}, output={output}, {max_tokens=}, {prefixes=}, {seed=}.",
+        description=(
+            f"{num_requests:,} requests, {arrivals}; prompts of {prompt}"
+            f"{f' behind {prefixes}' if prefixes else ''}, answers of {output}"
+            f"{f', cut at {max_tokens:,}' if max_tokens is not None else ''}; seed {seed}"
+        ),
     )

@@ -191,7 +191,7 @@ class Workload:
         """The same requests arriving `factor` times as fast."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
-        description = f"{self.description} Arrivals {factor:g} times as fast.".strip()
+        description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
         with np.errstate(over="ignore"):  # the constructor has a better sentence for an infinite arrival
             arrival_s = self.arrival_s / factor
         return replace(self, arrival_s=arrival_s, description=description)

@@ -73,11 +73,13 @@ def test_run(kvsim: Kvsim, tmp_path: Path, policy: str) -> None:
     arguments = ("run", "--policy", policy, *FEW, "-o", "rec")
     text = succeed(kvsim(*arguments, folder=tmp_path))
     assert "12 requests" in text or "400 requests" in text
-    for state in STATES:
-        assert f"{state}, % of the pool" in text
-    assert "times: calibrated on H200" in text
-    without = succeed(kvsim("run", "--policy", policy, *FEW, "--profile", "none"))
+    assert re.match(r"(Nothing is held back|The batch is full|Memory is short): .* All 12 requests are served ", text)
+    assert re.search(r"times +calibrated on H200", text)
+    assert "machine and model measured" in text
+    without = succeed(kvsim("run", "--policy", policy, *FEW, "--profile", "none", "--all"))
     assert "uncalibrated" in without, "a time that was never calibrated says so"
+    for state in STATES:
+        assert f"{state}, % of the pool" in without
     recording = read(tmp_path / "rec")
     assert recording.meta.policy_name == policy
     assert recording.meta.command == f"kvsim run --policy {policy} {' '.join(FEW)} -o rec"
@@ -96,6 +98,8 @@ def test_run_json_agrees_with_the_recording_that_it_wrote(kvsim: Kvsim, tmp_path
     document = strict_json(succeed(kvsim("run", *FEW, "--json", "-o", "rec", folder=tmp_path)))
     again = json.loads(json.dumps(summarize(read(tmp_path / "rec")).as_dict()))
     assert "machine and model measured" in document.pop("times")
+    assert document.pop("settings")["num_units"] == read(tmp_path / "rec").meta.pool.num_units
+    assert document.pop("verdict")["is_good"]
     ours, theirs = dict(flat(document | {"name": ""})), dict(flat(again | {"name": "", "extrapolates": []}))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -159,7 +163,7 @@ def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> 
         for heading, part in zip(headings, parts, strict=True)
     }
     own = {"--policy", "--engine", "--no-band", "--front-end", "--output", "--overwrite", "--json"}
-    own |= {"--users", "--think-s", "--replicas", "--route"}
+    own |= {"--users", "--think-s", "--replicas", "--route", "--all"}
     assert flags["Options"] == own | {"--help"}
     assert {"--workload", "--rate"} < flags["Requests"]
     assert {"--batch-size", "--cache"} < flags["Static batches"]

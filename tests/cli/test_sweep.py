@@ -18,14 +18,21 @@ def test_a_grid_is_one_table_and_a_figure(kvsim: Kvsim, tmp_path: Path) -> None:
     grid = ("--vary", "num-blocks=200,400", "--vary", "policy=paged,contiguous", "--vary", "seed=0,1")
     done = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table, "--figure", figure, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"table": str(table), "done": 8, "kept": 0, "failed": 0, "lost": 0}
+    document = json.loads(done.stdout)
+    points, best = document.pop("points"), document.pop("best")
+    assert document == {"table": str(table), "done": 8, "kept": 0, "failed": 0, "lost": 0}
+    assert best == max(points, key=lambda point: point["output_tokens_per_s"])
     rows = pq.read_table(table).to_pylist()
     assert {(row["num_blocks"], row["policy"], row["seed"]) for row in rows} == {
         (num_blocks, policy, seed) for num_blocks in (200, 400) for policy in ("paged", "contiguous") for seed in (0, 1)
     }
     assert figure.read_text().startswith("<?xml")
-    again = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table, "--json")
-    assert json.loads(again.stdout)["kept"] == 8
+    again = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table)
+    said = again.stdout.splitlines()
+    assert said[0].startswith("Most output: num-blocks ")
+    assert f"{best['output_tokens_per_s']:,.0f} tokens/s" in said[0]
+    assert len([line for line in said if line.split()[:1] in (["200"], ["400"])]) == 8, "a row for each point"
+    assert said[-1] == f"{table}: 0 done, 8 kept, 0 failed, 0 lost"
 
 
 def test_a_flag_that_cannot_vary_is_named(kvsim: Kvsim, tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""How `kvsim run` answers: a verdict, what was simulated, and the few figures that matter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.machines import basis_of, known_errors
+from kvsim.verdict import verdict_of, wasted_percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvsim.bands import Band
+    from kvsim.metrics import Distribution, Summary
+    from kvsim.recording import Meta
+    from kvsim.simulation import Measured
+
+Row = tuple[str, ...]
+_TIMES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
+
+
+def print_answer(
+    runs: Sequence[Measured],
+    summaries: Sequence[Summary],
+    requests: str,
+    *,
+    band: Band | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print the verdict on each of `runs`, what they ran on and with, and their figures.
+
+    Args:
+        runs: one for each server.
+        summaries: what each amounts to, as its clients see it.
+        requests: which requests were served, in words.
+        band: how far the figures of a single run move with the error of the step times.
+        notes: what else a reader of the figures must know.
+    """
+    for summary in summaries:
+        server = f"{summary.policy}: " if len(summaries) > 1 else ""
+        echo(f"{server}{verdict_of(summary).sentence}")
+    print_table("", ["", ""], setting_rows(runs[0].meta, requests, len(runs)))
+    columns = [_figures(summary, band) for summary in summaries]
+    rows = [(cells[0][0], *(cell for _, cell in cells)) for cells in zip(*columns, strict=True)]
+    heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
+    print_table("", heads, rows, note="\n".join(notes))
+
+
+def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
+    """What was simulated: requests, server, memory, limits, and what the times rest on."""
+    model, pool, policy = meta.model, meta.pool, meta.policy
+    num_gpus = int(model.get("tensor_parallel_size", 1))
+    gpus = f"{num_gpus} x {meta.gpu}" if num_gpus > 1 else meta.gpu
+    servers = f", {num_servers} servers behind one queue" if num_servers > 1 else ""
+    cache = model.get("kv_cache_dtype", "auto")
+    kept = f" (KV cache in {cache})" if cache != "auto" else ""
+    rows = [
+        ("requests", requests),
+        ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{servers}"),
+        ("KV cache", f"{pool_words(meta)}{' on each GPU' if num_gpus > 1 else ''}{kept}"),
+        ("limits", _limit_words(policy)),
+        *times_rows(meta.engine.get("step_time")),
+    ]
+    return [row for row in rows if row[1]] if pool.num_units else rows
+
+
+def times_rows(label: Any) -> list[Row]:
+    """What step times rest on, and how far off such times were."""
+    text = str(label or "unknown")
+    basis = basis_of(text)
+    known = known_errors().get(basis) if basis is not None else None
+    source = text.partition(f"; {basis.value}")[0] if basis is not None else text
+    rows = [("times", f"{source}{f'; {basis.value}' if basis is not None else ''}")]
+    return [*rows, ("error", known.words() if known is not None else "not known of such times")]
+
+
+def pool_words(meta: Meta) -> str:
+    """The pool in bytes, units and tokens."""
+    pool = meta.pool
+    if pool.num_units is None:
+        return "no pool: the cache grows with the batch"
+    num_bytes = size(pool.num_units * pool.bytes_per_unit)
+    if pool.unit_tokens == 1:
+        return f"{num_bytes}, {pool.num_units:,} tokens"
+    tokens = pool.num_units * pool.unit_tokens
+    return f"{num_bytes}, {pool.num_units:,} blocks of {pool.unit_tokens} tokens, {tokens:,} tokens"
+
+
+def _limit_words(policy: Mapping[str, Any]) -> str:
+    names = {
+        "batch_size": "rows of a batch",
+        "max_num_seqs": "sequences",
+        "max_num_batched_tokens": "tokens a step",
+        "max_model_len": "tokens a sequence",
+    }
+    return ", ".join(f"{policy[name]:,} {words}" for name, words in names.items() if isinstance(policy.get(name), int))
+
+
+def _figures(summary: Summary, band: Band | None) -> list[Row]:
+    """The rows that matter, each as one line of text."""
+    ranges = {} if band is None else band.ranges
+    rows = [("output", f"{_number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
+    rows += [(label, _times(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
+    minutes = summary.duration_s / 60
+    often = f", {summary.num_preemptions / minutes:,.0f} a minute" if summary.num_preemptions and minutes else ""
+    rows.append(("preemptions", f"{summary.num_preemptions:,}{often}{_within(ranges, 'num_preemptions')}"))
+    share = 100 * summary.vain_tokens / summary.computed_tokens if summary.computed_tokens else 0.0
+    rows.append(("computed in vain", f"{summary.vain_tokens:,} tokens, {share:.1f} % of all that were computed"))
+    rows.append(("waiting", _waiting(summary)))
+    rows.append(("batch", f"{_number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
+    full = f"{_percent(summary.mean_occupancy)} held on average, {_percent(summary.peak_occupancy)} at most"
+    rows.append(("pool", f"{full}; {_number(wasted_percent(summary), '.1f')} % wasted"))
+    lost = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
+    others = "".join(f", {count:,} {name}" for name, count in lost.items() if count)
+    return [*rows, ("served", f"{summary.num_finished:,}{others}")]
+
+
+def _times(times: Distribution) -> str:
+    return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"
+
+
+def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool = False) -> str:
+    """The band of one figure, behind it."""
+    if name not in ranges:
+        return ""
+    low, high = ranges[name]
+    span = f"{seconds(low)} to {seconds(high)}" if mean else f"{low:,.0f} to {high:,.0f}"
+    return f" ({span})"
+
+
+def _waiting(summary: Summary) -> str:
+    waits = summary.waiting_for
+    found = {"memory": waits.memory, "a place in the batch": waits.batch, "tokens of a step": waits.tokens}
+    causes = ", ".join(f"{value:,.1f} for {name}" for name, value in found.items() if value >= 0.05)
+    return f"{_number(summary.mean_waiting, ',.1f')} requests on average{f': {causes}' if causes else ''}"
+
+
+def _number(value: float, form: str = ",.0f") -> str:
+    return "–" if value != value else format(value, form)
+
+
+def _percent(share: float) -> str:
+    return "–" if share != share else f"{100 * share:.0f} %"

@@ -1,0 +1,111 @@
+"""The verdict on a run in words: whether everything was served, and what stood in the way.
+
+It knows a summary and nothing of flags or tables. What limits is what keeps requests waiting or throws them out:
+memory, the batch, or the tokens of a step; where nothing does, time is all in the steps themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+if TYPE_CHECKING:
+    from kvsim.metrics import Summary
+
+_SOME = 0.05
+"""Requests that wait on average from which on a limit is said to hold them back."""
+
+
+class Limit(Enum):
+    """What holds requests back; the value names it in a sentence."""
+
+    MEMORY = "memory"
+    BATCH = "the batch limit"
+    TOKENS = "the token budget of a step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a run amounts to."""
+
+    is_good: bool
+    """Everything was served, nothing was computed twice, and no limit kept requests waiting."""
+    limit: Limit | None
+    """What held most back; None where nothing did, or it is not known."""
+    sentence: str
+
+    def as_dict(self) -> dict[str, bool | str | None]:
+        """As JSON has it."""
+        return {"is_good": self.is_good, "limit": None if self.limit is None else self.limit.name.lower(),
+                "sentence": self.sentence}  # fmt: skip
+
+
+def verdict_of(summary: Summary) -> Verdict:
+    """The verdict on one run."""
+    limit = limit_of(summary)
+    num_lost = summary.num_refused + summary.num_aborted + summary.num_unfinished
+    return Verdict(
+        is_good=limit is None and not num_lost, limit=limit, sentence=f"{_cause(summary, limit)} {_served(summary)}"
+    )
+
+
+def limit_of(summary: Summary) -> Limit | None:
+    """What held most back."""
+    if summary.num_preemptions or summary.num_aborted:
+        return Limit.MEMORY
+    waits = summary.waiting_for
+    by_limit = {Limit.MEMORY: waits.memory, Limit.BATCH: waits.batch, Limit.TOKENS: waits.tokens}
+    most = max(by_limit, key=lambda limit: np.nan_to_num(by_limit[limit]))
+    return most if by_limit[most] >= _SOME else None
+
+
+def _cause(summary: Summary, limit: Limit | None) -> str:
+    waits = summary.waiting_for
+    if limit is Limit.MEMORY:
+        return f"Memory is short: {_shortage(summary)}."
+    if limit is Limit.BATCH:
+        return f"The batch is full: {waits.batch:,.1f} requests wait for a place in it on average."
+    if limit is Limit.TOKENS:
+        return f"Steps are full: {waits.tokens:,.1f} requests wait on average for a step with tokens to spare."
+    return f"Nothing is held back: {peak_words(summary)}." if summary.duration_s else "No time passes."
+
+
+def _shortage(summary: Summary) -> str:
+    """What the lack of memory led to, as a clause."""
+    if summary.num_preemptions:
+        often = f" ({60 * summary.num_preemptions / summary.duration_s:,.0f} a minute)" if summary.duration_s else ""
+        vain = f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % of all tokens were computed in vain"
+        return f"{_count(summary.num_preemptions, 'preemption')}{often}, {vain}"
+    if summary.num_aborted:
+        return f"{_count(summary.num_aborted, 'request')} failed for lack of it"
+    return f"{summary.waiting_for.memory:,.1f} requests wait for it on average"
+
+
+def _served(summary: Summary) -> str:
+    total = summary.num_finished + summary.num_refused + summary.num_aborted + summary.num_unfinished
+    whole = summary.num_finished == total
+    served = f"All {_count(total, 'request')}" if whole else f"{summary.num_finished:,} of {_count(total, 'request')}"
+    time = f" in {summary.duration_s:,.1f} s, {summary.output_tokens_per_s:,.0f} output tokens/s"
+    refused = f"; {summary.num_refused:,} could never be served" if summary.num_refused else ""
+    are = "is" if total == 1 else "are"
+    return f"{served} {are} served{time if summary.duration_s else ''}{refused}."
+
+
+def peak_words(summary: Summary) -> str:
+    """How full the pool was at most, as a clause."""
+    return f"at most {100 * summary.peak_occupancy:.0f} % of the pool is in use"
+
+
+def wasted_percent(summary: Summary) -> float:
+    """Share of the pool, in percent over time, that live sequences held and never wrote to, or that was in pieces too
+    small to be used."""
+    return float(summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL]].sum())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
