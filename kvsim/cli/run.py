@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.load import check_users, load_options
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -26,18 +27,13 @@ if TYPE_CHECKING:
 @click.command("run", cls=SectionedCommand)
 @click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
 @scenario_options
+@load_options
 @click.option(
     "--engine",
     type=click.Choice(["auto", "compiled", "interpreted"]),
     default="auto",
     show_default=True,
     help="The engine as machine code, or as it stands in Python: the same result. auto: compiled for long runs.",
-)
-@click.option(
-    "--users", type=click.IntRange(1, 1_000_000), help="A closed loop of so many users instead of arrival times."
-)
-@click.option(
-    "--think-s", type=click.FloatRange(0, 1e9), default=0.0, help="Seconds that a user thinks after an answer."
 )
 @click.option(
     "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
@@ -69,7 +65,7 @@ def command(
     policy: str,
     engine: EngineName,
     users: int | None,
-    think_s: float,
+    think_time: float | None,
     replicas: int,
     route: RouteName,
     front_end: str,
@@ -94,6 +90,8 @@ def command(
     from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
 
     check_policy_flags(context, [policy])
+    check_users(users, think_time)
+    think_s = think_time or 0.0
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)

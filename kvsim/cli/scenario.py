@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
 from kvsim.cli.ranges import check_ranges
-from kvsim.cli.workload import given, workload_and_source
+from kvsim.cli.workload import given, is_generated, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ def build_scenario(**flags: Any) -> Scenario:
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
     recorded_len = _recorded_len(recorded) if recorded is not None else None
     max_model_len = given(longest, recorded_len or model.max_position_embeddings)
+    if is_generated(flags) and max_model_len > 1 and not flags["refuse_misfits"]:
+        workload = workload.cut(max_model_len)
     return Scenario(
         workload=workload,
         gpu=gpu,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -67,8 +67,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
     """
-    generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
-    if not generated:
+    if not is_generated(flags):
         from kvsim.importers import read_workload, workload_of
         from kvsim.recording import find, read
 
@@ -81,6 +80,11 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
             "--shared-prefix; kvsim import can give them new arrivals."
         )
     return _generated(flags), None
+
+
+def is_generated(flags: Mapping[str, Any]) -> bool:
+    """Whether the flags ask for requests that are drawn, not read."""
+    return any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:

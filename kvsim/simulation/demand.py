@@ -50,11 +50,12 @@ def refused(
     if too_long[row]:
         raise WorkloadError(
             f"{name} has a prompt of {prompt} tokens, and with a maximum length of {policy.max_model_len} it may have "
-            f"{policy.max_model_len - 1}; raise the maximum, or let such requests be refused."
+            f"{policy.max_model_len - 1}; raise --max-model-len, or refuse such requests with --refuse-misfits."
         )
     raise BudgetError(
         f"{name} with {prompt} prompt tokens, {demand.output[row]} of output and a limit of {demand.limit[row]} does "
-        "not fit into the whole pool; give it more memory, or let such requests be refused."
+        "not fit into the whole pool; give it more memory (--num-blocks, --kv-gib, --gpu-memory-utilization), or "
+        "refuse such requests with --refuse-misfits."
     )
 
 

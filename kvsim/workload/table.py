@@ -196,6 +196,31 @@ class Workload:
             arrival_s = self.arrival_s / factor
         return replace(self, arrival_s=arrival_s, description=description)
 
+    def cut(self, max_model_len: int) -> Workload:
+        """The same requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt
+        loses its end, so that one token of an answer fits behind it. The description counts them.
+
+        Raises:
+            UsageError: `max_model_len` is below 2, so that nothing fits.
+        """
+        if max_model_len < 2:
+            raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
+        prompt, total = self.prompt_tokens, self.prompt_tokens.astype(np.int64) + self.output_tokens
+        num_prompts, num_cut = int((prompt >= max_model_len).sum()), int((total > max_model_len).sum())
+        if not num_cut:
+            return self
+        prompt = np.minimum(prompt, max_model_len - 1)
+        output = np.minimum(self.output_tokens, max_model_len - prompt)
+        whole = f"; cut at {max_model_len:,} tokens: {num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
+        return replace(
+            self,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_tokens=np.maximum(np.minimum(self.max_tokens, max_model_len - prompt), output),
+            prefix_tokens=np.minimum(self.prefix_tokens, prompt),
+            description=f"{self.description}{whole}",
+        )
+
     def summary(self) -> WorkloadSummary:
         """Lengths and rate in a few numbers."""
         duration_s = float(self.arrival_s[-1] - self.arrival_s[0])

@@ -1,0 +1,147 @@
+"""`kvsim fit`: does a load fit a server, what limits it, and what would make it fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvsim.cli.load import check_load, load_options
+from kvsim.cli.ranges import check_policy_flags, check_ranges
+from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.sections import SectionedCommand, section
+from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+
+if TYPE_CHECKING:
+    from kvsim.fit import Server
+    from kvsim.recording import Meta
+    from kvsim.simulation import EngineName
+
+_goal = section("Targets")
+
+
+@click.command("fit", cls=SectionedCommand)
+@scenario_options
+@load_options
+@_goal("--ttft-p99", type=float, metavar="SECONDS", help="The load fits if TTFT p99 is at most this.")
+@_goal("--tpot-p99", type=float, metavar="SECONDS", help="The load fits if TPOT p99 is at most this.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
+)
+@click.option("--points", type=click.IntRange(0, 100_000), default=60, show_default=True, help="Changes to simulate.")
+@click.option(
+    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "compiled", "interpreted"]),
+    default="auto",
+    show_default=True,
+    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
+)
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw output per second against TPOT for everything that was tried.",
+)
+@overwrite_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    ttft_p99: float | None,
+    tpot_p99: float | None,
+    replicas: int,
+    points: int,
+    jobs: int,
+    engine: EngineName,
+    figure: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Say whether a load fits a vLLM server, what limits it, and what would make it fit.
+
+    The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
+    --prompt-tokens and --output-tokens; or the requests of --workload FILE. Limits that are not given are those of
+    vllm serve. Every change in the answer was simulated with the same requests.
+
+    kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
+    --output-tokens 300
+    """
+    from kvsim.cli.fit_answer import print_fit
+    from kvsim.cli.load import load_of, requests_of
+    from kvsim.fit import Goal, Search, answer, engine_for
+
+    check_policy_flags(context, ["paged"])
+    check_ranges(flags)
+    if figure is not None:
+        from kvsim.plots import may_save
+
+        may_save(figure, "fit", overwrite=overwrite)
+    if context.get_parameter_source("defaults") is click.core.ParameterSource.DEFAULT:
+        flags["defaults"] = "server"
+    check_load(flags)
+    goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
+    workload, source = requests_of(flags)
+    server = server_of(flags, replicas, None if source is None else source.meta)
+    load = load_of(flags, workload if flags["workload"] else workload.cut(server.max_model_len))
+    chosen = engine_for(load, points + 40) if engine == "auto" else engine
+    with progress("fit") as report:
+        search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
+        found = answer(server, load, goal, search, most=points)
+    if figure is not None:
+        from kvsim.plots import save
+        from kvsim.plots.fit import draw_fit
+
+        save(draw_fit(found), figure, made_by="fit")
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_fit(found)
+
+
+def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None) -> Server:
+    """The server that the flags describe, with the limits of `vllm serve` where they are silent, and the GPU and the
+    model of a recording, if the requests are from one.
+
+    Raises:
+        UsageError: a flag cannot be right, or is not for a server that is searched.
+    """
+    from kvsim.cli.machine import FIND, check_at_least_one, engine_defaults, machine_of
+    from kvsim.cli.workload import given
+    from kvsim.errors import UsageError
+    from kvsim.fit import Server
+
+    for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
+        if flags[name]:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim run."
+            )
+    if flags["order"] != "fcfs":
+        raise UsageError("--order is not searched by kvsim fit; leave it out, or use kvsim run.")
+    check_at_least_one(flags, "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+    gpu, model = machine_of(flags, meta)
+    defaults = engine_defaults(flags, gpu)
+    length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
+    return Server(
+        gpu=gpu,
+        model=model,
+        gpu_memory_utilization=0.92 if share is None else share,
+        max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
+        max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
+        max_model_len=model.max_position_embeddings if length in (None, FIND) else length,
+        block_size=flags["block_size"],
+        enable_prefix_caching=not flags["no_prefix_caching"],
+        watermark=flags["watermark"],
+        enable_chunked_prefill=not flags["no_chunked_prefill"],
+        long_prefill_token_threshold=flags["long_prefill_token_threshold"],
+        async_scheduling=not flags["no_async_scheduling"],
+        num_blocks=flags["num_blocks"],
+        name=flags["model"] or "",
+        replicas=replicas,
+        times=flags["profile"],
+    )

@@ -1,0 +1,89 @@
+"""How `kvsim fit` and `kvsim diagnose` show what was simulated: the server, its figures, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.cli.answer import times_rows
+from kvsim.cli.show import echo, print_table, seconds, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvsim.fit import Answer, Outcome, Remedy
+
+Band = "Mapping[str, tuple[float, float]]"
+
+
+def print_fit(answer: Answer) -> None:
+    """The verdict, what limits, what was simulated, its figures, and the changes that help."""
+    echo(answer.verdict)
+    echo(f"Limit: {answer.limit}")
+    outcome = answer.outcome
+    rows: list[tuple[str, ...]] = [
+        ("requests", load_words(answer)),
+        ("server", answer.server.flags()),
+        ("GPUs", _gpus(answer)),
+    ]
+    if not outcome.error:
+        rows.append(("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {outcome.num_blocks:,} blocks"))
+        rows += times_rows(outcome.label)
+    print_table("", ["", ""], rows)
+    if not outcome.error:
+        print_table(
+            "", ["", ""], [(name, cell) for name, cell in zip(_NAMES, cells(outcome, answer.band), strict=True)]
+        )
+    print_remedies(answer.remedies, fits=answer.fits)
+
+
+def print_remedies(remedies: Sequence[Remedy], *, fits: bool) -> None:
+    """What would help, as a table, and below it how a server is started so."""
+    if not remedies:
+        echo("No change that was tried brings more." if fits else "No change that was tried would help.")
+        return
+    heading = "what would bring more output, nearest first" if fits else "what would help, nearest first"
+    rows = [
+        (str(number), each.change.words, "yes" if each.fits else "no", *cells(each.outcome, each.band))
+        for number, each in enumerate(remedies, 1)
+    ]
+    print_table(heading, ["", "change", "fits", *_NAMES], rows, note=_BAND)
+    for number, each in enumerate(remedies, 1):
+        behind = f", {each.change.server.replicas} times behind one queue" if each.change.server.replicas > 1 else ""
+        on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
+        echo(f"{number}  {each.change.server.flags()}{on}")
+
+
+_NAMES = ("output tokens/s", "TTFT p99", "TPOT p99", "preemptions a minute")
+_BAND = "in brackets: where four of five such predictions lie"
+
+
+def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
+    """The four figures that decide, each with its band."""
+
+    def span(name: str, *, time: bool) -> str:
+        if name not in band:
+            return ""
+        low, high = band[name]
+        return f" ({seconds(low)} to {seconds(high)})" if time else f" ({low:,.0f} to {high:,.0f})"
+
+    return (
+        f"{outcome.output_tokens_per_s:,.0f}{span('output_tokens_per_s', time=False)}",
+        f"{seconds(outcome.ttft_s.p99)}{span('ttft_p99_s', time=True)}",
+        f"{seconds(outcome.tpot_s.p99)}{span('tpot_p99_s', time=True)}",
+        f"{outcome.preemptions_per_min:,.0f}{span('preemptions_per_min', time=False)}",
+    )
+
+
+def load_words(answer: Answer) -> str:
+    """The load in words."""
+    load = answer.load
+    if load.users is None:
+        return load.workload.description
+    pause = f", {load.think_s:g} s after the answer before" if load.think_s else ""
+    return f"{load.users:,} users, each with one request at a time{pause}; {load.workload.description}"
+
+
+def _gpus(answer: Answer) -> str:
+    server = answer.server
+    name = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
+    return name + (f", {server.replicas} servers behind one queue" if server.replicas > 1 else "")

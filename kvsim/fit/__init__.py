@@ -1,0 +1,32 @@
+"""Does a load fit a server, what limits it, and what would make it fit: answers found by simulation.
+
+`Server` and `Load` say what there is and what is asked of it, `Goal` when that is well, `changes` what could be done,
+and `Search` tries it. Nothing here prints; nothing here knows flags of a command line, but for those of vLLM.
+"""
+
+from kvsim.fit.answer import Answer, answer
+from kvsim.fit.changes import Change, Kind, changes
+from kvsim.fit.goal import Goal
+from kvsim.fit.load import Load, repeated, requests_for
+from kvsim.fit.outcome import Outcome, evaluate
+from kvsim.fit.search import Remedy, Search, engine_for, ranked
+from kvsim.fit.server import Server
+
+__all__ = [
+    "Answer",
+    "Change",
+    "Goal",
+    "Kind",
+    "Load",
+    "Outcome",
+    "Remedy",
+    "Search",
+    "Server",
+    "answer",
+    "changes",
+    "engine_for",
+    "evaluate",
+    "ranked",
+    "repeated",
+    "requests_for",
+]

@@ -1,0 +1,158 @@
+"""What can be changed about a server, nearest first: settings, then types, then GPUs.
+
+The one list that `kvsim fit` searches and `kvsim diagnose` tries on a recording's own requests. A change of a type
+makes the model compute something slightly else; a change of GPUs costs money. Settings can be changed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import combinations, islice, product, zip_longest
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import KvsimError
+from kvsim.hardware import find_gpu
+from kvsim.models import find_quantization
+
+if TYPE_CHECKING:
+    from kvsim.fit.server import Server
+
+_UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
+"""Above that, vLLM's own estimate of what it needs beside the cache may not hold."""
+_SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+_BLOCKS = (1.25, 1.5, 2.0)
+"""Factors of a pool whose blocks were stated."""
+_GPUS = ("H100 SXM", "H200", "B200")
+_SIZES = (2, 4, 8)
+_MOST_REPLICAS = 4
+
+
+class Kind(IntEnum):
+    """How far a change goes, the nearest first."""
+
+    SETTING = 0
+    TYPE = 1
+    """What the model computes differs slightly: its cache or its weights in fewer bits."""
+    GPUS = 2
+    """More, or others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A server that differs from another in a few places."""
+
+    words: str
+    """What was changed, for people: `max_num_seqs 1,024 to 64`."""
+    fields: tuple[str, ...]
+    """What was changed, by name: changes of the same fields are alternatives."""
+    kind: Kind
+    server: Server
+
+
+def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Change]:
+    """At most `most` changes of `server`: each alone, then two settings together, then settings beside types.
+
+    Args:
+        server: what there is.
+        longest_tokens: the longest request, prompt and answer, which `max_model_len` must leave room for.
+        most: how many.
+    """
+    settings = [*_memory(server), *_seqs(server), *_tokens(server), *_length(server, longest_tokens)]
+    types = list(_types(server))
+    alone = [*settings, *types, *_gpus(server)]
+    together = (_both(first, second) for first, second in combinations(settings, 2))
+    beside = (_both(setting, kept) for kept, setting in product(types, settings))
+    pairs = (change for two in zip_longest(together, beside) for change in two if change is not None)
+    return list(islice((*alone, *pairs), most))
+
+
+def _change(server: Server, kind: Kind, words: str, **fields: object) -> Change:
+    changed: Server = replace(server, **fields)  # type: ignore[arg-type]
+    return Change(words=words, fields=tuple(fields), kind=kind, server=changed)
+
+
+def _memory(server: Server) -> Iterator[Change]:
+    if server.num_blocks is not None:
+        for factor in _BLOCKS:
+            blocks = round(server.num_blocks * factor)
+            words = f"a pool of {blocks:,} blocks instead of {server.num_blocks:,}"
+            yield _change(server, Kind.SETTING, words, num_blocks=blocks)
+        return
+    for share in _UTILIZATIONS:
+        if share > server.gpu_memory_utilization + 1e-9:
+            words = f"gpu_memory_utilization {server.gpu_memory_utilization:g} to {share:g}"
+            yield _change(server, Kind.SETTING, words, gpu_memory_utilization=share)
+
+
+def _seqs(server: Server) -> Iterator[Change]:
+    for number in _SEQS:
+        if number != server.max_num_seqs:
+            words = f"max_num_seqs {server.max_num_seqs:,} to {number:,}"
+            yield _change(server, Kind.SETTING, words, max_num_seqs=number)
+
+
+def _tokens(server: Server) -> Iterator[Change]:
+    for number in _TOKENS:
+        if number != server.max_num_batched_tokens:
+            words = f"max_num_batched_tokens {server.max_num_batched_tokens:,} to {number:,}"
+            yield _change(server, Kind.SETTING, words, max_num_batched_tokens=number)
+
+
+def _length(server: Server, longest_tokens: int) -> Iterator[Change]:
+    """A shorter longest sequence frees nothing that a request would use; it matters where vLLM would not start."""
+    try:
+        server.budget()
+    except KvsimError:
+        length = -(-longest_tokens // 256) * 256
+        if length < server.max_model_len:
+            words = f"max_model_len {server.max_model_len:,} to {length:,}"
+            yield _change(server, Kind.SETTING, words, max_model_len=length)
+
+
+def _types(server: Server) -> Iterator[Change]:
+    model = server.model
+    found: list[tuple[str, dict[str, Any]]] = []
+    if model.kv_cache_dtype == "auto":
+        found.append(("the KV cache in fp8", {"kv_cache_dtype": "fp8"}))
+    if model.quantization is None:
+        if server.gpu.fp8_dense_flops:
+            found.append(("weights in fp8", {"quantization": find_quantization("fp8")}))
+        found.append(("weights in 4 bits (AWQ)", {"quantization": find_quantization("awq")}))
+    if len(found) > 2:
+        found.append(("the KV cache and weights in fp8", found[0][1] | found[1][1]))
+    for words, served in found:
+        changed = _change(server, Kind.TYPE, words, model=model.served(**served))
+        yield replace(changed, fields=tuple(served))
+
+
+def _gpus(server: Server) -> Iterator[Change]:
+    size, heads = server.model.tensor_parallel_size, server.model.num_attention_heads
+    for number in _SIZES:
+        if number > size and not heads % number:
+            words = f"tensor parallel over {number} GPUs instead of {size}"
+            changed = _change(server, Kind.GPUS, words, model=server.model.served(tensor_parallel_size=number))
+            yield replace(changed, fields=("tensor_parallel_size",))
+    for name in _GPUS:
+        gpu = find_gpu(name)
+        if gpu.name != server.gpu.name and gpu.bandwidth_bytes_per_s > server.gpu.bandwidth_bytes_per_s:
+            yield _change(server, Kind.GPUS, f"{gpu.name} instead of {server.gpu.name}", gpu=gpu, times=None)
+    for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
+        words = f"{number} servers behind one queue instead of {server.replicas}"
+        yield _change(server, Kind.GPUS, words, replicas=number)
+
+
+def _both(first: Change, second: Change) -> Change | None:
+    """Both changes made; None where they change the same."""
+    if set(first.fields) & set(second.fields):
+        return None
+    # `first` is a setting, so all that it changes is a field of the server itself.
+    own = {name: getattr(first.server, name) for name in first.fields}
+    return Change(
+        words=f"{first.words} and {second.words}",
+        fields=(*first.fields, *second.fields),
+        kind=max(first.kind, second.kind),
+        server=replace(second.server, **own),
+    )

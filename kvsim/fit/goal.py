@@ -1,0 +1,54 @@
+"""When a load fits: nothing is preempted, nothing waits for memory or for a place, and times stay below targets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.fit.outcome import Outcome
+
+_FEW = 0.01
+"""Preemptions per request, and the share of requests that wait, that are let pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """Targets in seconds; None for those that nobody set."""
+
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("--ttft-p99", self.ttft_p99_s), ("--tpot-p99", self.tpot_p99_s)):
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
+
+    def misses(self, outcome: Outcome) -> dict[str, float]:
+        """By how much each condition is missed, as a share of what it allows; empty where the load fits."""
+        if outcome.error:
+            return {"does not start": math.inf}
+        found = {
+            "preemptions": outcome.preemptions_per_request - _FEW,
+            "waiting": outcome.waiting_share - _FEW,
+            "refused": outcome.refused_share,
+            "overload": outcome.overload - _FEW,
+        }
+        for name, target, value in (
+            ("TTFT p99", self.ttft_p99_s, outcome.ttft_s.p99),
+            ("TPOT p99", self.tpot_p99_s, outcome.tpot_s.p99),
+        ):
+            if target is not None:
+                found[name] = value / target - 1 if value == value else 0.0
+        return {name: by for name, by in found.items() if by > 0}
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Whether the load fits."""
+        return not self.misses(outcome)
+
+    def shortfall(self, outcome: Outcome) -> float:
+        """How far the load is from fitting; 0 where it fits."""
+        return sum(self.misses(outcome).values())

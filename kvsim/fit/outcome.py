@@ -1,0 +1,170 @@
+"""One server under one load, simulated: the figures that decide whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.errors import KvsimError
+from kvsim.extrapolation import Watched
+from kvsim.fit.load import steady
+from kvsim.fit.shares import TimeShares, time_shares
+from kvsim.metrics import Distribution, WaitingFor
+from kvsim.simulation import measure, measure_replicas
+from kvsim.steptime import Pace, Roofline, at_pace
+from kvsim.verdict import Limit, limit_of
+
+if TYPE_CHECKING:
+    from kvsim.fit.load import Load
+    from kvsim.fit.server import Server
+    from kvsim.simulation import EngineName, Machine, Measured
+
+_NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
+_OVERLOADED_S = 1.0
+"""Seconds that the queue must have grown by before a server is said not to keep up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a load meets on a server. Means and percentiles are of requests that met it at work (`load.steady`)."""
+
+    error: str = ""
+    """Why nothing could be simulated: the server does not start, or a request can never be served."""
+    num_blocks: int = 0
+    """vLLM's number on each GPU, null block included."""
+    kv_bytes: int = 0
+    """Of the pool on each GPU."""
+    ttft_s: Distribution = _NONE
+    tpot_s: Distribution = _NONE
+    e2e_s: Distribution = _NONE
+    output_tokens_per_s: float = np.nan
+    """Of all replicas, over the whole run."""
+    requests_per_s: float = np.nan
+    duration_s: float = np.nan
+    num_preemptions: int = 0
+    preemptions_per_min: float = 0.0
+    preemptions_per_request: float = 0.0
+    vain_share: float = 0.0
+    """Of all tokens that were computed, those computed for nothing."""
+    waiting_share: float = 0.0
+    """Of the requests that are there on average, those that wait for memory or for a place in the batch."""
+    waiting_for: WaitingFor | None = None
+    refused_share: float = 0.0
+    overload: float = 0.0
+    """In an open loop, seconds by which the wait in the queue grows in each second; 0 where the server keeps up."""
+    mean_batch: float = np.nan
+    peak_occupancy: float = np.nan
+    limit: Limit | None = None
+    shares: TimeShares | None = None
+    label: str = ""
+    """What the step times rest on."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        times = {name: dict(getattr(self, name).as_dict()) for name in ("ttft_s", "tpot_s", "e2e_s")}
+        plain = ("error", "num_blocks", "kv_bytes", "output_tokens_per_s", "requests_per_s", "duration_s",
+                 "num_preemptions", "preemptions_per_min", "vain_share", "waiting_share", "refused_share", "overload",
+                 "mean_batch", "peak_occupancy")  # fmt: skip
+        return {name: getattr(self, name) for name in plain} | times | {
+            "limit": None if self.limit is None else self.limit.name.lower(),
+            "time_shares": None if self.shares is None else self.shares.as_dict(),
+            "times": self.label,
+        }  # fmt: skip
+
+
+def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: float = 1.0) -> Outcome:
+    """Simulate `load` on `server`; what cannot be simulated is an outcome with an error.
+
+    Args:
+        server: one kind, and how many replicas.
+        load: what it is asked for.
+        engine: as in `kvsim.simulation.Options`.
+        pace: all step times so many times as long.
+    """
+    try:
+        machine, policy = server.machine(), server.policy()
+        if pace != 1.0:
+            machine = paced(machine, pace)
+        options: Any = {"refuse_misfits": True, "engine": engine}
+        if load.users is not None:
+            options |= {"concurrency": load.users, "think_s": load.think_s}
+        if server.replicas == 1:
+            runs = [measure(load.workload, policy, machine, **options)]
+        else:
+            runs = measure_replicas(load.workload, policy, machine, server.replicas, "shortest", **options)
+        pool = machine.pool(policy)
+    except KvsimError as error:
+        return Outcome(error=str(error))
+    runs = [run for run in runs if len(run.requests)]
+    outcome = _of_runs(load, runs, machine)
+    return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
+
+
+def paced(machine: Machine, pace: float) -> Machine:
+    """`machine` with all step times `pace` times as long; as it is where they are a model of somebody's own."""
+    times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
+    if not isinstance(times, Roofline):
+        return machine
+    return replace(machine, step_time=at_pace(Pace(host=pace, gpu=pace), times))
+
+
+def _of_runs(load: Load, runs: list[Measured], machine: Machine) -> Outcome:
+    summaries = [run.summary for run in runs]
+    duration_s = max(summary.duration_s for summary in summaries)
+    times = [_times(load, run) for run in runs]
+    ttft, tpot, e2e, wait = (np.concatenate([each[index] for each in times]) for index in range(4))
+    num_requests = sum(len(run.requests) for run in runs)
+    num_preemptions = sum(summary.num_preemptions for summary in summaries)
+    waits = WaitingFor(
+        **{name: float(np.nansum([getattr(each.waiting_for, name) for each in summaries]))
+           for name in ("memory", "batch", "tokens")}
+    )  # fmt: skip
+    present = sum(summary.mean_batch + summary.mean_waiting for summary in summaries)
+    computed = sum(summary.computed_tokens for summary in summaries)
+    worst = max(summaries, key=lambda summary: (summary.num_preemptions, summary.mean_waiting))
+    return Outcome(
+        ttft_s=Distribution.of(ttft),
+        tpot_s=Distribution.of(tpot),
+        e2e_s=Distribution.of(e2e),
+        output_tokens_per_s=sum(summary.output_tokens for summary in summaries) / duration_s if duration_s else np.nan,
+        requests_per_s=sum(summary.num_finished for summary in summaries) / duration_s if duration_s else np.nan,
+        duration_s=duration_s,
+        num_preemptions=num_preemptions,
+        preemptions_per_min=60 * num_preemptions / duration_s if duration_s else 0.0,
+        preemptions_per_request=num_preemptions / num_requests,
+        vain_share=sum(summary.vain_tokens for summary in summaries) / computed if computed else 0.0,
+        waiting_share=(waits.memory + waits.batch) / present if present else 0.0,
+        waiting_for=waits,
+        refused_share=sum(summary.num_refused for summary in summaries) / num_requests,
+        overload=_overload(load, wait),
+        mean_batch=sum(summary.mean_batch for summary in summaries),
+        peak_occupancy=max(summary.peak_occupancy for summary in summaries),
+        limit=limit_of(worst),
+        shares=time_shares(runs[0], machine),
+        label=machine.step_time.label,
+    )
+
+
+def _times(load: Load, run: Measured) -> tuple[np.ndarray, ...]:
+    """TTFT, TPOT, end to end and time in the queue of the requests that met the server at work, in seconds."""
+    rows, requests = steady(load, run), run.requests
+    arrival_s, first_s, end_s = (
+        column[rows] for column in (requests.arrival_s, requests.first_token_s, requests.finished_s)
+    )
+    later = requests.output_tokens[rows] - 1
+    tpot = np.full(len(rows), np.nan)
+    np.divide(end_s - first_s, later, out=tpot, where=later > 0)
+    return first_s - arrival_s, tpot, end_s - arrival_s, requests.first_scheduled_s[rows] - arrival_s
+
+
+def _overload(load: Load, wait_s: np.ndarray) -> float:
+    """How fast the queue grows, from how much longer late requests wait than earlier ones."""
+    if load.users is not None or len(wait_s) < 8:
+        return 0.0
+    early, late = (
+        float(part.mean()) for part in (wait_s[len(wait_s) // 4 : len(wait_s) // 2], wait_s[-len(wait_s) // 4 :])
+    )
+    span_s = (load.workload.arrival_s[-1] - load.workload.arrival_s[0]) / 2
+    return (late - early) / span_s if late - early > _OVERLOADED_S and span_s > 0 else 0.0

@@ -1,0 +1,176 @@
+"""A vLLM server as one describes it: GPU, model, settings and replicas; and as the flags that start it.
+
+From it follow the pool of its GPUs (`kvsim.budget`), its step times (`kvsim.machines`) and the policy that is
+simulated. A server whose pool was recorded keeps what its account misses: a change moves the pool by as much as the
+account says.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvsim.budget import Budget, plan_budget
+from kvsim.errors import BudgetError, UsageError
+from kvsim.hardware import Gpu
+from kvsim.kv_groups import CacheSettings, cache_layout
+from kvsim.machines import step_times
+from kvsim.models import Model
+from kvsim.policies import Paged
+from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Machine
+
+if TYPE_CHECKING:
+    from kvsim.steptime import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One kind of server, and how many of them stand behind one queue."""
+
+    gpu: Gpu
+    model: Model
+    """As it is served: with its types and parallel sizes."""
+    gpu_memory_utilization: float = 0.92
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    max_model_len: int
+    block_size: int | None = None
+    """Tokens of a block; None: what vLLM chooses."""
+    enable_prefix_caching: bool = True
+    watermark: float = 0.0
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool = True
+    captured: bool = True
+    """Steps are launched as captured graphs."""
+    num_blocks: int | None = None
+    """`num_gpu_blocks_override`: blocks of the pool, the null block included; None: what the account leaves."""
+    unaccounted_bytes: int = 0
+    """What a recorded pool had on each GPU beyond the account of its settings; negative where it had less."""
+    name: str = ""
+    """What `vllm serve` is given; empty: the model's own name."""
+    replicas: int = 1
+    times: str | None = None
+    """A profile or a machine card, by file or by name; None for the best that ships."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.model.tensor_parallel_size
+
+    def budget(self) -> Budget:
+        """The account of the memory, without `unaccounted_bytes`.
+
+        Raises:
+            BudgetError: the model does not fit, or one sequence of `max_model_len` tokens does not.
+            UsageError: a setting cannot be right.
+        """
+        return _budget(self)
+
+    def machine(self) -> Machine:
+        """What one replica runs on.
+
+        Raises:
+            BudgetError: the model and its cache do not fit.
+            UsageError: a setting cannot be right, or the model's layers are not simulated.
+        """
+        budget = self.budget()
+        if not budget.plan.layout.is_uniform:
+            raise UsageError(
+                f"{self.model.name} has layers of several kinds, whose memory is not simulated yet; kvsim size says "
+                "how many blocks and sequences fit."
+            )
+        kv_bytes = budget.kv_bytes + self.unaccounted_bytes
+        if kv_bytes < 2 * budget.bytes_per_block:
+            raise BudgetError(f"nothing is left on {self.gpu.name} for the KV cache of {self.model.name}.")
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self._step_time())
+
+    def policy(self) -> Paged:
+        """What is simulated on it."""
+        return Paged(
+            scheduler=ContinuousSettings(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                async_scheduling=self.async_scheduling,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+            ),
+            cache=PagedSettings(
+                block_size=self._block_size(),
+                enable_prefix_caching=self.enable_prefix_caching,
+                watermark=self.watermark,
+            ),
+        )
+
+    def starting(self) -> Server:
+        """This server with a `max_model_len` at which vLLM starts: its own, or the longest sequence that fits.
+
+        Raises:
+            BudgetError: not one block is left.
+        """
+        try:
+            self.budget()
+        except BudgetError:
+            longest = _planned(self, find_max_model_len=True).plan.settings.max_model_len
+            return replace(self, max_model_len=longest)
+        return self
+
+    def flags(self) -> str:
+        """The command that starts one replica."""
+        model, settings = self.model, ["vllm", "serve", self.name or self.model.name]
+        if model.tensor_parallel_size > 1:
+            settings += ["--tensor-parallel-size", str(model.tensor_parallel_size)]
+        if self.num_blocks is None:
+            settings += ["--gpu-memory-utilization", f"{self.gpu_memory_utilization:g}"]
+        else:
+            settings += ["--num-gpu-blocks-override", str(self.num_blocks)]
+        settings += ["--max-num-seqs", str(self.max_num_seqs)]
+        settings += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
+        settings += ["--max-model-len", str(self.max_model_len)]
+        if model.kv_cache_dtype != "auto":
+            settings += ["--kv-cache-dtype", model.kv_cache_dtype]
+        if model.quantization is not None:
+            settings += ["--quantization", model.quantization.method]
+        if self.block_size is not None:
+            settings += ["--block-size", str(self.block_size)]
+        if not self.enable_prefix_caching:
+            settings.append("--no-enable-prefix-caching")
+        if not self.async_scheduling:
+            settings.append("--no-async-scheduling")
+        return shlex.join(settings)
+
+    def _block_size(self) -> int:
+        settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
+        return cache_layout(self.model, settings).groups[0].block_size
+
+    def _step_time(self) -> StepTimeModel:
+        return _step_times(self.gpu, self.model, self.times, self.captured)
+
+
+@lru_cache(maxsize=64)
+def _step_times(gpu: Gpu, model: Model, source: str | None, captured: bool) -> StepTimeModel:
+    return step_times(gpu, model, "vllm", source=source, captured=captured)
+
+
+@lru_cache(maxsize=1024)
+def _budget(server: Server) -> Budget:
+    return _planned(server)
+
+
+def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
+    return plan_budget(
+        server.gpu,
+        server.model,
+        gpu_memory_utilization=server.gpu_memory_utilization,
+        max_num_batched_tokens=server.max_num_batched_tokens,
+        max_num_seqs=server.max_num_seqs,
+        max_model_len=server.max_model_len,
+        find_max_model_len=find_max_model_len,
+        block_size=server.block_size,
+        enable_prefix_caching=server.enable_prefix_caching,
+        num_blocks=server.num_blocks,
+    )

@@ -1,0 +1,53 @@
+"""Where the time of a run went: reading weights, reading keys and values, arithmetic, or neither.
+
+Work over the whole run against the coefficients of its step times. Reading and arithmetic overlap, so the shares need
+not add up; what none of them explains is the host, kernels that start, and waiting for requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.extrapolation import Watched
+from kvsim.steptime import Roofline
+
+if TYPE_CHECKING:
+    from kvsim.simulation import Machine, Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeShares:
+    """Parts of the duration of a run, 0 to about 1."""
+
+    weights: float
+    """Streaming the weights, once a step."""
+    cache: float
+    """Reading keys and values."""
+    arithmetic: float
+    """Matrix products of all tokens."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Reading memory."""
+        return self.weights + self.cache
+
+    def as_dict(self) -> dict[str, float]:
+        """As JSON has it."""
+        return {"weights": self.weights, "cache": self.cache, "arithmetic": self.arithmetic}
+
+
+def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
+    """The shares of one server's run; None where no time passes or the step times are a model of somebody's own."""
+    times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
+    summary = run.summary
+    if not isinstance(times, Roofline) or not summary.duration_s:
+        return None
+    pool = run.meta.pool
+    held_tokens = summary.mean_occupancy * (pool.num_units or 0) * pool.unit_tokens
+    steps_per_s = summary.num_steps / summary.duration_s
+    return TimeShares(
+        weights=steps_per_s * times.weights_s,
+        cache=steps_per_s * held_tokens * times.context_token_s,
+        arithmetic=summary.computed_tokens / summary.duration_s * times.token_s,
+    )

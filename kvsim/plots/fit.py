@@ -1,0 +1,88 @@
+"""What was tried to make a load fit: output per second against time per token, with the best of each time as a line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.fit.changes import Kind
+from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.fit import Answer, Outcome
+
+Place = tuple[float, float]
+"""TPOT p99 in milliseconds, and output tokens per second."""
+
+
+def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Draw everything that was simulated for `answer`: what fits filled, what does not hollow, the frontier as a line,
+    the server as it is and the first change that helps named.
+
+    Raises:
+        UsageError: nothing could be simulated.
+    """
+    tried = [(each.outcome, each.fits) for each in answer.tried if not each.outcome.error]
+    if not answer.outcome.error:
+        tried.append((answer.outcome, answer.fits))
+    places = [(place, fits) for outcome, fits in tried if (place := _place(outcome)) is not None]
+    if not places:
+        raise UsageError("nothing could be simulated, so there is nothing to draw.")
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.62)
+        axis = picture.subplots()
+        (frontier_color, _), (chosen_color, _) = LINES[:2]
+        for fits, fill, label in ((True, MUTED, "fits"), (False, "none", "does not fit")):
+            some = [place for place, each in places if each is fits]
+            if some:
+                axis.scatter(
+                    [place[0] for place in some],
+                    [place[1] for place in some],
+                    s=26,
+                    facecolors=fill,
+                    edgecolors=MUTED,
+                    label=label,
+                )
+        edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
+        axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
+        named = [("as it is", answer.outcome)]
+        named += [(each.change.words, each.outcome) for each in answer.remedies[:1]]
+        for (name, outcome), color in zip(named, (INK, chosen_color), strict=False):
+            place = None if outcome.error else _place(outcome)
+            if place is not None:
+                axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=color, linewidths=2, label=name)
+        axis.set(xlabel="TPOT p99, ms", ylabel="output tokens per second", ylim=(0, None), xlim=(0, None))
+        axis.yaxis.set_major_formatter("{x:,.6g}")
+        picture.headline(answer.verdict, f"times: {answer.outcome.label}" if answer.outcome.label else "")
+        picture.explain_with(axis.get_legend_handles_labels()[0])
+    picture.alt_text = (
+        f"Output tokens per second against TPOT p99 of {len(places)} servers. {answer.verdict} "
+        f"The frontier runs from {_words(edge[0])} to {_words(edge[-1])}."
+    )
+    return picture
+
+
+def _on_these_gpus(answer: Answer) -> list[Place]:
+    """Where the server stands, and its changes of settings and types."""
+    outcomes = [answer.outcome, *(each.outcome for each in answer.tried if each.change.kind is not Kind.GPUS)]
+    return [place for outcome in outcomes if not outcome.error and (place := _place(outcome)) is not None]
+
+
+def frontier(places: Sequence[Place]) -> list[Place]:
+    """Those of `places` that no other beats in both, from the shortest time on."""
+    found: list[Place] = []
+    for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
+        if not found or tokens_per_s > found[-1][1]:
+            found.append((time_ms, tokens_per_s))
+    return found
+
+
+def _place(outcome: Outcome) -> Place | None:
+    time_s, tokens_per_s = outcome.tpot_s.p99, outcome.output_tokens_per_s
+    return (1000 * time_s, tokens_per_s) if time_s == time_s and tokens_per_s == tokens_per_s else None
+
+
+def _words(place: Place) -> str:
+    return f"{place[1]:,.0f} tokens/s at {place[0]:,.1f} ms"

@@ -1,0 +1,56 @@
+"""`kvsim fit` through the entry point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("fit", "--model", "Meta-Llama-3-8B", "--gpu", "H200", "--num-blocks", "60", "--max-model-len", "512",
+         "--users", "12", "--num-requests", "48", "--prompt-tokens", "60", "--output-tokens", "30",
+         "--engine", "interpreted", "--jobs", "1")  # fmt: skip
+
+
+def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tmp_path: Path) -> None:
+    code, said, complaint = type_command(*SMALL, "--points", "4", "--figure", "fit.svg")
+    assert (code, complaint) == (0, "")
+    lines = said.splitlines()
+    assert lines[0].startswith("No: ")
+    assert "of 12 users fit; " in lines[0]
+    assert lines[1].startswith("Limit: memory: 60 blocks are full. Of the time, ")
+    assert any(line.startswith("1  vllm serve Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
+    assert "in brackets: where four of five such predictions lie" in said
+    assert (tmp_path / "fit.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_json_has_everything_that_was_tried(type_command: Run) -> None:
+    code, said, _ = type_command(*SMALL, "--points", "6", "--json")
+    assert code == 0
+    document = json.loads(said)
+    assert document["fits"] is False
+    assert len(document["tried"]) == 6
+    assert document["remedies"][0]["band"]["output_tokens_per_s"][0] <= document["remedies"][0]["output_tokens_per_s"]
+    assert document["command"].startswith("vllm serve Meta-Llama-3-8B ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "there is no load: give --users N, --rate PER_S or --workload FILE"),
+        (("--users", "2", "--rate", "3"), "--users wait for their answers, so they have no --rate"),
+        (("--rate", "3", "--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
+        (("--users", "2", "--swap-gib", "3"), "--swap-gib is not searched by kvsim fit"),
+        (("--users", "2", "--tpot-p99", "-1"), "--tpot-p99 should be a positive number of seconds"),
+        (("--users", "2", "--reserve", "max"), "--reserve says nothing to --policy paged"),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence(type_command: Run, flags: tuple[str, ...], sentence: str) -> None:
+    code, said, complaint = type_command("fit", "--model", "Meta-Llama-3-8B", "--gpu", "H200", *flags)
+    assert (code, said) == (2, "")
+    assert sentence in complaint
