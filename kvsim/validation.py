@@ -131,7 +131,7 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
     policy, kv_bytes = policy_of(recording)
     machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
     simulated = simulate(
-        _as_sent(recording),
+        as_sent(recording),
         policy,
         machine,
         concurrency=concurrency_of(recording),
@@ -198,7 +198,7 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
 
 
-def _as_sent(recording: Recording) -> Workload:
+def as_sent(recording: Recording) -> Workload:
     """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it
     began.
     """

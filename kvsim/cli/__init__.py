@@ -21,6 +21,7 @@ from kvsim.text import message
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
     "fit": "Say whether a load fits a server, what limits it, and what would help.",
+    "diagnose": "Say what happened to a server, why, and what would have helped.",
     "compare": "Put the same requests through all three policies.",
     "sweep": "Run a grid of settings and write one table.",
     "tui": "Watch the memory pool of a recording or a fresh simulation.",

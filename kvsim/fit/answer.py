@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BudgetError
-from kvsim.fit.search import Remedy, Search, band_of, ranked, spread_of
+from kvsim.fit.search import Remedy, Search, ranked
 from kvsim.fit.words import limit_words, verdict_words
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Answer:
             },
             "command": self.server.flags(),
             "outcome": self.outcome.as_dict() | {"band": bands(self.band)},
-            "remedies": [_remedy(each) for each in self.remedies],
+            "remedies": [remedy_dict(each) for each in self.remedies],
             "tried": [{"change": each.change.words, "fits": each.fits} | each.outcome.as_dict() for each in self.tried],
         }
 
@@ -96,8 +96,6 @@ def answer(
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
-    away = spread_of(outcome.label)["tpot"]
-    moved = [] if outcome.error else search.outcomes([(starting, load, 1 + away), (starting, load, max(1 - away, 0.1))])
     largest = search.largest(starting, load, goal) if find_largest and not outcome.error else None
     tried = search.remedies(starting, load, goal, longest_tokens=int(lengths.max()), most=most) if most else []
     helpful = [each for each in ranked(tried) if _helps(each, outcome, goal)]
@@ -106,7 +104,7 @@ def answer(
         load=load,
         goal=goal,
         outcome=outcome,
-        band=band_of(outcome, moved) if not outcome.error else {},
+        band=search.band(starting, load, outcome),
         largest=largest,
         remedies=tuple(search.with_bands(helpful[:_SHOWN], load)),
         tried=tuple(tried),
@@ -129,7 +127,8 @@ def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 
-def _remedy(remedy: Remedy) -> dict[str, Any]:
+def remedy_dict(remedy: Remedy) -> dict[str, Any]:
+    """A remedy as JSON has it."""
     return {
         "change": remedy.change.words,
         "kind": remedy.change.kind.name.lower(),

@@ -80,6 +80,9 @@ def _memory(server: Server) -> Iterator[Change]:
             blocks = round(server.num_blocks * factor)
             words = f"a pool of {blocks:,} blocks instead of {server.num_blocks:,}"
             yield _change(server, Kind.SETTING, words, num_blocks=blocks)
+        left = f"all blocks that gpu_memory_utilization {server.gpu_memory_utilization:g} leaves"
+        words = f"no num_gpu_blocks_override: {left}"
+        yield _change(server, Kind.SETTING, words, num_blocks=None)
         return
     for share in _UTILIZATIONS:
         if share > server.gpu_memory_utilization + 1e-9:

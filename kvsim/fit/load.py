@@ -31,6 +31,8 @@ class Load:
     workload says."""
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
+    stamp_at_entry: bool = False
+    """Times of arrival are those at which an engine had let a request in, as in a recording of one."""
     asked_rate_per_s: float | None = None
     """Requests per second of an open loop that was asked for; None: as they arrive."""
 

@@ -17,6 +17,8 @@ from kvsim.steptime import Pace, Roofline, at_pace
 from kvsim.verdict import Limit, limit_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.fit.load import Load
     from kvsim.fit.server import Server
     from kvsim.simulation import EngineName, Machine, Measured
@@ -87,7 +89,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
         machine, policy = server.machine(), server.policy()
         if pace != 1.0:
             machine = paced(machine, pace)
-        options: Any = {"refuse_misfits": True, "engine": engine}
+        options: Any = {"refuse_misfits": True, "engine": engine, "stamp_at_entry": load.stamp_at_entry}
         if load.users is not None:
             options |= {"concurrency": load.users, "think_s": load.think_s}
         if server.replicas == 1:
@@ -98,7 +100,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
     except KvsimError as error:
         return Outcome(error=str(error))
     runs = [run for run in runs if len(run.requests)]
-    outcome = _of_runs(load, runs, machine)
+    outcome = outcome_of(load, runs, machine)
     return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
 
 
@@ -110,7 +112,8 @@ def paced(machine: Machine, pace: float) -> Machine:
     return replace(machine, step_time=at_pace(Pace(host=pace, gpu=pace), times))
 
 
-def _of_runs(load: Load, runs: list[Measured], machine: Machine) -> Outcome:
+def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcome:
+    """What `load` met in `runs`, one for each server that was sent anything, on `machine`."""
     summaries = [run.summary for run in runs]
     duration_s = max(summary.duration_s for summary in summaries)
     times = [_times(load, run) for run in runs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,18 +88,26 @@ class Search:
             for change, outcome in zip(candidates, outcomes, strict=True)
         ]
 
-    def with_bands(self, remedies: Sequence[Remedy], load: Load) -> list[Remedy]:
+    def with_bands(
+        self, remedies: Sequence[Remedy], load: Load, least: Mapping[str, float] | None = None
+    ) -> list[Remedy]:
         """`remedies` with the band of each: simulated again with step times as much longer and shorter as those of its
-        kind may be."""
-        points: list[tuple[Server, Load, float]] = []
-        for remedy in remedies:
-            away = spread_of(remedy.outcome.label)["tpot"]
-            points += [(remedy.change.server, load, 1 + away), (remedy.change.server, load, max(1 - away, 0.1))]
+        kind may be.
+
+        `least` is the share of itself by which each figure may be off in any case, by the names in `figures_of`.
+        """
+        points = [point for each in remedies for point in _moved(each.change.server, load, each.outcome)]
         moved = self.outcomes(points)
         return [
-            replace(remedy, band=band_of(remedy.outcome, moved[2 * index : 2 * index + 2]))
+            replace(remedy, band=band_of(remedy.outcome, moved[2 * index : 2 * index + 2], least))
             for index, remedy in enumerate(remedies)
         ]
+
+    def band(
+        self, server: Server, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
+    ) -> dict[str, tuple[float, float]]:
+        """The same around one outcome; empty where nothing could be simulated."""
+        return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
     def largest(self, server: Server, load: Load, goal: Goal) -> float | None:
         """The largest load that fits, in users, or in times the arrivals of an open loop; None where not even one user
@@ -176,15 +184,23 @@ def spread_of(label: str) -> dict[str, float]:
     return {name: _SPREAD * (known.median[name] if known is not None else _UNKNOWN_PERCENT) / 100 for name in names}
 
 
-def band_of(outcome: Outcome, moved: Sequence[Outcome]) -> dict[str, tuple[float, float]]:
+def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:
+    """The points between which an outcome may lie."""
+    away = spread_of(outcome.label)["tpot"]
+    return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
+
+
+def band_of(
+    outcome: Outcome, moved: Sequence[Outcome], least: Mapping[str, float] | None = None
+) -> dict[str, tuple[float, float]]:
     """Between which values each figure is expected: as it moves with the step times, and at least by its own error."""
     spread = spread_of(outcome.label)
     found = {}
     for name, value in figures_of(outcome).items():
-        values = [value, *(figures_of(each)[name] for each in moved if not each.error)]
         error = _FIGURES[name]
-        if error is not None:
-            values += [value * (1 - spread[error]), value * (1 + spread[error])]
+        away = max(0.0 if error is None else spread[error], (least or {}).get(name, 0.0))
+        values = [value, value * max(1 - away, 0.0), value * (1 + away)]
+        values += [figures_of(each)[name] for each in moved if not each.error]
         known = [each for each in values if each == each]
         if known:
             found[name] = (min(known), max(known))

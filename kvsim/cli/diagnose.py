@@ -1,0 +1,156 @@
+"""`kvsim diagnose`: what happened to a server, why, and what would have helped."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from kvsim.cli.show import echo, json_option, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from kvsim.diagnose import Diagnosis, Glance
+    from kvsim.recording import Recording
+    from kvsim.simulation import EngineName
+
+
+@click.command("diagnose")
+@click.argument("source", metavar="RECORDING|URL|HOST:PORT")
+@click.option("--ttft-p99", type=float, metavar="SECONDS", help="A remedy should bring TTFT p99 to at most this.")
+@click.option("--tpot-p99", type=float, metavar="SECONDS", help="A remedy should bring TPOT p99 to at most this.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="How long to watch a server."
+)
+@click.option("--profile", metavar="PROFILE", help="Step times: a profile or a machine card.  [the one that matches]")
+@click.option("--points", type=click.IntRange(0, 100_000), default=40, show_default=True, help="Changes to simulate.")
+@click.option(
+    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "compiled", "interpreted"]),
+    default="auto",
+    show_default=True,
+    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
+)
+@json_option
+def command(
+    *,
+    source: str,
+    ttft_p99: float | None,
+    tpot_p99: float | None,
+    seconds: float,
+    profile: str | None,
+    points: int,
+    jobs: int,
+    engine: EngineName,
+    as_json: bool,
+) -> None:
+    """Say what happened to a server, why, and what would have helped.
+
+    From a RECORDING (a folder, or the name of one that comes with kvsim) or a server that publishes at HOST:PORT: the
+    moments, and what each change of a setting is predicted to do to the same requests. From the http:// address of a
+    server's /metrics: what those can tell, and how to record the rest.
+    """
+    from kvsim.cli.attach import is_metrics
+    from kvsim.diagnose import diagnose, load_of
+    from kvsim.fit import Goal, Search, engine_for
+
+    goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
+    if is_metrics(source):
+        seen = _glance(source, seconds)
+        if as_json:
+            print_json(seen.as_dict())
+        else:
+            _print_glance(seen)
+        return
+    recording = _recording(source, seconds)
+    chosen = engine_for(load_of(recording), points + 20) if engine == "auto" else engine
+    with progress("diagnose") as report:
+        search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
+        found = diagnose(recording, search, goal=goal, times=profile, most=points)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+
+
+def _recording(source: str, seconds: float) -> Recording:
+    """The recording in a folder or of that name, or what a server publishes in so many seconds."""
+    from pathlib import Path
+
+    from kvsim.errors import RecordingError, UsageError
+    from kvsim.live.address import parse_address
+    from kvsim.recording import find, read
+
+    if not Path(source).exists():
+        try:
+            parse_address(source)
+        except UsageError:
+            return read(find(source))
+        from kvsim.live.feed import LiveFeed
+
+        feed = LiveFeed(source)
+        try:
+            _wait(seconds)
+            seen = feed.whole()
+        finally:
+            feed.close()
+        if seen is None:
+            raise RecordingError(f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds.")
+        return seen
+    return read(find(source))
+
+
+def _glance(url: str, seconds: float) -> Glance:
+    from kvsim.diagnose import glance
+    from kvsim.live.metrics_feed import MetricsFeed
+
+    feed = MetricsFeed(url)
+    try:
+        _wait(seconds)
+        return glance(feed.looks())
+    finally:
+        feed.close()
+
+
+def _wait(seconds: float) -> None:
+    with progress("watching") as report:
+        begin_s = time.monotonic()
+        while (passed_s := time.monotonic() - begin_s) < seconds:
+            report(int(passed_s), int(seconds))
+            time.sleep(min(0.2, seconds - passed_s))
+
+
+def _print(found: Diagnosis) -> None:
+    from kvsim.cli.answer import pool_words, times_rows
+    from kvsim.cli.fit_answer import print_remedies
+    from kvsim.verdict import wasted_percent
+
+    summary, server = found.summary, found.server
+    echo(found.verdict)
+    echo(found.cause)
+    for sentence in found.moments:
+        echo(f"- {sentence}")
+    lost = f"{summary.vain_tokens:,} of {summary.computed_tokens:,} computed tokens"
+    rows = [
+        ("recording", f"{found.recording.name}, {found.load.workload.description}"),
+        ("server", f"{server.flags()}  # {server.num_gpus} x {server.gpu.name}"),
+        ("KV cache", pool_words(found.recording.meta)),
+        ("wasted", f"{lost} by preemptions and late stops; {wasted_percent(summary):.1f} % of the pool by rounding"),
+        *times_rows(found.simulated.label),
+    ]
+    print_table("", ["", ""], rows)
+    echo(found.sureness)
+    print_remedies(found.remedies, fits=not found.summary.num_preemptions)
+
+
+def _print_glance(seen: Glance) -> None:
+    echo(seen.verdict)
+    for fact in seen.facts:
+        echo(f"- {fact}")
+    echo("Metrics cannot say:")
+    for words in seen.unknown:
+        echo(f"- {words}")
+    echo(f"To know more: {seen.to_record}")

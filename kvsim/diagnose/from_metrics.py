@@ -1,0 +1,107 @@
+"""What a server's metrics alone say of its trouble, and what they cannot say.
+
+Counters tell how often, gauges how full; none tells which request took whose blocks, how long answers were, or what the
+settings are. So there is a verdict, and no simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvsim.live.load import Load, load_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.live.metrics import ServerMetrics
+
+_FULL = 0.95
+"""Share of the pool from which on it is taken to be full: a moment's usage seldom meets the top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What several looks at a server's metrics amount to."""
+
+    load: Load
+    verdict: str
+    facts: tuple[str, ...]
+    unknown: tuple[str, ...]
+    """What cannot be known from metrics."""
+    to_record: str
+    """The command that records what is missing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        now = self.load.now
+        return {
+            "verdict": self.verdict,
+            "facts": list(self.facts),
+            "unknown": list(self.unknown),
+            "to_record": self.to_record,
+            "usage": now.usage,
+            "running": now.running,
+            "waiting": now.waiting,
+            "preemptions": now.preemptions,
+            "preemptions_per_min": self.load.preemptions_per_min,
+            "num_blocks": now.num_blocks,
+        }
+
+
+def glance(looks: Sequence[ServerMetrics]) -> Glance:
+    """What `looks`, in order of time and at least one, say together."""
+    load = load_of(looks)
+    now = load.now
+    facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
+    if load.preemptions_per_min is not None:
+        facts.append(
+            f"{load.preemptions_per_min:,.0f} preemptions a minute over {load.seconds:,.0f} s, {now.preemptions:,} "
+            "since the server started"
+        )
+    if now.finished:
+        each = f"{now.preemptions / now.finished:.2f} preemptions for each request that finished"
+        lengths = (
+            f"{now.prompt_tokens / now.finished:,.0f} prompt tokens and {now.generation_tokens / now.finished:,.0f}"
+        )
+        facts.append(f"{each}; {lengths} of output a request on average, preempted prompts counted again")
+    if load.hit_share is not None:
+        facts.append(f"{100 * load.hit_share:.0f} % of prompt tokens were found in the prefix cache")
+    return Glance(
+        load=load,
+        verdict=_verdict(load),
+        facts=tuple(facts),
+        unknown=(
+            "which request took whose blocks, and when",
+            "how many computed tokens each preemption lost",
+            "the lengths of single requests, and so what a setting would change",
+            "max_num_seqs, max_num_batched_tokens and gpu_memory_utilization",
+        ),
+        to_record=(
+            f"KVSIM_RECORD=runs/mine vllm serve {now.model or 'MODEL'} "
+            "--scheduler-cls kvsim.capture.vllm.RecordingScheduler; then kvsim diagnose runs/mine"
+        ),
+    )
+
+
+def _verdict(load: Load) -> str:
+    now, often = load.now, load.preemptions_per_min
+    if often:
+        return f"Memory is short: {often:,.0f} preemptions a minute, and {now.waiting:,} requests wait."
+    if now.waiting and now.fullest_usage >= _FULL:
+        return f"Memory is short: the pool is full and {now.waiting:,} requests wait."
+    if now.waiting:
+        return (
+            f"{now.waiting:,} requests wait although {100 * (1 - now.fullest_usage):.0f} % of the pool is free: a "
+            "limit of the scheduler holds them back (max_num_seqs or max_num_batched_tokens)."
+        )
+    if now.preemptions and often is None:
+        return f"Nothing waits now; {now.preemptions:,} preemptions since the server started. Look for longer."
+    return "Nothing waits and nothing is preempted now."
+
+
+def _blocks(now: ServerMetrics) -> str:
+    if now.num_blocks is None:
+        return ""
+    tokens = f" of {now.block_size} tokens" if now.block_size else ""
+    return f" ({round(now.usage * now.num_blocks):,} of {now.num_blocks:,} blocks{tokens})"

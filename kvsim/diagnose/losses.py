@@ -1,0 +1,142 @@
+"""Every preemption of a recording: when, whose, what it cost, and whose admission had taken the last blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.recording.tables import MemoryKind
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+
+_APART_S = 1.0
+"""Preemptions that are further apart belong to different spells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One preemption."""
+
+    at_s: float
+    """When the step was scheduled that took the memory, in seconds from the first event."""
+    step: int
+    request: int
+    """Row of the request."""
+    lost_tokens: int
+    """Computed tokens that had to be computed again; what the prefix cache still had is not lost."""
+    back_s: float
+    """When it was scheduled again; NaN if it never was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A request that was given its first blocks."""
+
+    at_s: float
+    request: int
+    num_blocks: int
+    free_blocks: int
+    """Left free by the step that admitted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spell:
+    """Preemptions that follow each other closely."""
+
+    losses: tuple[Loss, ...]
+    cause: Admission | None
+    """The last admission before the first of them; None where nobody had been admitted."""
+
+    @property
+    def begin_s(self) -> float:
+        """When the first was preempted."""
+        return self.losses[0].at_s
+
+    @property
+    def end_s(self) -> float:
+        """When the last was preempted."""
+        return self.losses[-1].at_s
+
+    @property
+    def lost_tokens(self) -> int:
+        """Of all of them."""
+        return sum(loss.lost_tokens for loss in self.losses)
+
+    @property
+    def worst(self) -> Loss:
+        """Who lost most."""
+        return max(self.losses, key=lambda loss: loss.lost_tokens)
+
+
+def losses_of(recording: Recording) -> list[Loss]:
+    """Every preemption, in order of time."""
+    steps, memory, requests = recording.steps, recording.memory, recording.requests
+    start_s = dict(zip(steps.step.tolist(), steps.start_s.tolist(), strict=True))
+    rows_of = _schedule_by_request(recording)
+    released: dict[int, int] = {}
+    found = []
+    for row in np.flatnonzero(memory.kind == MemoryKind.RELEASE).tolist():
+        request, step = int(memory.request[row]), int(memory.step[row])
+        nth = released[request] = released.get(request, 0) + 1
+        if nth > requests.preemptions[request]:
+            continue  # it has ended
+        before, after = _around(rows_of.get(request, []), step)
+        again = start_s.get(after[0], np.nan) if after else np.nan
+        lost = max(before - after[1], 0) if after else before
+        found.append(Loss(at_s=start_s.get(step, np.nan), step=step, request=request, lost_tokens=lost, back_s=again))
+    return sorted(found, key=lambda loss: loss.step)
+
+
+def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
+    """`losses` in spells, in order of time, each with the admission that came before it."""
+    spells: list[list[Loss]] = []
+    for loss in losses:
+        if spells and loss.at_s - spells[-1][-1].at_s <= _APART_S:
+            spells[-1].append(loss)
+        else:
+            spells.append([loss])
+    return [Spell(losses=tuple(spell), cause=_admitted_before(recording, spell[0].step)) for spell in spells]
+
+
+def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
+    """For every request its rows of the schedule: first step, tokens computed before, and after all its steps."""
+    schedule = recording.schedule
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    after = schedule.computed_before + schedule.tokens * schedule.repeats
+    columns = (schedule.request, schedule.step, schedule.computed_before, after)
+    for request, step, before, end in zip(*(column.tolist() for column in columns), strict=True):
+        found.setdefault(request, []).append((step, before, end))
+    return found
+
+
+def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
+    """Tokens that were computed when a request was preempted in `step`, and where and with how many it went on."""
+    computed = 0
+    for first, before, end in rows:
+        if first >= step:
+            return computed, (first, before)
+        computed = end
+    return computed, None
+
+
+def _admitted_before(recording: Recording, step: int) -> Admission | None:
+    """The last request that was given its first blocks in a step before `step`."""
+    memory, steps = recording.memory, recording.steps
+    taken = (memory.kind != MemoryKind.RELEASE) & (memory.kind != MemoryKind.EVICT)
+    rows = np.flatnonzero(taken & (memory.position == 0) & (memory.step < step))
+    if not len(rows):
+        return None
+    request, at = int(memory.request[rows[-1]]), int(memory.step[rows[-1]])
+    units = memory.length[taken & (memory.request == request) & (memory.step == at)].sum()
+    place = int(np.searchsorted(steps.step, at))
+    if place >= len(steps) or steps.step[place] != at:
+        return None
+    return Admission(
+        at_s=float(steps.start_s[place]),
+        request=request,
+        num_blocks=int(units),
+        free_blocks=int(steps.free_units[place]),
+    )

@@ -1,0 +1,68 @@
+"""The server and the load of a recording, as `kvsim.fit` knows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.errors import BudgetError, UsageError
+from kvsim.fit import Load, Server
+from kvsim.hardware import find_gpu
+from kvsim.machines import served_model
+from kvsim.policies import Paged
+from kvsim.validation import as_sent, concurrency_of, policy_of
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+
+_LEAST_SHARE = 0.9
+"""A pool with less than this share of the blocks that its settings leave room for was stated."""
+
+
+def load_of(recording: Recording) -> Load:
+    """The recording's own requests, as they were sent."""
+    return Load(
+        workload=as_sent(recording),
+        users=concurrency_of(recording),
+        stamp_at_entry=recording.meta.source != "simulation",
+    )
+
+
+def server_of(recording: Recording, times: str | None = None) -> Server:
+    """The server that was recorded, with the pool that it had.
+
+    Raises:
+        UsageError: it was none of vLLM's kind, or its settings or its pool are not known.
+    """
+    meta, engine = recording.meta, {**recording.meta.policy, **recording.meta.engine}
+    pool = meta.pool
+    if meta.policy_name != "paged" or pool.num_units is None:
+        raise UsageError(
+            f"{recording.name} is of {meta.policy_name} batches; kvsim diagnose is for servers with a paged cache."
+        )
+    policy, kv_bytes = policy_of(recording)
+    assert isinstance(policy, Paged)
+    scheduler, num_blocks = policy.scheduler, pool.num_units + pool.first_unit
+    server = Server(
+        gpu=find_gpu(meta.gpu),
+        model=served_model(meta),
+        gpu_memory_utilization=float(engine.get("gpu_memory_utilization", 0.92)),
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=scheduler.max_model_len,
+        block_size=pool.unit_tokens,
+        enable_prefix_caching=policy.cache.enable_prefix_caching,
+        watermark=policy.cache.watermark,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        async_scheduling=scheduler.async_scheduling,
+        captured=not engine.get("enforce_eager"),
+        times=times,
+    )
+    try:
+        account = server.budget()
+    except BudgetError:
+        return replace(server, num_blocks=num_blocks).starting()
+    if num_blocks < _LEAST_SHARE * account.num_blocks or meta.source == "simulation":
+        return replace(server, num_blocks=num_blocks).starting()
+    return replace(server, unaccounted_bytes=kv_bytes - account.kv_bytes)
