@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table, size
+from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.errors import UsageError
 
 
 @click.command("info")
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
+@click.option(
+    "--check", is_flag=True, help="Say whether it keeps to the format in every row and step; the exit code is 1 if not."
+)
 @json_option
-def command(*, recording_name: str | None, as_json: bool) -> None:
-    """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those."""
+def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
+    """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those.
+
+    --check is for those who write recordings: docs/reference/recordings.md specifies the format.
+    """
     from kvsim.cli.summary import print_summaries
     from kvsim.metrics import summarize
     from kvsim.recording import find, read, shipped_names
 
+    if check:
+        _check(recording_name, as_json=as_json)
+        return
     if recording_name is None:
         names = shipped_names()
         if as_json:
@@ -51,3 +61,28 @@ def command(*, recording_name: str | None, as_json: bool) -> None:
     ]
     print_table(recording.name, ["", ""], rows)
     print_summaries("what happened", [recording], [summary])
+
+
+def _check(name: str | None, *, as_json: bool) -> None:
+    """Read it, which compares what it says twice, and follow every unit through every step."""
+    from kvsim.metrics import waste
+    from kvsim.recording import Replay, find, read
+
+    if name is None:
+        raise UsageError("--check needs a recording: kvsim info FOLDER --check.")
+    recording = read(find(name))
+    facts = {
+        "requests": len(recording.requests),
+        "steps": len(recording.steps),
+        "schedule_rows": len(recording.schedule),
+        "memory_rows": len(recording.memory),
+    }
+    if len(recording.steps):
+        replay = Replay(recording)
+        replay.warm_up()
+        facts["frames"] = len(waste(replay).slots)
+    if as_json:
+        print_json({"recording": name, "keeps_to_the_format": True, **facts})
+        return
+    counts = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in facts.items())
+    echo(f"{name}: keeps to the format ({counts}); every slot is accounted for in every frame")

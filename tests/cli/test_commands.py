@@ -6,13 +6,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from kvsim import __version__
 from kvsim.metrics import summarize
-from kvsim.recording import Recording, read, shipped_names, write
+from kvsim.recording import MemoryKind, Recording, read, shipped_names, write
 
 if TYPE_CHECKING:
     import subprocess
@@ -296,3 +298,19 @@ def test_the_ladder_is_printed_and_written(kvsim: Kvsim, tmp_path: Path) -> None
     rungs = [str(path) for path in (tmp_path / "rungs").iterdir() if path.is_dir()]
     succeed(kvsim("plot", "ladder", *rungs, "-o", str(tmp_path / "ladder.png")))
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
+
+
+def test_a_recording_is_checked_unit_by_unit(kvsim: Kvsim, pressure: Recording, tmp_path: Path) -> None:
+    said = succeed(kvsim("info", pressure.name, "--check"))
+    assert "keeps to the format (400 requests, 2,922 steps" in said
+    assert "kvsim info FOLDER --check" in kvsim("info", "--check").stderr
+    # The reader compares totals; that a block is in two tables at once shows when every unit is followed.
+    memory = pressure.memory
+    appended = np.flatnonzero(memory.kind == MemoryKind.APPEND)
+    address = memory.address.copy()
+    address[appended[1]] = address[appended[0]]
+    wrong = replace(pressure, memory=replace(memory, address=address))
+    write(wrong, tmp_path / "wrong")
+    result = kvsim("info", tmp_path / "wrong", "--check")
+    assert result.returncode == 1
+    assert "should be free" in result.stderr
