@@ -10,7 +10,7 @@ import click
 
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table
-from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, first_requests
+from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, columns_of, first_requests
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("import")
 @click.argument("file")
+@click.option("--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,...")
 @click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
 @click.option("--num-requests", type=int, help="Only the first so many.")
@@ -47,6 +48,7 @@ def command(
     *,
     file: str,
     form: str | None,
+    columns: str | None,
     output: Path | None,
     num_requests: int | None,
     min_tokens: int,
@@ -72,12 +74,16 @@ def command(
     check_ranges(lengths)
     if output is not None:
         may_replace(output, "import", overwrite=overwrite)
-    workload = _guessed(file, form, chars_per_token) if chars_per_token is not None else read_workload(file, form=form)
+    workload = (
+        _guessed(file, form, chars_per_token)
+        if chars_per_token is not None
+        else read_workload(file, form=form, columns=columns_of(columns))
+    )
     limits = Limits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
     workload = within(workload, limits)
     if num_requests is not None:
         workload = first_requests(workload, num_requests)
-    if flags["arrivals"] is not None:
+    if any(flags[name] is not None for name in ("arrivals", "burstiness", "ramp", "rate_profile")):
         workload = arriving(workload, arrivals_of_flags(flags), flags["seed"])
     elif flags["rate"] is not None:
         raise UsageError("--rate is the rate of new arrivals; say which with --arrivals.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvsim.cli.sections import section
-from kvsim.cli.workload import workload_and_source
+from kvsim.cli.workload import DEFAULT_TOKENS, multiple, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _FEWEST, _MOST = 300, 5_000
 _OPTIONS = (
     _requests(
         "--users",
+        "--max-concurrency",
         type=click.IntRange(1, 1_000_000),
         metavar="N",
         help="A closed loop: each of so many users waits for the answer before the next request.",
@@ -59,7 +61,8 @@ def check_load(flags: dict[str, Any]) -> None:
     check_users(flags["users"], flags["think_time"])
     if flags["users"] is not None and flags["rate"] is not None:
         raise UsageError("--users wait for their answers, so they have no --rate; give one of the two.")
-    if flags["users"] is None and flags["rate"] is None and flags["workload"] is None and flags["arrivals"] is None:
+    given = ("users", "rate", "workload", "arrivals", "rate_profile")
+    if all(flags[name] is None for name in given):
         raise UsageError("there is no load: give --users N, --rate PER_S or --workload FILE.")
 
 
@@ -71,18 +74,37 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
 
     if flags["workload"] is not None:
         return workload_and_source(flags)
-    users, number = flags["users"], flags["num_requests"]
+    users, number = users_of(flags), flags["num_requests"]
     if users is not None:
         return workload_and_source(flags | {"arrivals": "at-once", "num_requests": number or requests_for(users)})
+    if flags["rate_profile"] is not None:
+        return workload_and_source(flags)
     rate = flags["rate"] or 30.0
-    shown = min(max(round(_SHOWN_S * rate), _FEWEST), _MOST)
-    return workload_and_source(flags | {"arrivals": flags["arrivals"] or "poisson", "num_requests": number or shown})
+    shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST)
+    # Only requests that are generated take arrivals; burstiness and ramps bring theirs.
+    own = flags["burstiness"] is not None or flags["ramp"] is not None or rate == math.inf
+    arrivals = flags["arrivals"] or (None if own else "poisson")
+    lengths = flags["prompt_tokens"] or DEFAULT_TOKENS
+    return workload_and_source(
+        flags | {"arrivals": arrivals, "num_requests": number or shown, "prompt_tokens": lengths}
+    )
+
+
+def users_of(flags: dict[str, Any]) -> int | None:
+    """How many users there are: so many times those of --users as --load says; None in an open loop."""
+    users: int | None = flags["users"]
+    return None if users is None else max(round(users * multiple("--load", flags["load"])), 1)
 
 
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
     """`workload`, sent as the flags say."""
     from kvsim.fit import Load
 
+    rate: float | None = flags["rate"]
+    steady = rate is not None and math.isfinite(rate) and flags["ramp"] is None
     return Load(
-        workload=workload, users=flags["users"], think_s=flags["think_time"] or 0.0, asked_rate_per_s=flags["rate"]
+        workload=workload,
+        users=users_of(flags),
+        think_s=flags["think_time"] or 0.0,
+        asked_rate_per_s=rate * multiple("--load", flags["load"]) if rate is not None and steady else None,
     )

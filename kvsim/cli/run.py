@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.load import check_users, load_options
+from kvsim.cli.load import check_users, load_options, users_of
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -92,9 +92,10 @@ def command(
     check_policy_flags(context, [policy])
     check_users(users, think_time)
     think_s = think_time or 0.0
+    users = users_of(flags | {"users": users})
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(**flags)
+    scenario = build_scenario(**flags | {"users": users})
     settings, workload = scenario.policy(policy), scenario.workload
     machine = scenario.machine(settings)
     with progress(policy) as report, ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +10,7 @@ import click
 
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.sections import section
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
 """A recording of a real server under memory pressure, whose requests are served again where no others are named."""
 _DEFAULT_NUM_REQUESTS = 400
-_DEFAULT_TOKENS = "200:0.8"
+DEFAULT_TOKENS = "200:0.8"
+_DEFAULT_CV = 2.0
+"""Of the gaps between gamma arrivals."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _requests = section("Requests")
@@ -28,9 +31,24 @@ ARRIVAL_OPTIONS = (
         type=click.Choice(["poisson", "gamma", "constant", "at-once"]),
         help="Generate requests that arrive so.",
     ),
-    _requests("--rate", type=float, metavar="PER_S", help="Requests per second; rescales a recorded workload."),
     _requests(
-        "--burstiness", type=float, default=2.0, show_default=True, help="With --arrivals gamma: CV of the gaps."
+        "--rate",
+        "--request-rate",
+        type=float,
+        metavar="PER_S",
+        help="Requests per second; rescales a recorded workload; inf: all at once.",
+    ),
+    _requests(
+        "--burstiness",
+        type=float,
+        metavar="SHAPE",
+        help="Gaps of a gamma distribution, as in vllm bench serve: 1 is Poisson, less comes in bursts.  [0.25]",
+    ),
+    _requests("--ramp", type=float, metavar="SECONDS", help="The rate rises from 0 to --rate over so many seconds."),
+    _requests(
+        "--rate-profile",
+        metavar="FILE",
+        help="A day, or any other time, over and over: CSV with hour (or minute, time_s) and rate_per_s.",
     ),
 )
 _OPTIONS = (
@@ -39,10 +57,26 @@ _OPTIONS = (
         metavar="FILE",
         help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
     ),
-    _requests("--num-requests", type=int, help="Only the first so many, or how many to generate."),
+    _requests(
+        "--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,..."
+    ),
+    _requests("--num-requests", "--num-prompts", type=int, help="Only the first so many, or how many to generate."),
+    _requests("--load", metavar="2x", help="So many times the load: arrivals so much faster, or so many more users."),
+    _requests("--answers", metavar="2x", help="Answers so many times as long."),
     *ARRIVAL_OPTIONS,
-    _requests("--prompt-tokens", metavar="MEAN[:SIGMA]", help="Generate prompts: fixed, or log-normal with a sigma."),
-    _requests("--output-tokens", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
+    _requests(
+        "--prompt-tokens",
+        "--random-input-len",
+        metavar="MEAN[:SIGMA]",
+        help="Generate prompts: fixed, or log-normal with a sigma.",
+    ),
+    _requests("--output-tokens", "--random-output-len", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
+    _requests(
+        "--random-range-ratio",
+        type=float,
+        metavar="SHARE",
+        help="Fixed lengths vary evenly by so much to either side, as in vllm bench serve.",
+    ),
     _requests("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
     _requests("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
 )
@@ -67,24 +101,68 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | No
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
     """
+    factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
         from kvsim.importers import read_workload, workload_of
         from kvsim.recording import find, read
 
         path = find(flags["workload"] or DEFAULT_WORKLOAD)
         source = None if path.is_file() else read(path)
-        return _part(read_workload(path) if source is None else workload_of(source), flags), source
+        columns = columns_of(flags["columns"])
+        workload = read_workload(path, columns=columns) if source is None else workload_of(source)
+        return _answering(_loaded(_part(workload, flags), flags), factor), source
     if flags["workload"] is not None:
         raise UsageError(
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and "
             "--shared-prefix; kvsim import can give them new arrivals."
         )
-    return _generated(flags), None
+    if flags["columns"] is not None:
+        raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
+    return _answering(_loaded(_generated(flags), flags), factor), None
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:
     """Whether the flags ask for requests that are drawn, not read."""
-    return any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
+    names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
+    return any(flags[name] is not None for name in (*names, "random_range_ratio"))
+
+
+def multiple(flag: str, text: str | None) -> float:
+    """The number in a text such as `2x`; 1 where there is none."""
+    if text is None:
+        return 1.0
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = math.nan
+    if not 1e-6 <= factor <= 1e6:
+        raise UsageError(f"{flag} should be how many times as much, such as 2x or 0.5x, not {shortened(text)}.")
+    return factor
+
+
+def columns_of(text: str | None) -> dict[str, str]:
+    """What `--columns` says: our name of a column, and the file's."""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    if any(not (ours.strip() and equals and theirs.strip()) for ours, equals, theirs in pairs):
+        raise UsageError(
+            f"--columns should be pairs such as arrival_s=timestamp,prompt_tokens=in,output_tokens=out, not "
+            f"{shortened(text)}."
+        )
+    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+
+
+def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """`workload` arriving as much faster as --load says; users in a closed loop are multiplied instead."""
+    factor = multiple("--load", flags["load"])
+    if factor == 1 or flags.get("users") is not None:
+        return workload
+    if workload.summary().rate_per_s is None:
+        raise UsageError("--load makes requests arrive faster, and these arrive all at once; give --num-requests.")
+    return workload.scaled_rate(factor)
+
+
+def _answering(workload: Workload, factor: float) -> Workload:
+    return workload if factor == 1 else workload.scaled_answers(factor)
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
@@ -109,17 +187,53 @@ def given(value: int | None, otherwise: int) -> int:
 
 
 def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
-    """The arrival process of --arrivals, --rate and --burstiness."""
+    """The arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
+
+    Raises:
+        UsageError: two of them contradict each other, or one cannot be right.
+    """
     from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
-    rate = 30.0 if flags["rate"] is None else flags["rate"]
+    name, rate = flags["arrivals"], 30.0 if flags["rate"] is None else flags["rate"]
+    if flags["ramp"] is not None or flags["rate_profile"] is not None:
+        return _varying(flags, rate)
+    shape = flags["burstiness"]
+    if shape is not None and name not in (None, "gamma"):
+        raise UsageError(f"--burstiness is of gamma arrivals; leave out --arrivals {name}.")
+    in_a_loop = flags.get("users") is not None and flags["rate"] is None
+    if (rate == math.inf or in_a_loop) and name is None and shape is None:
+        return AllAtOnce()
     processes: dict[str, Callable[[], Arrivals]] = {
         "poisson": lambda: Poisson(rate_per_s=rate),
-        "gamma": lambda: Gamma(rate_per_s=rate, cv=flags["burstiness"]),
+        "gamma": lambda: Gamma(rate_per_s=rate, cv=_cv(shape)),
         "constant": lambda: Constant(rate_per_s=rate),
         "at-once": AllAtOnce,
     }
-    return processes[flags["arrivals"] or "poisson"]()
+    return processes[name or ("poisson" if shape is None else "gamma")]()
+
+
+def _cv(shape: float | None) -> float:
+    """The variation of gaps of a gamma distribution of that shape."""
+    if shape is not None and not 0 < shape < math.inf:
+        raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
+    return _DEFAULT_CV if shape is None else shape**-0.5
+
+
+def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
+    """Arrivals whose rate changes."""
+    from kvsim.importers import read_profile
+    from kvsim.workload import Varying
+
+    ramp, profile = flags["ramp"], flags["rate_profile"]
+    if flags["arrivals"] not in (None, "poisson") or flags["burstiness"] is not None:
+        raise UsageError("--ramp and --rate-profile are Poisson arrivals of a changing rate; leave --arrivals out.")
+    if profile is not None and (ramp is not None or flags["rate"] is not None):
+        raise UsageError("--rate-profile says which rate holds when; leave out --rate and --ramp.")
+    if profile is not None:
+        return read_profile(profile)
+    if not 0 < ramp < math.inf:
+        raise UsageError(f"--ramp should be a positive number of seconds, not {ramp}.")
+    return Varying(time_s=(0.0, ramp), rate_per_s=(0.0, rate))
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
@@ -142,28 +256,41 @@ def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
 
 
 def _generated(flags: dict[str, Any]) -> Workload:
-    from kvsim.workload import generate
+    from kvsim.workload import Varying, generate
 
+    arrivals, number = arrivals_of_flags(flags), flags["num_requests"]
+    if number is None and isinstance(arrivals, Varying) and arrivals.repeats:
+        number = max(round(arrivals.requests_in_profile), 1)
+    ratio = flags["random_range_ratio"]
     return generate(
-        given(flags["num_requests"], _DEFAULT_NUM_REQUESTS),
-        arrivals=arrivals_of_flags(flags),
-        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or _DEFAULT_TOKENS),
-        output=_lengths("--output-tokens", flags["output_tokens"] or _DEFAULT_TOKENS),
+        given(number, _DEFAULT_NUM_REQUESTS),
+        arrivals=arrivals,
+        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or DEFAULT_TOKENS, ratio),
+        output=_lengths("--output-tokens", flags["output_tokens"] or DEFAULT_TOKENS, ratio),
         prefixes=_prefixes(flags["shared_prefix"]),
         seed=flags["seed"],
     )
 
 
-def _lengths(flag: str, text: str) -> Lengths:
-    from kvsim.workload import Fixed, LogNormal
+def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
+    from kvsim.workload import Fixed, LogNormal, Uniform
 
     mean, _, sigma = text.partition(":")
+    if ratio is not None and (sigma or not 0 <= ratio < 1):
+        raise UsageError(
+            f"--random-range-ratio should be a share from 0 to below 1 of a fixed length, not {ratio} of {flag} {text}."
+        )
     try:
-        return LogNormal(mean_tokens=float(mean), sigma=float(sigma)) if sigma else Fixed(tokens=int(mean))
+        if sigma:
+            return LogNormal(mean_tokens=float(mean), sigma=float(sigma))
+        tokens = int(mean)
     except ValueError:
         raise UsageError(
             f"{flag} should be a number of tokens such as 200, or a mean and a sigma such as 200:0.8, not {text!r}."
         ) from None
+    if not ratio:
+        return Fixed(tokens=tokens)
+    return Uniform(low=max(math.floor(tokens * (1 - ratio)), 1), high=math.ceil(tokens * (1 + ratio)))
 
 
 def _prefixes(text: str | None) -> SharedPrefixes | None:

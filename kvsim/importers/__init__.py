@@ -4,6 +4,7 @@ with a line.
 
 from kvsim.importers.formats import FORMATS, detect, read_workload
 from kvsim.importers.parquet import write as write_workload
+from kvsim.importers.rate_profile import read_profile
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.select import Limits, arriving, first, within
 from kvsim.importers.source import Source
@@ -15,6 +16,7 @@ __all__ = [
     "arriving",
     "detect",
     "first",
+    "read_profile",
     "read_workload",
     "within",
     "workload_of",

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UnknownNameError, WorkloadError
+from kvsim.errors import UnknownNameError, UsageError, WorkloadError
 from kvsim.importers import azure, burstgpt, mooncake, parquet, plain, ragpulse, sharegpt, vidur, vllm_bench
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.source import Source
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvsim.workload import Workload
 
@@ -46,12 +46,15 @@ FORMATS = {
 """Name on the command line -> how to read it. A recording (a folder) and a workload (Parquet) need no name."""
 
 
-def read_workload(path: str | os.PathLike[str], *, form: str | None = None) -> Workload:
+def read_workload(
+    path: str | os.PathLike[str], *, form: str | None = None, columns: Mapping[str, str] | None = None
+) -> Workload:
     """The requests in `path`: a recording, a Parquet file of `kvsim import`, or a file in one of `FORMATS`.
 
     Args:
         path: a file, or the folder of a recording.
         form: the format's name; found from the content if left out.
+        columns: what the columns of a CSV file stand for: our name of each, and the file's.
 
     Raises:
         UnknownNameError: there is no format `form`.
@@ -61,6 +64,10 @@ def read_workload(path: str | os.PathLike[str], *, form: str | None = None) -> W
     if form is not None and form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)
     file = Path(path)
+    if columns:
+        if form not in (None, "csv"):
+            raise UsageError(f"--columns are those of a CSV file, not of the format {form}.")
+        return plain.read(Source.open(file), columns)
     if form is None and file.is_dir():
         from kvsim.recording import read  # noqa: PLC0415  brings pyarrow
 
@@ -78,6 +85,8 @@ def detect(source: Source) -> str:
         WorkloadError: none of them recognises it.
     """
     found = next((name for name, form in FORMATS.items() if form.looks_like(source)), None)
+    if found is None and len(source.header) > 1 and not source.lines[0].lstrip().startswith(("{", "[")):
+        raise plain.unknown_columns(source, {})
     if found is None:
         raise WorkloadError(
             f"{source.path}, line 1: {source.lines[0][:60]!r} begins no known format; "

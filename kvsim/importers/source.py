@@ -62,9 +62,16 @@ class Source:
     def header(self) -> tuple[str, ...]:
         """The first line as the names of CSV columns."""
         try:
-            return tuple(field.strip() for field in next(csv.reader(self.lines[:1]), []))
+            return tuple(field.strip() for field in next(csv.reader(self.lines[:1], delimiter=self.delimiter), []))
         except csv.Error:  # a field is longer than any name
             return ()
+
+    @property
+    def delimiter(self) -> str:
+        """What stands between the fields of a CSV file: a comma, a semicolon or a tabulator, whichever its first line
+        has most of.
+        """
+        return max(",;\t", key=self.lines[0].count)
 
     def first_object(self) -> dict[str, Any]:
         """The first line as a JSON object; an empty one where it is none."""
@@ -92,7 +99,7 @@ class Source:
         twice = [name for name in columns if columns.count(name) > 1]
         if twice:
             raise WorkloadError(f"{self.path}, line 1: the column {twice[0]} is there more than once.")
-        reader = csv.reader(self.lines[1:], strict=True)
+        reader = csv.reader(self.lines[1:], delimiter=self.delimiter, strict=True)
         try:
             for fields in reader:
                 line = reader.line_num + 1

@@ -10,6 +10,7 @@ from kvsim.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
 from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.synthetic import SharedPrefixes, generate
 from kvsim.workload.table import Workload, WorkloadSummary, check_fits
+from kvsim.workload.varying import Varying
 
 __all__ = [
     "LONGEST_S",
@@ -29,6 +30,7 @@ __all__ = [
     "SharedPrefix",
     "SharedPrefixes",
     "Uniform",
+    "Varying",
     "Workload",
     "WorkloadSummary",
     "check_fits",

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.workload.checks import SCALAR_COLUMNS, check_rows
-from kvsim.workload.columns import Numbered, Ragged, float_column, frozen, int_column
+from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
 from kvsim.workload.request import Request, SharedPrefix
 
 if TYPE_CHECKING:
@@ -195,6 +195,23 @@ class Workload:
         with np.errstate(over="ignore"):  # the constructor has a better sentence for an infinite arrival
             arrival_s = self.arrival_s / factor
         return replace(self, arrival_s=arrival_s, description=description)
+
+    def scaled_answers(self, factor: float) -> Workload:
+        """The same requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
+        if not (math.isfinite(factor) and factor > 0):
+            raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
+        output = np.clip(np.rint(self.output_tokens * factor), 1, MAX_TOKENS).astype(np.int64)
+        limit = np.maximum(np.clip(np.rint(self.max_tokens * factor), 1, MAX_TOKENS).astype(np.int64), output)
+        return Workload(
+            **{name: getattr(self, name) for name in SCALAR_COLUMNS} | {"output_tokens": output, "max_tokens": limit},
+            prefix_names=self.prefix_names,
+            prompt_hashes=self.prompt_hashes,
+            hash_unit_tokens=self.hash_unit_tokens,
+            prompt_token_ids=self.prompt_token_ids,
+            ids=self.ids,
+            name=self.name,
+            description=f"{self.description}, with answers {factor:g} times as long".removeprefix(", "),
+        )
 
     def cut(self, max_model_len: int) -> Workload:
         """The same requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt

@@ -10,12 +10,15 @@ _NUMBERS = (
     "--num-requests", "--max-model-len", "--block-size", "--kv-gib", "--num-blocks", "--gpu-memory-utilization",
     "--watermark", "--swap-gib", "--swap-gb-per-s", "--speculative-tokens", "--acceptance-rate", "--batch-size",
     "--batch-timeout", "--max-num-seqs", "--max-num-batched-tokens", "--long-prefill-token-threshold", "--rate",
-    "--burstiness", "--seed",
+    "--burstiness", "--seed", "--ramp", "--users", "--think-time", "--random-range-ratio",
 )  # fmt: skip
 _TEXTS = {
     "--prompt-tokens": ("0", "-1", "1e9", "200:", ":", "nan:nan", "200:1e9", "9" * 400, "2147483648", "inf:1", "10:-1"),
     "--output-tokens": ("0", "-1", "1e9", "200:", ":", "nan:nan", "200:1e9", "9" * 400, "2147483648", "inf:1", "10:-1"),
     "--shared-prefix": ("0x0", "-1x5", "4x", "x", "1x99999999999", "99999999999x1", "9" * 400 + "x1", "4x512"),
+    "--load": ("2x", "0x", "-1", "nan", "x", "1e9x", "0.5"),
+    "--answers": ("2x", "0x", "-1", "nan", "x", "1e6x", "0.5"),
+    "--columns": ("", "=", "a=b", "arrival_s=", "prompt_tokens=x,output_tokens=y"),
     "--model": ("", "Llama", "../x", "Meta-Llama-3-8B", "x" * 400, "Mistral-7B-v0.1"),
     "--gpu": ("", "H200", "A100", "T4", "x" * 400),
     "--profile": ("none", "", "x", ".", "x" * 400),

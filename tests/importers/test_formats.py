@@ -260,7 +260,7 @@ def test_ragpulse_is_found_too(ragpulse: Path) -> None:
     [
         ("", "trace.txt is empty"),
         ("\n\n", "trace.txt is empty"),
-        ("a,b\n1,2\n", "line 1: 'a,b' begins no known format; the known ones are azure"),
+        ("a,b\n1,2\n", "line 1: 'a,b' begins no known format; a CSV file has the columns arrival_s"),
         (AZURE.replace("374", "3.5"), "line 2: ContextTokens should be a whole number from 0 to 2147483647, not"),
         (AZURE.replace("374", "1_0"), "line 2: ContextTokens should be a whole number"),
         (AZURE.replace("374", "-1"), "line 2: ContextTokens should be a whole number"),
@@ -282,7 +282,7 @@ def test_ragpulse_is_found_too(ragpulse: Path) -> None:
         (BURSTGPT.replace("118.5", "soon"), "line 4: Timestamp should be a finite number of at least 0, not 'soon'"),
         ("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n", "line 1: the column prompt_tokens is there more"),
         ("arrival_s,prompt_tokens,output_tokens\n0,0,5\n", "has 1 requests, none with both a prompt and an answer"),
-        ("sent,prompt_tokens,output_tokens\n0,5,5\n", "line 1: the column arrival_s is missing; the first line should"),
+        ("sent,prompt_tokens,output_tokens\n0,5,5\n", "--columns arrival_s=...."),
         (PLAIN.replace("100,8", "100,4"), "line 2: max_tokens should be a whole number from 5 to"),
         (PLAIN.replace("chat,64", "chat,101"), "line 2: prefix_tokens should be a whole number from 1 to 100"),
         (PLAIN.replace("chat,64", "chat,"), "line 2: prefix_group and prefix_tokens go together"),

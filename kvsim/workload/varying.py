@@ -1,0 +1,81 @@
+"""Arrivals whose rate changes: a ramp, or the profile of a day."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.workload.columns import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Varying:
+    """Independent users, more of them at some times than at others: a Poisson process whose rate runs straight from one
+    point of a profile to the next.
+    """
+
+    time_s: Sequence[float]
+    """At least two times, rising, the first 0."""
+    rate_per_s: Sequence[float]
+    """Requests per second at each of them, 0 or more."""
+    repeats: bool = False
+    """Whether the profile begins again at its end, as a day does; otherwise the last rate stays."""
+
+    def __post_init__(self) -> None:
+        times, rates = [float(value) for value in self.time_s], [float(value) for value in self.rate_per_s]
+        object.__setattr__(self, "time_s", tuple(times))
+        object.__setattr__(self, "rate_per_s", tuple(rates))
+        if len(times) != len(rates) or len(times) < 2:
+            raise UsageError(
+                f"a profile has {len(times)} times and {len(rates)} rates; it needs at least two, as many of each."
+            )
+        if times[0] != 0 or not all(later > earlier for earlier, later in pairwise(times)):
+            raise UsageError("the times of a profile should begin at 0 and rise.")
+        if not all(math.isfinite(value) for value in times) or not all(0 <= rate < math.inf for rate in rates):
+            raise UsageError("a profile should have finite times, and rates of 0 or more.")
+        if not any(rates) or (not self.repeats and not rates[-1]):
+            raise UsageError("a profile should lead to more requests: its last rate, or one that repeats, is above 0.")
+
+    def __str__(self) -> str:
+        low, high = min(self.rate_per_s), max(self.rate_per_s)
+        again = " over and over" if self.repeats else ""
+        return f"{low:g} to {high:g} a second in {self.time_s[-1]:g} s{again} (Poisson)"
+
+    @property
+    def requests_in_profile(self) -> float:
+        """How many requests the profile has on average."""
+        return float(self._expected()[-1])
+
+    def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
+        """Seconds at which `n` requests arrive, the first at 0: float64[n]."""
+        wanted = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
+        expected, times, rates = self._expected(), np.array(self.time_s), np.array(self.rate_per_s)
+        rounds = np.floor(wanted / expected[-1]) if self.repeats else np.zeros(n)
+        left = wanted - rounds * expected[-1]
+        piece = np.minimum(np.searchsorted(expected, left, side="right") - 1, len(times) - 2)
+        # Within a piece the rate is rate + slope * t, so that rate * t + slope * t² / 2 requests have come after t.
+        slope = np.diff(rates)[piece] / np.diff(times)[piece]
+        more, rate = left - expected[piece], rates[piece]
+        root = np.sqrt(np.maximum(rate**2 + 2 * slope * more, 0.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = np.where(more > 0, 2 * more / (rate + root), 0.0)
+        beyond = (left > expected[-1]) & (not self.repeats)
+        after = np.divide(left - expected[-1], rates[-1], out=np.zeros(n), where=np.array(rates[-1] > 0))
+        arrival_s = np.where(beyond, times[-1] + after, times[piece] + inside) + rounds * times[-1]
+        arrival_s = np.maximum.accumulate(arrival_s)
+        first: FloatArray = arrival_s - arrival_s[0]
+        return first
+
+    def _expected(self) -> FloatArray:
+        """Requests that have come on average at each time of the profile."""
+        times, rates = np.array(self.time_s), np.array(self.rate_per_s)
+        return np.concatenate(([0.0], np.cumsum(np.diff(times) * (rates[1:] + rates[:-1]) / 2)))
