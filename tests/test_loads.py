@@ -78,6 +78,9 @@ def drawn(seed: int = 0) -> Workload:
 def test_what_is_cut_fits_and_is_counted_and_the_rest_stays(seed: int, longest: int) -> None:
     before = drawn(seed)
     after = before.cut(longest)
+    if (before.prompt_tokens >= longest).all():
+        assert after is before
+        return
     total = before.prompt_tokens + before.output_tokens
     assert (after.prompt_tokens + after.output_tokens <= longest).all()
     assert (after.output_tokens >= 1).all()

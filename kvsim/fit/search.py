@@ -33,6 +33,8 @@ _FIGURES = {
     "preemptions_per_min": None,
 }
 """Figures that have a band, and which known error is theirs."""
+_NOTICED = 0.98
+"""A change that brings less than the rest to 1 is not worth making."""
 _WORTH_COMPILING = 2_000_000
 """Output tokens over all points from which on machine code pays for being loaded: half a minute of interpreting."""
 
@@ -150,12 +152,24 @@ class Scale:
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
     """Those that fit first, the nearest of them first; then the others, by how much they still lack.
 
-    Of changes of the same fields, such as a higher and a highest `max_num_seqs`, the best one stays.
+    Of changes of the same fields, such as a higher and a highest `max_num_seqs`, the best one stays; and of two changes
+    together none that one of them brings as well.
     """
     best: dict[tuple[str, ...], Remedy] = {}
     for remedy in sorted(remedies, key=_order):
         best.setdefault(tuple(sorted(remedy.change.fields)), remedy)
-    return list(best.values())
+    found = list(best.values())
+    return [each for each in found if not any(_does_as_much(other, each) for other in found)]
+
+
+def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
+    """Whether a part of a change is hardly worse than the whole."""
+    if not set(smaller.change.fields) < set(larger.change.fields) or smaller.outcome.error:
+        return False
+    if smaller.fits != larger.fits:
+        return smaller.fits
+    less = smaller.outcome.output_tokens_per_s < _NOTICED * larger.outcome.output_tokens_per_s
+    return not less and _NOTICED * smaller.shortfall <= larger.shortfall
 
 
 def _order(remedy: Remedy) -> tuple[Any, ...]:

@@ -49,6 +49,7 @@ class Totals:
         assert pool.num_units is not None
         self._unit_tokens = pool.unit_tokens
         self._sums = Sums(pool.num_units * pool.unit_tokens)
+        self._limits: Limits | None = None
         self._computed_tokens = self._swapped_out = self._swapped_in = 0
 
     def take(self, engine: Engine) -> None:
@@ -63,14 +64,10 @@ class Totals:
             return column(engine.steps, name, num_steps)
 
         unit_tokens, free, unusable = self._unit_tokens, of("free_units"), of("unusable_units")
-        waiting, tokens, settings = of("waiting"), of("num_tokens"), engine.settings[0]
-        if settings.memory == RECTANGULAR:
-            kept = waiting, np.zeros_like(waiting)
-        else:
-            limits = Limits(
-                max_num_seqs=int(settings.max_num_seqs), max_num_batched_tokens=int(settings.max_num_batched_tokens)
-            )
-            kept = limits.keeping(waiting, of("running"), tokens)
+        waiting, tokens = of("waiting"), of("num_tokens")
+        if self._limits is None:
+            self._limits = _limits_of(engine)
+        kept: tuple[Any, Any] = self._limits.keeping(waiting, of("running"), tokens)
         frame = Frame(
             scheduled=of("num_scheduled"),
             waiting=waiting,
@@ -200,6 +197,14 @@ class Tables:
             del rows[:num_final]  # type: ignore[attr-defined]
         fill(sequences, 0, open_row=np.maximum(open_rows - num_final, NO_ROW))
         engine.state[0].num_schedule_rows = num_rows - num_final
+
+
+def _limits_of(engine: Engine) -> Limits:
+    """What the engine takes into one step; a static batch is full until it has ended."""
+    settings = engine.settings[0]
+    if settings.memory == RECTANGULAR:
+        return Limits(max_num_seqs=0, max_num_batched_tokens=0)
+    return Limits(max_num_seqs=int(settings.max_num_seqs), max_num_batched_tokens=int(settings.max_num_batched_tokens))
 
 
 def rows_of(engine: Engine) -> npt.NDArray[np.int64]:

@@ -215,7 +215,8 @@ class Workload:
 
     def cut(self, max_model_len: int) -> Workload:
         """The same requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt
-        loses its end, so that one token of an answer fits behind it. The description counts them.
+        loses its end, so that one token of an answer fits behind it. The description counts them. Where every prompt
+        is too long, none is cut: they were meant to be.
 
         Raises:
             UsageError: `max_model_len` is below 2, so that nothing fits.
@@ -224,7 +225,7 @@ class Workload:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
         prompt, total = self.prompt_tokens, self.prompt_tokens.astype(np.int64) + self.output_tokens
         num_prompts, num_cut = int((prompt >= max_model_len).sum()), int((total > max_model_len).sum())
-        if not num_cut:
+        if not num_cut or num_prompts == len(self):
             return self
         prompt = np.minimum(prompt, max_model_len - 1)
         output = np.minimum(self.output_tokens, max_model_len - prompt)
