@@ -143,7 +143,8 @@ def _print(found: Diagnosis) -> None:
     ]
     print_table("", ["", ""], rows)
     echo(found.sureness)
-    print_remedies(found.remedies, fits=not found.summary.num_preemptions)
+    if found.tried:
+        print_remedies(found.remedies, fits=not found.summary.num_preemptions)
 
 
 def _print_glance(seen: Glance) -> None:

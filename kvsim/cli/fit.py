@@ -29,7 +29,13 @@ _goal = section("Targets")
 @click.option(
     "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
 )
-@click.option("--points", type=click.IntRange(0, 100_000), default=60, show_default=True, help="Changes to simulate.")
+@click.option(
+    "--points",
+    type=click.IntRange(0, 100_000),
+    default=60,
+    show_default=True,
+    help="Changes to simulate; 0: only the load that was asked for.",
+)
 @click.option(
     "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
 )
@@ -92,7 +98,7 @@ def command(
     chosen = engine_for(load, points + 40) if engine == "auto" else engine
     with progress("fit") as report:
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
-        found = answer(server, load, goal, search, most=points)
+        found = answer(server, load, goal, search, most=points, find_largest=points > 0)
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.fit import draw_fit

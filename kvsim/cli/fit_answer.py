@@ -33,7 +33,8 @@ def print_fit(answer: Answer) -> None:
         print_table(
             "", ["", ""], [(name, cell) for name, cell in zip(_NAMES, cells(outcome, answer.band), strict=True)]
         )
-    print_remedies(answer.remedies, fits=answer.fits)
+    if answer.tried:
+        print_remedies(answer.remedies, fits=answer.fits)
 
 
 def print_remedies(remedies: Sequence[Remedy], *, fits: bool) -> None:

@@ -33,6 +33,8 @@ class Answer:
     largest: float | None
     """The largest load that fits: users, or times the arrivals; None where none does, infinity beyond what was
     tried."""
+    searched: bool
+    """Whether the largest load was looked for."""
     remedies: tuple[Remedy, ...]
     """The best of them, with bands, best first."""
     tried: tuple[Remedy, ...]
@@ -106,6 +108,7 @@ def answer(
         outcome=outcome,
         band=search.band(starting, load, outcome),
         largest=largest,
+        searched=find_largest,
         remedies=tuple(search.with_bands(helpful[:_SHOWN], load)),
         tried=tuple(tried),
         shortened_from=server.max_model_len if starting is not server else None,

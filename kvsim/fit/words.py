@@ -27,6 +27,8 @@ def verdict_words(answer: Answer) -> str:
         return f"Yes: {_yes(answer)}.{shortened}"
     misses = "; ".join(_misses(answer))
     if users is not None:
+        if not answer.searched:
+            return f"No: {users:,} users do not fit; {misses}.{shortened}"
         fitting = answer.largest or 0
         return f"No: {fitting:,.0f} of {users:,} users fit; {misses}.{shortened}"
     return f"No: {_share_served(answer)}; {misses}.{shortened}"
@@ -53,6 +55,8 @@ def _share_served(answer: Answer) -> str:
     rate, largest = answer.load.rate_per_s, answer.largest
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once do not fit"
+    if not answer.searched:
+        return f"{rate:,.3g} requests a second do not fit"
     if not largest:
         return f"{rate:,.3g} requests a second do not fit, nor does a sixteenth of them"
     return f"{largest * rate:,.3g} of {rate:,.3g} requests a second fit"

@@ -19,7 +19,7 @@ from ..conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 PAGES = [
-    *("index.md", "how-to.md", "reference/recordings.md"),
+    *("index.md", "answers.md", "how-to.md", "reference/recordings.md"),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer")),
 ]
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
@@ -43,6 +43,11 @@ def run_shell(line: str) -> None:
     assert program == "kvsim", line
     if command == "tui":  # without a terminal, the same as a picture
         arguments += ["--screenshot", "tui.svg", "--overwrite"]
+    if command in {"fit", "diagnose"}:  # the load alone, and few requests of it
+        arguments += ["--points", "0", "--jobs", "1", "--engine", "interpreted"]
+        arguments += ["--num-requests", "30"] if command == "fit" else []
+    if command == "run" and "--no-band" not in arguments:
+        arguments.append("--no-band")
     result = CliRunner().invoke(cli, [command, *arguments])
     assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
 
