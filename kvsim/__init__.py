@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsim.api.answers import diagnose, fit, server
     from kvsim.api.comparison import Comparison
     from kvsim.api.machine import machine
     from kvsim.api.rows import Rows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvsim.api.verbs import calibrate, compare, read, simulate, sweep, validate, verify
     from kvsim.budget import Budget, plan_budget
     from kvsim.errors import KvsimError
+    from kvsim.fitting import Server
     from kvsim.hardware import Gpu, find_gpu
     from kvsim.importers import read_workload, workload_of
     from kvsim.metrics import Summary, summarize
@@ -86,6 +88,7 @@ _HOME = {
     "Roofline": "kvsim.steptime",
     "Rows": "kvsim.api.rows",
     "Run": "kvsim.api.run",
+    "Server": "kvsim.fitting",
     "SharedPrefixes": "kvsim.workload",
     "Static": "kvsim.policies",
     "StaticSettings": "kvsim.settings",
@@ -96,13 +99,16 @@ _HOME = {
     "all_models": "kvsim.models",
     "calibrate": "kvsim.api.verbs",
     "compare": "kvsim.api.verbs",
+    "diagnose": "kvsim.api.answers",
     "find_gpu": "kvsim.hardware",
     "find_model": "kvsim.models",
+    "fit": "kvsim.api.answers",
     "generate": "kvsim.workload",
     "machine": "kvsim.api.machine",
     "plan_budget": "kvsim.budget",
     "read": "kvsim.api.verbs",
     "read_workload": "kvsim.importers",
+    "server": "kvsim.api.answers",
     "shipped_names": "kvsim.recording",
     "simulate": "kvsim.api.verbs",
     "summarize": "kvsim.metrics",
@@ -142,6 +148,7 @@ __all__ = [
     "Roofline",
     "Rows",
     "Run",
+    "Server",
     "SharedPrefixes",
     "Static",
     "StaticSettings",
@@ -153,13 +160,16 @@ __all__ = [
     "all_models",
     "calibrate",
     "compare",
+    "diagnose",
     "find_gpu",
     "find_model",
+    "fit",
     "generate",
     "machine",
     "plan_budget",
     "read",
     "read_workload",
+    "server",
     "shipped_names",
     "simulate",
     "summarize",

@@ -10,7 +10,7 @@ import click
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from kvsim.diagnose import Diagnosis, Glance
+    from kvsim.diagnosis import Diagnosis, Glance
     from kvsim.recording import Recording
     from kvsim.simulation import EngineName
 
@@ -54,8 +54,8 @@ def command(
     server's /metrics: what those can tell, and how to record the rest.
     """
     from kvsim.cli.attach import is_metrics
-    from kvsim.diagnose import diagnose, load_of
-    from kvsim.fit import Goal, Search, engine_for
+    from kvsim.diagnosis import diagnose, load_of
+    from kvsim.fitting import Goal, Search, engine_for
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     if is_metrics(source):
@@ -104,7 +104,7 @@ def _recording(source: str, seconds: float) -> Recording:
 
 
 def _glance(url: str, seconds: float) -> Glance:
-    from kvsim.diagnose import glance
+    from kvsim.diagnosis import glance
     from kvsim.live.metrics_feed import MetricsFeed
 
     feed = MetricsFeed(url)

@@ -14,7 +14,7 @@ from kvsim.cli.sections import SectionedCommand, section
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 
 if TYPE_CHECKING:
-    from kvsim.fit import Server
+    from kvsim.fitting import Server
     from kvsim.recording import Meta
     from kvsim.simulation import EngineName
 
@@ -80,7 +80,7 @@ def command(
     """
     from kvsim.cli.fit_answer import print_fit
     from kvsim.cli.load import load_of, requests_of
-    from kvsim.fit import Goal, Search, answer, engine_for
+    from kvsim.fitting import Goal, Search, answer, engine_for
 
     check_policy_flags(context, ["paged"])
     check_ranges(flags)
@@ -120,7 +120,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.cli.machine import FIND, check_at_least_one, engine_defaults, machine_of
     from kvsim.cli.workload import given
     from kvsim.errors import UsageError
-    from kvsim.fit import Server
+    from kvsim.fitting import Server
 
     for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:

@@ -10,7 +10,7 @@ from kvsim.cli.show import echo, print_table, seconds, size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.fit import Answer, Outcome, Remedy
+    from kvsim.fitting import Answer, Outcome, Remedy
 
 Band = "Mapping[str, tuple[float, float]]"
 

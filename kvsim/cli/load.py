@@ -13,7 +13,7 @@ from kvsim.cli.workload import DEFAULT_TOKENS, multiple, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvsim.fit import Load
+    from kvsim.fitting import Load
     from kvsim.recording import Recording
     from kvsim.workload import Workload
 
@@ -70,7 +70,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
     """The requests that the flags ask for, as many as show what a load leads to, and the recording that they are from,
     if they are.
     """
-    from kvsim.fit import requests_for
+    from kvsim.fitting import requests_for
 
     if flags["workload"] is not None:
         return workload_and_source(flags)
@@ -98,7 +98,7 @@ def users_of(flags: dict[str, Any]) -> int | None:
 
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
     """`workload`, sent as the flags say."""
-    from kvsim.fit import Load
+    from kvsim.fitting import Load
 
     rate: float | None = flags["rate"]
     steady = rate is not None and math.isfinite(rate) and flags["ramp"] is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.fit.changes import Kind
+from kvsim.fitting.changes import Kind
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.fit import Answer, Outcome
+    from kvsim.fitting import Answer, Outcome
 
 Place = tuple[float, float]
 """TPOT p99 in milliseconds, and output tokens per second."""

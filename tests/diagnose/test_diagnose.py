@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.diagnose import diagnose, glance, load_of, losses_of, server_of, spells_of
+from kvsim.diagnosis import diagnose, glance, load_of, losses_of, server_of, spells_of
 from kvsim.errors import UsageError
-from kvsim.fit import Kind, Search
+from kvsim.fitting import Kind, Search
 from kvsim.hardware import find_gpu
 from kvsim.live.metrics import parse_metrics
 from kvsim.machines import step_times

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
-from kvsim.fit import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
-from kvsim.fit.search import Remedy, band_of, figures_of
+from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
+from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.metrics import Distribution
 from kvsim.models import find_model

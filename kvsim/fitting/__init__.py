@@ -4,13 +4,13 @@
 and `Search` tries it. Nothing here prints; nothing here knows flags of a command line, but for those of vLLM.
 """
 
-from kvsim.fit.answer import Answer, answer
-from kvsim.fit.changes import Change, Kind, changes
-from kvsim.fit.goal import Goal
-from kvsim.fit.load import Load, repeated, requests_for
-from kvsim.fit.outcome import Outcome, evaluate
-from kvsim.fit.search import Remedy, Search, engine_for, ranked
-from kvsim.fit.server import Server
+from kvsim.fitting.answer import Answer, answer
+from kvsim.fitting.changes import Change, Kind, changes
+from kvsim.fitting.goal import Goal
+from kvsim.fitting.load import Load, repeated, requests_for
+from kvsim.fitting.outcome import Outcome, evaluate
+from kvsim.fitting.search import Remedy, Search, engine_for, ranked
+from kvsim.fitting.server import Server
 
 __all__ = [
     "Answer",

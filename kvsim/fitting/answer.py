@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BudgetError
-from kvsim.fit.search import Remedy, Search, ranked
-from kvsim.fit.words import limit_words, verdict_words
+from kvsim.fitting.search import Remedy, Search, ranked
+from kvsim.fitting.words import limit_words, verdict_words
 
 if TYPE_CHECKING:
-    from kvsim.fit.goal import Goal
-    from kvsim.fit.load import Load
-    from kvsim.fit.outcome import Outcome
-    from kvsim.fit.server import Server
+    from kvsim.fitting.goal import Goal
+    from kvsim.fitting.load import Load
+    from kvsim.fitting.outcome import Outcome
+    from kvsim.fitting.server import Server
 
 _SHOWN = 6
 """Changes that get a band, and are told of."""

@@ -17,7 +17,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_quantization
 
 if TYPE_CHECKING:
-    from kvsim.fit.server import Server
+    from kvsim.fitting.server import Server
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Above that, vLLM's own estimate of what it needs beside the cache may not hold."""

@@ -1,4 +1,4 @@
-"""The server and the load of a recording, as `kvsim.fit` knows them."""
+"""The server and the load of a recording, as `kvsim.fitting` knows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
-from kvsim.fit import Load, Server
+from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.policies import Paged

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvsim.fit.outcome import Outcome
+    from kvsim.fitting.outcome import Outcome
 
 _FEW = 0.01
 """Preemptions per request, and the share of requests that wait, that are let pass."""

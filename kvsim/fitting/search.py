@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvsim.fit.changes import Change, changes
-from kvsim.fit.outcome import Outcome, evaluate
+from kvsim.fitting.changes import Change, changes
+from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import basis_of, known_errors
 
 if TYPE_CHECKING:
-    from kvsim.fit.goal import Goal
-    from kvsim.fit.load import Load
-    from kvsim.fit.server import Server
+    from kvsim.fitting.goal import Goal
+    from kvsim.fitting.load import Load
+    from kvsim.fitting.server import Server
     from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]

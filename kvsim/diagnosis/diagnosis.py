@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvsim.diagnose.losses import Spell, losses_of, spells_of
-from kvsim.diagnose.subject import load_of, server_of
-from kvsim.diagnose.words import cause_words, moments, sureness
-from kvsim.fit import Goal, Load, Outcome, Remedy, Search, Server, ranked
-from kvsim.fit.answer import bands, remedy_dict
-from kvsim.fit.outcome import outcome_of
-from kvsim.fit.search import figures_of
+from kvsim.diagnosis.losses import Spell, losses_of, spells_of
+from kvsim.diagnosis.subject import load_of, server_of
+from kvsim.diagnosis.words import cause_words, moments, sureness
+from kvsim.fitting import Goal, Load, Outcome, Remedy, Search, Server, ranked
+from kvsim.fitting.answer import bands, remedy_dict
+from kvsim.fitting.outcome import outcome_of
+from kvsim.fitting.search import figures_of
 from kvsim.metrics import Summary, summarize
 from kvsim.simulation import Measured
 from kvsim.verdict import verdict_of, wasted_percent

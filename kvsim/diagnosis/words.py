@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvsim.fit.search import figures_of
+from kvsim.fitting.search import figures_of
 from kvsim.verdict import Limit, limit_of
 
 if TYPE_CHECKING:
-    from kvsim.diagnose.diagnosis import Diagnosis
-    from kvsim.diagnose.losses import Spell
+    from kvsim.diagnosis.diagnosis import Diagnosis
+    from kvsim.diagnosis.losses import Spell
 
 _MOST = 5
 """Spells that are told of: the costliest."""

@@ -1,13 +1,13 @@
 """What happened to a server, why, and what would have helped.
 
 A recording says when and to whom; the requests in it, simulated on the same server with one thing changed, say what a
-change would have done. The metrics of a server alone say whether, not why: `kvsim.diagnose.from_metrics`.
+change would have done. The metrics of a server alone say whether, not why: `kvsim.diagnosis.from_metrics`.
 """
 
-from kvsim.diagnose.diagnosis import Diagnosis, diagnose
-from kvsim.diagnose.from_metrics import Glance, glance
-from kvsim.diagnose.losses import Admission, Loss, Spell, losses_of, spells_of
-from kvsim.diagnose.subject import load_of, server_of
+from kvsim.diagnosis.diagnosis import Diagnosis, diagnose
+from kvsim.diagnosis.from_metrics import Glance, glance
+from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
+from kvsim.diagnosis.subject import load_of, server_of
 
 __all__ = [
     "Admission",

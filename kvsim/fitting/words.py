@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from kvsim.verdict import Limit
 
 if TYPE_CHECKING:
-    from kvsim.fit.answer import Answer
-    from kvsim.fit.outcome import Outcome
+    from kvsim.fitting.answer import Answer
+    from kvsim.fitting.outcome import Outcome
 
 
 def verdict_words(answer: Answer) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvsim.errors import KvsimError
 from kvsim.extrapolation import Watched
-from kvsim.fit.load import steady
-from kvsim.fit.shares import TimeShares, time_shares
+from kvsim.fitting.load import steady
+from kvsim.fitting.shares import TimeShares, time_shares
 from kvsim.metrics import Distribution, WaitingFor
 from kvsim.simulation import measure, measure_replicas
 from kvsim.steptime import Pace, Roofline, at_pace
@@ -19,8 +19,8 @@ from kvsim.verdict import Limit, limit_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.fit.load import Load
-    from kvsim.fit.server import Server
+    from kvsim.fitting.load import Load
+    from kvsim.fitting.server import Server
     from kvsim.simulation import EngineName, Machine, Measured
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)

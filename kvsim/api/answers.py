@@ -1,0 +1,131 @@
+"""Questions about a server: does a load fit, and what happened to it. Each answer is found by simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from kvsim.api.given import RecordingLike, WorkloadLike, recording_of, requests_of
+from kvsim.diagnosis import Diagnosis, load_of
+from kvsim.diagnosis import diagnose as explain
+from kvsim.errors import UsageError
+from kvsim.fitting import Answer, Goal, Load, Search, Server, answer, engine_for
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.settings import EngineDefaults
+from kvsim.simulation import EngineName
+
+Progress = Callable[[int, int], None]
+_NAMED = re.compile(r"(?:(\d+)x)?([^/]+)/(.+)")
+_OF_A_MODEL = ("kv_cache_dtype",)
+
+
+def server(named: str, **settings: Any) -> Server:
+    """A vLLM server by name, "GPU/MODEL" or "4xGPU/MODEL", with the limits that `vllm serve` has on that GPU.
+
+    Args:
+        named: such as "4xH100/Llama-3.1-70B-Instruct": the model dealt out among four GPUs.
+        settings: fields of `Server` that differ, such as `max_num_seqs`, `max_model_len`, `gpu_memory_utilization`,
+            `num_blocks` (blocks of the pool), `replicas` or `times`; and `kv_cache_dtype`.
+
+    Raises:
+        UnknownNameError: no GPU or model is listed under that name.
+        UsageError: the text names no GPU and model, or a setting is none of a server.
+    """
+    match = _NAMED.fullmatch(named.strip())
+    if match is None:
+        raise UsageError(f'a server is a GPU and a model, such as "H200/Llama-3-8B", not {named!r}.')
+    known = {field.name for field in fields(Server)} - {"gpu", "model"}
+    for name in settings:
+        if name not in known and name not in _OF_A_MODEL:
+            raise UsageError(
+                f"{name} is no setting of a server; there are {', '.join(sorted({*known, *_OF_A_MODEL}))}."
+            )
+    gpu = find_gpu(match[2])
+    of_model = {name: settings.pop(name) for name in _OF_A_MODEL if name in settings}
+    model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **of_model)
+    defaults = EngineDefaults.of("server", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    limits: dict[str, Any] = {
+        "max_num_seqs": defaults.max_num_seqs,
+        "max_num_batched_tokens": defaults.max_num_batched_tokens,
+        "max_model_len": model.max_position_embeddings,
+        "name": match[3],
+    }
+    return Server(gpu=gpu, model=model, **limits | settings)
+
+
+def fit(
+    workload: WorkloadLike,
+    on: Server | str,
+    *,
+    users: int | None = None,
+    think_s: float = 0.0,
+    ttft_p99_s: float | None = None,
+    tpot_p99_s: float | None = None,
+    most: int = 60,
+    num_jobs: int = -1,
+    engine: EngineName = "auto",
+    progress: Progress | None = None,
+) -> Answer:
+    """Whether a load fits a vLLM server, what limits it, and what would make it fit; every change is simulated.
+
+    Args:
+        workload: the requests, as in `kvsim.simulate`.
+        on: a `Server`, or its name as in `kvsim.server`.
+        users: so many users, each of whom waits for an answer before the next request; None: as the requests arrive.
+        think_s: seconds between an answer and a user's next request.
+        ttft_p99_s: the load fits if the 99th percentile of TTFT is at most this, in seconds; None for no such target.
+        tpot_p99_s: likewise of TPOT.
+        most: changes to simulate.
+        num_jobs: runs at a time; -1 for one per core.
+        engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
+        progress: called with the runs done, and all.
+
+    Raises:
+        UsageError: a setting or target cannot be right, or users think who are not there.
+        WorkloadError: a request is longer than the server allows.
+    """
+    requests, _ = requests_of(workload)
+    if think_s and users is None:
+        raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
+    load = Load(workload=requests, users=users, think_s=think_s)
+    chosen = engine_for(load, most + 40) if engine == "auto" else engine
+    search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
+    goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
+    return answer(server(on) if isinstance(on, str) else on, load, goal, search, most=most)
+
+
+def diagnose(
+    recording: RecordingLike,
+    *,
+    ttft_p99_s: float | None = None,
+    tpot_p99_s: float | None = None,
+    times: str | None = None,
+    most: int = 40,
+    num_jobs: int = -1,
+    engine: EngineName = "auto",
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """What happened to a recorded server, why, and what each remedy is predicted to do to the same requests.
+
+    Args:
+        recording: of a vLLM server, or a simulation of one.
+        ttft_p99_s: a remedy should bring the 99th percentile of TTFT to at most this, in seconds.
+        tpot_p99_s: likewise of TPOT.
+        times: a profile or a machine card, by file or by name; None for the best that ships.
+        most: changes to simulate.
+        num_jobs: runs at a time; -1 for one per core.
+        engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
+        progress: called with the runs done, and all.
+
+    Raises:
+        UsageError: the recording is of another engine, or does not say its settings.
+        WorkloadError: none of its requests has an answer.
+    """
+    subject = recording_of(recording)
+    chosen = engine_for(load_of(subject), most + 20) if engine == "auto" else engine
+    search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
+    goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
+    return explain(subject, search, goal=goal, times=times, most=most)
