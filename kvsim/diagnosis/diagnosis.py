@@ -117,7 +117,7 @@ def diagnose(
     )
     [simulated] = search.outcomes([(server, load, 1.0)])
     # What a prediction misses of this very run, it will miss of its remedies.
-    missed = _missed(measured, simulated)
+    missed = missed_by(measured, simulated)
     base = search.band(server, load, simulated, least=missed)
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     tried = search.remedies(server, load, wanted, longest_tokens=int(lengths.max()), most=most)
@@ -143,7 +143,7 @@ def _helps(remedy: Remedy, before: Outcome, lacks: float) -> bool:
     return remedy.fits and remedy.outcome.output_tokens_per_s > 1.02 * before.output_tokens_per_s
 
 
-def _missed(measured: Outcome, simulated: Outcome) -> dict[str, float]:
+def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
     """By which share of itself each simulated figure is off what was measured."""
     before, after = figures_of(measured), figures_of(simulated)
     return {
