@@ -85,6 +85,8 @@ class KernelsSeen:
         self._lone_rows = gpu.num_processors // model.num_attention_heads
         """With so many rows or fewer there is a processor for every head, with half as many there are two."""
         self._seen: set[tuple[object, ...]] = set()
+        self._planned: dict[tuple[int, bool], set[int]] = {}
+        """The lengths at which so many rows have decoded, padded or not."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
@@ -98,7 +100,14 @@ class KernelsSeen:
         if batch.preallocated:  # attention goes over all of it from the first step on
             lengths = [lengths[-1] if stride is None else stride] * batch.new_tokens
             return [self._static_step(batch, length, prefill=not step) for step, length in enumerate(lengths)]
-        return [self._dynamic_step(batch, length, prefill=not step) for step, length in enumerate(lengths)]
+        uses = [NOTHING_NEW] * batch.new_tokens
+        uses[0] = self._dynamic_step(batch, lengths[0], prefill=True)
+        planned = self._planned.setdefault((batch.rows, batch.padded), set())
+        for length in lengths[1:]:  # most lengths of a long run have been met before
+            if length not in planned:
+                uses[length - batch.prompt_width] = self._dynamic_step(batch, length, prefill=False)
+        planned.update(lengths[1:])
+        return uses
 
     def _static_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
         if prefill:
@@ -110,7 +119,7 @@ class KernelsSeen:
         return FirstUses(_COMPILATIONS[self._num_compilations - 1], 0.0)
 
     def _dynamic_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
-        if not self._is_first("plan", batch.rows, length, prefill, batch.padded):
+        if prefill and not self._is_first("plan", batch.rows, length, batch.padded):
             return NOTHING_NEW
         kind = "prefill" if prefill else "decode"
         plan = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)

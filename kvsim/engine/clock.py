@@ -11,7 +11,7 @@ has to be taken away.
 from __future__ import annotations
 
 from kvsim import steptime
-from kvsim.engine import host_swap, journal, length_index, memory, scheduler, totals, waiting_queue
+from kvsim.engine import host_swap, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import PAGED, RECTANGULAR, Engine
 from kvsim.steptime import Roofline, StepShape, StepTime, Strain
@@ -25,8 +25,15 @@ batch was formed.
 
 
 @part
-def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+def advance(engine: Engine, until_s: float) -> int:
     """Run to the next moment at which the caller has to act, and not beyond `until_s`, unless a step takes longer."""
+    outcome = _advance(engine, until_s)
+    quiet.catch_up_all(engine, 0, engine.state[0].num_scheduled)
+    return outcome
+
+
+@part
+def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
     settings, state = engine.settings[0], engine.state[0]
     while has_room(engine):
         num_ended = state.num_ended
@@ -181,21 +188,15 @@ def has_room(engine: Engine) -> bool:
 def _write_down(engine: Engine) -> StepShape:
     """Write down the step that was scheduled; return what it holds."""
     settings, state = engine.settings[0], engine.state[0]
-    num_prefill_tokens = context_tokens = attention_pairs = 0
-    for index in range(state.num_in_batch):
-        node, tokens = engine.lists[index].batch, engine.lists[index].batch_tokens
-        sequence = engine.sequences[node]
-        before = sequence.computed - tokens
-        if settings.records_schedule:
-            journal.scheduled(engine, node, before, tokens, 1)
-        context_tokens += sequence.computed
-        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
-            num_prefill_tokens += tokens
-            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
+    if settings.records_schedule:
+        for index in range(state.num_listed):
+            node, tokens = engine.batch[index], engine.batch_tokens[index]
+            journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
     held_slots = (settings.num_units - state.num_free) * settings.unit_tokens
-    context_tokens += 2 * state.num_copied_slots  # a copy reads every byte and writes it again
+    context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
-        state.num_in_batch, state.num_tokens_in_batch, num_prefill_tokens, context_tokens, attention_pairs, 0.0, 0.0,
+        state.num_in_batch, state.num_tokens_in_batch, state.num_prefill_tokens, context_tokens,
+        state.attention_pairs, 0.0, 0.0,
         max(context_tokens - held_slots, 0) if settings.memory == PAGED else 0, state.num_new_seqs,
     )  # fmt: skip
     write_step(engine, shape, 0)

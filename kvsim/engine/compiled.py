@@ -21,9 +21,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Sums keep their order, so that times equal those of the interpreter to the last bit."""
-_UNCOUNTED = {"_nrt": False}
+_UNDOCUMENTED: tuple[dict[str, Any], ...] = ({"_nrt": False}, {"forceinline": True})
 """Compiled code allocates nothing, so counting references to its arrays is not needed and would cost more than the
-rest. numba does not document the option: where a release refuses it, the engine is compiled without, and is slower.
+rest. A call hands over every array of the engine, some 200 numbers, which would cost more than half of what is left:
+parts become part of what calls them. Where a release of numba refuses one of the two, the engine is compiled without,
+and is slower.
+"""
+_LONGEST_INLINED = 1_000
+"""Bytes of the interpreter's code; longer parts are called. They are few, and compiling them once for every caller
+takes longer.
 """
 _QUICK_S = 3.0
 """Machine code kept by an earlier process loads faster than this; compiling takes longer."""
@@ -92,11 +98,12 @@ def options() -> dict[str, Any]:
     """The options that this release of numba takes."""
     from numba import njit  # noqa: PLC0415  loaded when the first long run asks for it
 
-    try:
-        njit(**_OPTIONS, **_UNCOUNTED)(lambda: None)
-    except (KeyError, TypeError):
-        return dict(_OPTIONS)
-    return _OPTIONS | _UNCOUNTED
+    taken: dict[str, Any] = dict(_OPTIONS)
+    for option in _UNDOCUMENTED:
+        with suppress(KeyError, TypeError):
+            njit(**taken, **option)(lambda: None)
+            taken |= option
+    return taken
 
 
 def _hand_over() -> None:
@@ -104,8 +111,10 @@ def _hand_over() -> None:
     from numba.extending import overload, register_jitable  # noqa: PLC0415  as above
 
     chosen = options()
+    called = {name: value for name, value in chosen.items() if name != "forceinline"}
     for function in _parts:
-        register_jitable(**chosen)(function)
+        is_short = len(function.__code__.co_code) <= _LONGEST_INLINED
+        register_jitable(**chosen if is_short else called)(function)
     for function, meaning in _other_meanings:
         overload(function, strict=False, jit_options=chosen)(_always(meaning))
     for function, choices in _choices:

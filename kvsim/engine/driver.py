@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import steptime
-from kvsim.engine import clock, packing, scheduler, static_batch, totals, waiting_queue
+from kvsim.engine import clock, packing, quiet, scheduler, static_batch, totals, waiting_queue
 from kvsim.engine.compiled import machine_code, part
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import MemoryRow, Sequence, Table
@@ -122,7 +122,8 @@ class Driver:
 
     def preempted(self) -> list[int]:
         """The sequences that the step scheduled last preempted, in order."""
-        return self._listed("preempted", self.engine.state[0].num_preempted)
+        lists = self.engine.lists
+        return [int(lists[index].preempted) for index in range(self.engine.state[0].num_preempted)]
 
     def sequence(self, node: int) -> Sequence:
         """The record of a sequence."""
@@ -156,7 +157,7 @@ class Driver:
         self.engine = packing.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:
-        return [int(getattr(self.engine.lists[index], name)) for index in range(end)]
+        return [int(number) for number in getattr(self.engine, name)[:end]]
 
 
 @part
@@ -175,8 +176,11 @@ def act(engine: Engine, action: int, argument: float) -> int:
         waiting_queue.push(engine, int(argument))
     elif action == _MOMENT:
         outcome = clock.next_moment(engine)
+        if outcome == clock.SCHEDULED:
+            quiet.spell_out(engine)
     elif action == _SCHEDULE:
         scheduler.schedule(engine)
+        quiet.spell_out(engine)
         totals.settle_late_slots(engine, engine.state[0].host_s)
     elif action == _UPDATE:
         scheduler.update(engine)

@@ -67,17 +67,31 @@ def scheduled(engine: Engine, node: int, computed_before: int, tokens: int, repe
     Steps are many: the caller asks whether anything is recorded.
     """
     state, sequence, rows = engine.state[0], engine.sequences[node], engine.schedule_rows
-    if sequence.open_row >= 0:
-        row = rows[sequence.open_row]
-        is_next = row.step + row.repeat == state.num_steps
-        if is_next and row.tokens == tokens and row.computed_before + tokens * row.repeat == computed_before:
-            row.repeat += repeat
-            return
+    if goes_on(engine, node, computed_before, tokens):
+        prolong(engine, node, repeat)
+        return
     sequence.open_row = state.num_schedule_rows
     row = rows[state.num_schedule_rows]
     state.num_schedule_rows += 1
     row.step, row.request, row.computed_before, row.tokens = state.num_steps, node - 1, computed_before, tokens
     row.repeat = repeat
+
+
+@part
+def goes_on(engine: Engine, node: int, computed_before: int, tokens: int) -> bool:
+    """Whether the open row of a sequence says, repeated once more, that it computes `tokens` more in this step."""
+    open_row = engine.sequences[node].open_row
+    if open_row < 0:
+        return False
+    row = engine.schedule_rows[open_row]
+    is_next = row.step + row.repeat == engine.state[0].num_steps and row.tokens == tokens
+    return is_next and row.computed_before + tokens * row.repeat == computed_before
+
+
+@part
+def prolong(engine: Engine, node: int, num_steps: int) -> None:
+    """The open row of a sequence goes on for so many steps."""
+    engine.schedule_rows[engine.sequences[node].open_row].repeat += num_steps
 
 
 @part

@@ -5,6 +5,7 @@ The sequences of one length stand in a list, the first to arrive first. The list
 
 from __future__ import annotations
 
+from kvsim.engine import bucket
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.state import Engine
@@ -15,29 +16,13 @@ NO_SEQUENCE = HEAD
 @part
 def add(engine: Engine, node: int) -> None:
     """Add a sequence that has arrived after all others."""
-    sequences, bucket = engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens]
-    sequences[node].previous_alike = bucket.last
-    sequences[node].next_alike = NO_SEQUENCE
-    if bucket.last == NO_SEQUENCE:
-        bucket.first = node
-    else:
-        sequences[bucket.last].next_alike = node
-    bucket.last = node
+    bucket.push_back(engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens], node)
 
 
 @part
 def remove(engine: Engine, node: int) -> None:
     """Take out a sequence."""
-    sequences, bucket = engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens]
-    before, after = sequences[node].previous_alike, sequences[node].next_alike
-    if before == NO_SEQUENCE:
-        bucket.first = after
-    else:
-        sequences[before].next_alike = after
-    if after == NO_SEQUENCE:
-        bucket.last = before
-    else:
-        sequences[after].previous_alike = before
+    bucket.remove(engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens], node)
 
 
 @part

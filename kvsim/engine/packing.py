@@ -150,6 +150,7 @@ def pack(
         chosen["retention_tokens"] = retention_tokens
     for name, value in chosen.items():
         setattr(settings[0], name, value)
+    settings[0].leaves_alone = _leaves_alone(settings[0])
     state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, batch
     state[0].num_free_host_blocks = settings[0].host_blocks
 
@@ -161,11 +162,16 @@ def pack(
         sequences=_sequences(demand, policy, refused, compiled=compiled),
         times=_times(demand, compiled=compiled),
         lines=make(records.Line, size, compiled=compiled),
+        running=_numbers(batch, compiled=compiled),
+        quiet_until=_numbers(batch, compiled=compiled),
+        batch=_numbers(batch, compiled=compiled),
+        batch_tokens=_numbers(batch, compiled=compiled),
+        emitting=_numbers(2 * batch, compiled=compiled),
         lists=make(records.Lists, 2 * batch, compiled=compiled),
         launched=make(records.Launched, 2, compiled=compiled),
         groups=_groups(layout, widths, policy, compiled=compiled),
         tables=make(records.Table, batch * len(layout.groups) if paged else 0, compiled=compiled),
-        entries=_entries((batch + 1) * width if paged else 0, compiled=compiled),
+        entries=_numbers((batch + 1) * width if paged else 0, compiled=compiled),
         prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
         blocks=_blocks(num_units if paged else 0, initial_free, compiled=compiled),
         buckets=make(records.Bucket, _num_buckets(demand, policy, num_units), compiled=compiled),
@@ -370,6 +376,11 @@ def _first_holes(engine: Engine, policy: Contiguous, num_units: int) -> list[tup
     return pieces
 
 
+def _leaves_alone(settings: records.Settings) -> bool:
+    """Whether nothing concerns a sequence that only decodes: drafts, moves and victims out of turn would."""
+    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority)
+
+
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:
     """The most changes of ownership in one step."""
     if isinstance(policy, Paged):  # every sequence gets a whole table, block by block, and is released
@@ -388,7 +399,7 @@ def _num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
     return 1
 
 
-def _entries(length: int, *, compiled: bool) -> Numbers:
+def _numbers(length: int, *, compiled: bool) -> Numbers:
     return numbers(np.zeros(length, np.int64), compiled=compiled or length > _MOST_LISTED)
 
 

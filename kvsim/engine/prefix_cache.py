@@ -7,6 +7,7 @@ first that matches is the one that has held its key for longest: equal blocks ke
 
 from __future__ import annotations
 
+from kvsim.engine import bucket
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.state import NO_KEY, Engine
@@ -28,31 +29,15 @@ def find(engine: Engine, key: int) -> int:
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
     """Say that `block`, which a table holds and which has no key, holds the prefix `key`."""
-    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]
-    blocks[block].key = key
-    blocks[block].previous_alike = bucket.last
-    blocks[block].next_alike = NO_BLOCK
-    if bucket.last == NO_BLOCK:
-        bucket.first = block
-    else:
-        blocks[bucket.last].next_alike = block
-    bucket.last = block
+    engine.blocks[block].key = key
+    bucket.push_back(engine.blocks, engine.buckets[_bucket_of(engine, key)], block)
 
 
 @part
 def evict(engine: Engine, block: int) -> None:
     """Take `block` out of the prefix cache."""
-    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, engine.blocks[block].key)]
-    before, after = blocks[block].previous_alike, blocks[block].next_alike
-    if before == NO_BLOCK:
-        bucket.first = after
-    else:
-        blocks[before].next_alike = after
-    if after == NO_BLOCK:
-        bucket.last = before
-    else:
-        blocks[after].previous_alike = before
-    blocks[block].key = NO_KEY
+    bucket.remove(engine.blocks, engine.buckets[_bucket_of(engine, engine.blocks[block].key)], block)
+    engine.blocks[block].key = NO_KEY
 
 
 @part

@@ -116,6 +116,15 @@ class Node:
 
 
 @dataclass(slots=True)
+class Alike(Node):
+    """What a record needs to stand in a `bucket` too."""
+
+    next_alike: Small = 0
+    """The next record in its bucket; 0 for none."""
+    previous_alike: Small = 0
+
+
+@dataclass(slots=True)
 class Settings:
     """How to schedule, over which memory, and what to write down. Nothing here changes during a run."""
 
@@ -170,6 +179,8 @@ class Settings:
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
     answers: bool = False
     """Stop whenever a request has ended: a client waits for its answer."""
+    leaves_alone: bool = False
+    """Sequences that only decode may be left alone."""
     records_memory: bool = False
     """Changes of ownership are written down."""
     records_schedule: bool = False
@@ -218,6 +229,18 @@ class State:
     """A sequence has left since the last step was scheduled: the engine schedules once more to report it."""
     num_in_batch: int = 0
     """Sequences in the step being scheduled."""
+    num_listed: int = 0
+    """Of these, those that stand in `batch`."""
+    num_quiet: int = 0
+    """The others, which only decode and are left alone."""
+    quiet_tokens: int = 0
+    """What these had computed when they were left alone, less the number of the step before, added up."""
+    num_prefill_tokens: int = 0
+    """Tokens of prompts in the step being scheduled."""
+    context_tokens: int = 0
+    """Tokens that it attends to: of all its sequences, those computed by its end."""
+    attention_pairs: int = 0
+    """Pairs of a token of a prompt and one that it attends to."""
     num_tokens_in_batch: int = 0
     num_preempted: int = 0
     """Sequences preempted by the step being scheduled."""
@@ -266,7 +289,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Sequence(Node):
+class Sequence(Alike):
     """One request while it is being served."""
 
     prompt_tokens: Small = 0
@@ -303,9 +326,6 @@ class Sequence(Node):
     """Slots of its extent that it asked for; the allocator may have rounded up."""
     moves_to: Small = 0
     """Where its extent begins after the compaction under way."""
-    next_alike: Small = 0
-    """The next waiting sequence with a prompt of equal length, where batches are sorted by that; 0 for none."""
-    previous_alike: Small = 0
     room_tokens: Small = 0
     """Up to so many tokens it can compute without touching its table."""
     cache_at: Small = 0
@@ -316,6 +336,8 @@ class Sequence(Node):
     """Full blocks of its prompt whose keys are known."""
     first_key: int = 0
     """Where their keys begin among all."""
+    quiet_since: Small = 0
+    """The last step before it was left alone, counted from 1."""
     open_row: Small = 0
     """The row of the schedule that its next tokens may extend, or -1."""
 
@@ -349,22 +371,14 @@ class Line:
 
 @dataclass(slots=True)
 class Lists:
-    """Lists of running sequences, kept side by side: record `i` holds the i-th of each."""
+    """Lists that not every step looks at, kept side by side: record `i` holds the i-th of each."""
 
-    running: int = 0
-    """In order of admission."""
     order: int = 0
     """As they are compacted."""
-    batch: int = 0
-    """The step being scheduled, in order of scheduling."""
-    batch_tokens: int = 0
-    """What each sequence of the step computes."""
     preempted: int = 0
     """Preempted by the step being scheduled, in that order."""
     late: int = 0
     """Sequences that have given back the slot of a late stop since the last step."""
-    emitting: int = 0
-    """For each of the two steps that may be in flight, the sequences that it yields an output for."""
     free_place: int = 0
     """Places whose tables no sequence has."""
 
@@ -417,7 +431,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class Block(Node):
+class Block(Alike):
     """One block. Free ones stand in a list in the order in which they will be taken."""
 
     refs: Small = 0
@@ -426,14 +440,13 @@ class Block(Node):
     """The prefix that it holds, or `NO_KEY`."""
     cached_in: int = 0
     """The step that was scheduled when it got its key."""
-    next_alike: Small = 0
-    """The next block in its bucket of the prefix cache."""
-    previous_alike: Small = 0
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Blocks whose keys have equal hashes, the first cached first; 0 for none."""
+    """Blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths, in the order in which
+    they came; 0 for none.
+    """
 
     first: Small = 0
     last: Small = 0

@@ -141,7 +141,7 @@ def _order_for_compaction(engine: Engine) -> None:
     """List the running sequences in `order`, the lowest extents first; of buddies the longest first."""
     buddies, lists = engine.settings[0].fit == BUDDY, engine.lists
     for index in range(engine.state[0].num_running):
-        node, place = engine.lists[index].running, index
+        node, place = engine.running[index], index
         one = engine.sequences[node]
         while place > 0:
             other = engine.sequences[lists[place - 1].order]
@@ -162,7 +162,7 @@ def _move(engine: Engine) -> None:
     state = engine.state[0]
     num_moving = 0
     for index in range(state.num_running):
-        node = engine.lists[index].running
+        node = engine.running[index]
         sequence = engine.sequences[node]
         if sequence.moves_to != sequence.place:
             engine.lists[num_moving].order = node

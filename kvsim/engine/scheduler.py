@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import groups, memory, speculation, waiting_queue
+from kvsim.engine import groups, memory, quiet, speculation, waiting_queue
 from kvsim.engine.compiled import part
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
 
@@ -23,28 +23,37 @@ def schedule(engine: Engine) -> None:
     """Decide the next step, allocate its memory and put it in flight: it stands in `batch` and in `emitting`."""
     settings, state = engine.settings[0], engine.state[0]
     state.num_scheduled += 1
-    state.num_in_batch = state.num_preempted = state.num_new_seqs = 0
+    state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
     budget = _serve_running(engine, settings.max_num_batched_tokens)
     if state.num_preempted == 0:
         budget = _admit(engine, budget)
     state.num_tokens_in_batch = settings.max_num_batched_tokens - budget
     state.written += state.num_tokens_in_batch
+    state.num_in_batch = state.num_listed + state.num_quiet
     first = state.next_launched * settings.max_num_seqs
-    num_emitting = 0
-    for index in range(state.num_in_batch):
-        node = engine.lists[index].batch
+    num_emitting = num_prefill_tokens = attention_pairs = 0
+    context_tokens = state.quiet_tokens + state.num_quiet * state.num_scheduled
+    for index in range(state.num_listed):
+        node, tokens = engine.batch[index], engine.batch_tokens[index]
         sequence = engine.sequences[node]
-        sequence.computed += engine.lists[index].batch_tokens
+        before = sequence.computed
+        sequence.computed = before + tokens
+        context_tokens += before + tokens
         state.written -= sequence.rejected
         sequence.rejected = 0
         if sequence.computed >= sequence.num_tokens + sequence.placeholders:
-            engine.lists[first + num_emitting].emitting = node
+            engine.emitting[first + num_emitting] = node
             num_emitting += 1
             if settings.ahead:
                 sequence.placeholders += 1
             elif settings.lookahead_tokens > 0:
                 sequence.drafts = sequence.computed - sequence.num_tokens
+        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
+    state.num_prefill_tokens, state.context_tokens = num_prefill_tokens, context_tokens
+    state.attention_pairs = attention_pairs
     engine.launched[state.next_launched].num_emitting = num_emitting
     state.next_launched = 1 - state.next_launched
     state.num_in_flight += 1
@@ -60,7 +69,7 @@ def update(engine: Engine) -> None:
     state.num_in_flight -= 1
     num_ended = state.num_ended
     for index in range(first, first + engine.launched[launched].num_emitting):
-        node = engine.lists[index].emitting
+        node = engine.emitting[index]
         sequence = engine.sequences[node]
         # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
         if sequence.status in (FINISHED, ABORTED):
@@ -123,8 +132,19 @@ def _serve_running(engine: Engine, budget: int) -> int:
     """Give every running sequence its next tokens; return what is left of `budget`."""
     settings, state = engine.settings[0], engine.state[0]
     threshold, index = settings.long_prefill_token_threshold, 0
+    launched = state.num_scheduled - 1
     while index < state.num_running and budget > 0:
-        node = engine.lists[index].running
+        if engine.quiet_until[index] > launched:
+            index += 1
+            budget -= 1
+            continue
+        if engine.quiet_until[index] > 0:
+            quiet.catch_up(engine, index, launched)
+        if settings.leaves_alone and quiet.begin(engine, index):
+            index += 1
+            budget -= 1
+            continue
+        node = engine.running[index]
         sequence = engine.sequences[node]
         placeholders = sequence.placeholders
         index += 1
@@ -149,6 +169,7 @@ def _serve_running(engine: Engine, budget: int) -> int:
                 return budget
         _put_into_batch(engine, node, num_tokens)
         budget -= num_tokens
+    quiet.catch_up_all(engine, index, launched)  # those that get nothing
     return budget
 
 
@@ -175,7 +196,8 @@ def _admit(engine: Engine, budget: int) -> int:
         if not memory.admit(engine, node, hit_tokens, computed, num_tokens):
             break
         waiting_queue.remove(engine, node)
-        engine.lists[state.num_running].running = node
+        engine.running[state.num_running] = node
+        engine.quiet_until[state.num_running] = 0
         state.num_running += 1
         if sequence.status == WAITING:
             engine.times[node].first_scheduled_s = state.host_s
@@ -193,22 +215,22 @@ def _admit(engine: Engine, budget: int) -> int:
 @part
 def _put_into_batch(engine: Engine, node: int, num_tokens: int) -> None:
     state = engine.state[0]
-    engine.lists[state.num_in_batch].batch = node
-    engine.lists[state.num_in_batch].batch_tokens = num_tokens
-    state.num_in_batch += 1
+    engine.batch[state.num_listed] = node
+    engine.batch_tokens[state.num_listed] = num_tokens
+    state.num_listed += 1
 
 
 @part
 def _take_out_of_batch(engine: Engine, node: int) -> int:
     """Undo what the step being scheduled gave to a sequence; return its tokens, -1 if it was not in it."""
     state = engine.state[0]
-    for index in range(state.num_in_batch):
-        if engine.lists[index].batch == node:
-            tokens = engine.lists[index].batch_tokens
-            state.num_in_batch -= 1
-            for later in range(index, state.num_in_batch):
-                engine.lists[later].batch = engine.lists[later + 1].batch
-                engine.lists[later].batch_tokens = engine.lists[later + 1].batch_tokens
+    for index in range(state.num_listed):
+        if engine.batch[index] == node:
+            tokens = engine.batch_tokens[index]
+            state.num_listed -= 1
+            for later in range(index, state.num_listed):
+                engine.batch[later] = engine.batch[later + 1]
+                engine.batch_tokens[later] = engine.batch_tokens[later + 1]
             return tokens
     return -1
 
@@ -220,12 +242,14 @@ def _remove_victim(engine: Engine) -> int:
     if engine.settings[0].by_priority:
         chosen = 0
         for index in range(1, state.num_running):
-            if _is_less_important(engine, engine.lists[index].running, engine.lists[chosen].running):
+            if _is_less_important(engine, engine.running[index], engine.running[chosen]):
                 chosen = index
-    victim = engine.lists[chosen].running
+    if engine.quiet_until[chosen] > 0:
+        quiet.catch_up(engine, chosen, state.num_scheduled - 1)
+    victim = engine.running[chosen]
     state.num_running -= 1
     for index in range(chosen, state.num_running):
-        engine.lists[index].running = engine.lists[index + 1].running
+        engine.running[index] = engine.running[index + 1]
     return victim
 
 
@@ -255,8 +279,9 @@ def _drop_what_left(engine: Engine) -> None:
     """Keep only those among the running sequences that still run."""
     state, kept = engine.state[0], 0
     for index in range(state.num_running):
-        node = engine.lists[index].running
+        node = engine.running[index]
         if engine.sequences[node].status == RUNNING:
-            engine.lists[kept].running = node
+            engine.running[kept] = node
+            engine.quiet_until[kept] = engine.quiet_until[index]
             kept += 1
     state.num_running = kept

@@ -56,6 +56,17 @@ class Engine(NamedTuple):
     sequences: Records[Sequence]
     times: Records[Times]
     lines: Records[Line]
+    running: Numbers
+    """The running sequences, in order of admission."""
+    quiet_until: Numbers
+    """For each running sequence, the last step in which it is left alone, counted from 1; 0 if it is not: see `quiet`.
+    """
+    batch: Numbers
+    """The step being scheduled: sequences in order of scheduling, but for those that are left alone."""
+    batch_tokens: Numbers
+    """What each sequence of the step computes."""
+    emitting: Numbers
+    """For each of the two steps that may be in flight, the sequences that it yields an output for."""
     lists: Records[Lists]
     launched: Records[Launched]
     """Steps under way, at most two."""

@@ -80,9 +80,9 @@ def _form_batch(engine: Engine) -> bool:
     if batch.num_rows == 0:
         return False
     for row in range(batch.num_rows):
-        waiting_queue.remove(engine, engine.lists[row].running)
+        waiting_queue.remove(engine, engine.running[row])
         if settings.sort_by_length:
-            length_index.remove(engine, engine.lists[row].running)
+            length_index.remove(engine, engine.running[row])
     _lay_out(engine)
     return True
 
@@ -117,7 +117,7 @@ def _join(engine: Engine, node: int) -> bool:
     too_large = settings.memory_guard and (batch.num_rows + 1) * (wider + longer - 1) > settings.num_units
     if batch.num_rows == settings.batch_size or too_large:
         return False
-    engine.lists[batch.num_rows].running = node
+    engine.running[batch.num_rows] = node
     batch.num_rows += 1
     batch.prompt_width, batch.most_new_tokens = wider, longer
     return True
@@ -130,7 +130,7 @@ def _lay_out(engine: Engine) -> None:
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
     for row in range(batch.num_rows):
-        sequence = engine.sequences[engine.lists[row].running]
+        sequence = engine.sequences[engine.running[row]]
         sequence.status = RUNNING
         new_tokens = sequence.end_tokens - sequence.prompt_tokens
         batch.live_prompt_tokens += sequence.prompt_tokens
@@ -173,7 +173,7 @@ def _take_step(engine: Engine) -> None:
     state.num_outputs += 1
     if step == 0:
         for row in range(rows):
-            engine.times[engine.lists[row].running].first_token_s = state.host_s
+            engine.times[engine.running[row]].first_token_s = state.host_s
     batch.step += 1
 
 
@@ -184,7 +184,7 @@ def _drop_ended(engine: Engine) -> None:
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
     for row in range(batch.num_rows):
-        sequence = engine.sequences[engine.lists[row].running]
+        sequence = engine.sequences[engine.running[row]]
         new_tokens = sequence.end_tokens - sequence.prompt_tokens
         if new_tokens > batch.step:
             batch.num_live += 1
@@ -211,7 +211,7 @@ def _write_down(engine: Engine) -> None:
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
     for row in range(batch.num_rows):
-        node = engine.lists[row].running
+        node = engine.running[row]
         if step == 0:
             engine.times[node].first_scheduled_s = state.host_s
             journal.grow_extent(engine, node, 0, row * stride, width_at(engine, 0), 1)
@@ -219,7 +219,7 @@ def _write_down(engine: Engine) -> None:
             journal.grow_extent(engine, node, width, row * stride + width, 1, repeat)
     if settings.records_schedule:
         for row in range(batch.num_rows):
-            node = engine.lists[row].running
+            node = engine.running[row]
             journal.scheduled(engine, node, 0 if step == 0 else width, width if step == 0 else 1, repeat)
 
 
@@ -229,7 +229,7 @@ def _end_batch(engine: Engine) -> None:
     settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
-        node = engine.lists[row].running
+        node = engine.running[row]
         sequence = engine.sequences[node]
         scheduler.leave(engine, node, FINISHED if is_complete else ABORTED)
         sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)

@@ -120,7 +120,7 @@ def _check_rectangle(engine: Engine) -> None:
     width = batch.stride if settings.preallocated else batch.prompt_width + step
     slots = np.zeros(NUM_STATES, np.int64)
     for row in range(batch.num_rows):
-        sequence = engine.sequences[engine.lists[row].running]
+        sequence = engine.sequences[engine.running[row]]
         pad = batch.prompt_width - sequence.prompt_tokens
         full = pad + sequence.end_tokens - 1
         slots += split_extent(0, width, pad=pad, full=full, computed=batch.prompt_width + step, requested=width)

@@ -109,22 +109,22 @@ class Server:
         """Tell the engine which kernels the batch that was formed is the first of its process to need."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle[0]
-        if kernels is None or not batch.num_steps:
+        num_steps = int(batch.num_steps)
+        if kernels is None or not num_steps:
             return
-        widths = {engine.sequences[engine.lists[row].running].prompt_tokens for row in range(batch.num_rows)}
         first = kernels.run(
             Batch(
                 rows=int(batch.num_rows),
                 prompt_width=int(batch.prompt_width),
-                new_tokens=int(batch.num_steps),
-                padded=len(widths) > 1,
+                new_tokens=num_steps,
+                padded=int(batch.live_prompt_tokens) < int(batch.num_rows) * int(batch.prompt_width),
                 preallocated=bool(engine.settings[0].preallocated),
             ),
             stride=int(batch.stride),
         )
-        for step, uses in enumerate(first):
-            engine.first_uses[step] = uses.shapes
-            engine.first_uses[batch.num_steps + step] = uses.kernels
+        shapes, of_kernels = zip(*first, strict=True)
+        engine.first_uses[:num_steps] = shapes
+        engine.first_uses[num_steps : 2 * num_steps] = of_kernels
 
 
 def stalled(row: int, num_tokens: int) -> StalledError:

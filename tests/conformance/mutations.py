@@ -12,6 +12,9 @@ _CACHE = "engine/kv_cache.py"
 _SCHEDULER = "engine/scheduler.py"
 _QUEUE = "engine/waiting_queue.py"
 _CLOCK = "engine/clock.py"
+_HITS = "engine/prefix_hits.py"
+_GROUPS = "engine/groups.py"
+_QUIET = "engine/quiet.py"
 _KEYS = "engine/prefix_keys.py"
 _PACKING = "engine/packing.py"
 _MEMORY = "engine/memory.py"
@@ -102,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "equal blocks replace each other in the prefix cache",
         _PREFIXES,
-        "    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]\n    blocks[block].key = key\n",
-        "    if find(engine, key) != NO_BLOCK:\n        if engine.blocks[find(engine, key)].refs == 0:\n            engine.state[0].num_cached -= 1\n        evict(engine, find(engine, key))\n    blocks, bucket = engine.blocks, engine.buckets[_bucket_of(engine, key)]\n    blocks[block].key = key\n",
+        "    engine.blocks[block].key = key\n",
+        "    if find(engine, key) != NO_BLOCK:\n        if engine.blocks[find(engine, key)].refs == 0:\n            engine.state[0].num_cached -= 1\n        evict(engine, find(engine, key))\n    engine.blocks[block].key = key\n",
     ),
     Mutation(
         "a hit stays in the free queue",
@@ -120,15 +123,15 @@ MUTATIONS = (
     ),
     Mutation(
         "all of a prompt can be hit, its last token included",
-        _CACHE,
-        "last = (engine.sequences[node].num_tokens - 1) // block_size",
-        "last = engine.sequences[node].num_tokens // block_size",
+        _HITS,
+        "    limit = engine.sequences[node].num_tokens - 1\n",
+        "    limit = engine.sequences[node].num_tokens\n",
     ),
     Mutation(
         "a resumed request hits only its prompt",
-        _CACHE,
-        "last = (engine.sequences[node].num_tokens - 1) // block_size",
-        "last = (engine.sequences[node].prompt_tokens - 1) // block_size",
+        _HITS,
+        "    limit = engine.sequences[node].num_tokens - 1\n",
+        "    limit = engine.sequences[node].prompt_tokens - 1\n",
     ),
     Mutation(
         "the whole prompt need not fit at admission",
@@ -145,14 +148,14 @@ MUTATIONS = (
     Mutation(
         "hits are not credited to the prompt that must fit",
         _CACHE,
-        "_num_missing(engine, 0, sequence.num_tokens, num_hits) > free",
-        "_num_missing(engine, 0, sequence.num_tokens, 0) > free",
+        "num_needed_at_admission(engine, group, sequence.num_tokens, hit_tokens, True)",
+        "num_blocks_for(engine, group, sequence.num_tokens)",
     ),
     Mutation(
         "a resumed request must fit with its prompt only",
         _CACHE,
-        "_num_missing(engine, 0, sequence.num_tokens, num_hits) > free",
-        "_num_missing(engine, 0, sequence.prompt_tokens, num_hits) > free",
+        "num_needed_at_admission(engine, group, sequence.num_tokens, hit_tokens, True)",
+        "num_needed_at_admission(engine, group, sequence.prompt_tokens, hit_tokens, True)",
     ),
     Mutation(
         "the watermark is ignored",
@@ -180,33 +183,33 @@ MUTATIONS = (
     ),
     Mutation(
         "free hits are counted as free blocks",
-        _CACHE,
-        "            free -= 1  # it is free now and will not be\n",
+        _GROUPS,
+        "            needed += 1  # it is free now and will not be\n",
         "            pass\n",
     ),
     Mutation(
         "new blocks are taken before hits are held",
         _CACHE,
-        "    _attach_hits(engine, node, num_hits)\n    _extend(engine, node, total + settings.lookahead_tokens)\n",
-        "    aside = settings.first_hit + num_hits\n    num_new = _num_missing(engine, 0, total + settings.lookahead_tokens, num_hits)\n    for index in range(num_new):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    _attach_hits(engine, node, num_hits)\n    block_pool.free(engine, aside, aside + num_new)\n    _extend(engine, node, total + settings.lookahead_tokens)\n",
+        "    for group in range(settings.num_groups):\n        _attach_hits(engine, node, group, hit_tokens)\n    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    if settings.host",
+        "    aside = len(engine.entries) - needed\n    for index in range(needed):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    for group in range(settings.num_groups):\n        _attach_hits(engine, node, group, hit_tokens)\n    block_pool.free(engine, aside, aside + needed)\n    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    if settings.host",
     ),
     Mutation(
         "a prompt is cached when its first output is known, not when it is scheduled",
         _CACHE,
-        "        host_swap.bring_back(engine, node, hit_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n",
-        "        host_swap.bring_back(engine, node, hit_tokens)\n",
+        "        sequence.cache_at = NEVER\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n",
+        "        sequence.cache_at = NEVER\n",
     ),
     Mutation(
         "blocks that a running request fills are not cached when they are scheduled",
         _CACHE,
-        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    return True\n",
-        "        _extend(engine, node, total + settings.lookahead_tokens)\n    return True\n",
+        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    _find_room",
+        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    _find_room",
     ),
     Mutation(
         "tokens whose values are not known are cached too",
         _CACHE,
-        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    return True\n",
-        "        _extend(engine, node, total + settings.lookahead_tokens)\n    cache_blocks(engine, node, total)\n    return True\n",
+        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    _find_room",
+        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, total)\n    _find_room",
     ),
     Mutation(
         "blocks of outputs are never cached",
@@ -228,8 +231,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a request never hits what another one has",
-        _CACHE,
-        "    if block < sequence.num_keys:\n",
+        _HITS,
+        "    if number < sequence.num_keys:\n",
         "    if False:\n",
     ),
     # Running requests.
@@ -267,7 +270,7 @@ MUTATIONS = (
         "the place in the list is corrected for a victim that was skipped",
         _SCHEDULER,
         "            if tokens >= 0:\n                budget += tokens\n                index -= 1\n",
-        "            if tokens >= 0:\n                budget += tokens\n                index -= 1\n            elif victim != node and (index == state.num_running + 1 or engine.lists[index - 1].running != node):\n                index -= 1\n",
+        "            if tokens >= 0:\n                budget += tokens\n                index -= 1\n            elif victim != node and (index == state.num_running + 1 or engine.running[index - 1] != node):\n                index -= 1\n",
     ),
     Mutation(
         "the last token is scheduled again while it is under way",
@@ -339,8 +342,8 @@ MUTATIONS = (
     Mutation(
         "an admitted request runs before the others",
         _SCHEDULER,
-        "        engine.lists[state.num_running].running = node\n        state.num_running += 1\n",
-        "        for place in range(state.num_running, 0, -1):\n            engine.lists[place].running = engine.lists[place - 1].running\n        engine.lists[0].running = node\n        state.num_running += 1\n",
+        "        engine.running[state.num_running] = node\n        engine.quiet_until[state.num_running] = 0\n        state.num_running += 1\n",
+        "        for place in range(state.num_running, 0, -1):\n            engine.running[place] = engine.running[place - 1]\n            engine.quiet_until[place] = engine.quiet_until[place - 1]\n        engine.running[0] = node\n        engine.quiet_until[0] = 0\n        state.num_running += 1\n",
     ),
     Mutation(
         "a request that does not fit is overtaken by the one behind it",
@@ -419,8 +422,8 @@ MUTATIONS = (
     Mutation(
         "blocks of requests that end together are freed in reverse",
         _SCHEDULER,
-        "    for index in range(first, first + engine.launched[launched].num_emitting):\n        node = engine.lists[index].emitting\n",
-        "    for place in range(engine.launched[launched].num_emitting):\n        index = first + engine.launched[launched].num_emitting - 1 - place\n        node = engine.lists[index].emitting\n",
+        "    for index in range(first, first + engine.launched[launched].num_emitting):\n        node = engine.emitting[index]\n",
+        "    for place in range(engine.launched[launched].num_emitting):\n        index = first + engine.launched[launched].num_emitting - 1 - place\n        node = engine.emitting[index]\n",
     ),
     Mutation(
         "a request that ends holds its blocks until the next step is scheduled",
@@ -653,5 +656,66 @@ MUTATIONS = (
         _STATIC,
         "is_complete = batch.num_steps == batch.longest_answer",
         "is_complete = True",
+    ),
+    # Sequences that are left alone.
+    Mutation(
+        "a sequence is left alone for a step too long, to the end of its room",
+        _QUIET,
+        "min(sequence.room_tokens, ",
+        "min(sequence.room_tokens + 1, ",
+    ),
+    Mutation(
+        "a sequence is left alone while it fills a block that others could hit",
+        _QUIET,
+        "sequence.cache_at - 1,",
+        "sequence.cache_at,",
+    ),
+    Mutation(
+        "a sequence is left alone while it computes its last token",
+        _QUIET,
+        "sequence.end_tokens - 2)",
+        "sequence.end_tokens - 1)",
+    ),
+    Mutation(
+        "the last token of a prompt counts as a decode",
+        _QUIET,
+        "computed >= sequence.prompt_tokens and ",
+        "",
+    ),
+    Mutation(
+        "what was computed while a sequence was left alone is forgotten",
+        _QUIET,
+        "    sequence.computed += launched - since\n",
+        "    pass\n",
+    ),
+    Mutation(
+        "outputs under way are known already when a sequence is looked at again",
+        _QUIET,
+        "    processed = max(launched - state.num_in_flight, since)\n",
+        "    processed = launched\n",
+    ),
+    Mutation(
+        "a sequence that gets nothing of the budget is taken to have computed a token",
+        _SCHEDULER,
+        "    quiet.catch_up_all(engine, index, launched)  # those that get nothing\n",
+        "",
+    ),
+    Mutation(
+        "a victim that was left alone loses what it had before",
+        _SCHEDULER,
+        "    if engine.quiet_until[chosen] > 0:\n        quiet.catch_up(engine, chosen, state.num_scheduled - 1)\n",
+        "",
+    ),
+    Mutation(
+        "the context of sequences left alone does not grow",
+        _SCHEDULER,
+        "state.quiet_tokens + state.num_quiet * state.num_scheduled",
+        "state.quiet_tokens + state.num_quiet * (state.num_scheduled - 1)",
+    ),
+    Mutation(
+        "what a sequence computes while it is left alone is not written down",
+        _QUIET,
+        "        journal.prolong(engine, node, launched - since)\n",
+        "        pass\n",
     ),
 )

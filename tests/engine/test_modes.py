@@ -69,25 +69,33 @@ def test_a_model_of_ones_own_runs_interpreted_and_only_so(
         measure(requests(3), POLICY, machine, engine="compiled")
 
 
-def test_numba_still_takes_the_option_that_it_does_not_document() -> None:
-    """Without `_nrt` compiled runs still work, and are slower. If this fails, measure, and say so in `compiled`."""
+def test_numba_still_takes_the_options_that_it_does_not_document() -> None:
+    """Without them compiled runs still work, and are slower. If this fails, measure, and say so in `compiled`."""
     pytest.importorskip("numba")
     assert compiled.options()["_nrt"] is False
+    assert compiled.options()["forceinline"] is True
 
 
-@pytest.mark.parametrize("error", [KeyError("_nrt"), TypeError("_nrt")], ids=repr)
-def test_a_numba_that_refuses_the_option_is_used_without_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["_nrt", "forceinline"])
+@pytest.mark.parametrize("error", [KeyError("refused"), TypeError("refused")], ids=repr)
+def test_a_numba_that_refuses_an_option_is_used_without_it(
+    name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numba = pytest.importorskip("numba")
 
     def njit(**options: Any) -> Any:
-        if "_nrt" in options:
+        if name in options:
             raise error
         return lambda function: function
 
     monkeypatch.setattr(numba, "njit", njit)
-    chosen = compiled.options()
-    assert chosen
-    assert "_nrt" not in chosen
+    assert set(compiled.options()) == {
+        "_nrt",
+        "forceinline",
+        "error_model",
+        "no_cpython_wrapper",
+        "no_cfunc_wrapper",
+    } - {name}
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def run(driver: Driver) -> list[Batch]:
     while (outcome := driver.advance()) != IDLE:
         assert outcome == BATCHED
         batch = driver.engine.rectangle[0]
-        rows = [int(driver.engine.lists[row].running) for row in range(batch.num_rows)]
+        rows = [int(driver.engine.running[row]) for row in range(batch.num_rows)]
         lengths = int(batch.prompt_width), int(batch.num_steps), int(batch.stride)
         batches.append(Batch(rows, *lengths, driver.host_s))
     return batches

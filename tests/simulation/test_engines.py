@@ -62,8 +62,10 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def assert_same(workload: Workload, policy: Policy, machine: Machine, **options: Any) -> Recording:
-    """Every way to run gives the same, whether everything is kept or only sums."""
+    """Every way to run gives the same, whether everything is kept or only sums, and whether each step is looked at."""
     recordings = [simulate(workload, policy, machine, engine=engine, **options) for engine in ENGINES]
+    otherwise = options | {"check": not options.get("check", False)}
+    recordings.append(simulate(workload, policy, machine, engine="interpreted", **otherwise))
     written = [bytes_of(recording) for recording in recordings]
     assert written == [written[0]] * len(written)
     for engine in ENGINES:

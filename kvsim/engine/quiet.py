@@ -1,0 +1,90 @@
+"""Sequences that only decode are left alone.
+
+Most of the time a running sequence computes one token a step, in a slot that it has, and its output ends nothing. How
+such a step changes the sequence is known beforehand, and so is the first step in which something has to be decided
+about it: its table grows, a block is full, or its last token is computed. Until then the scheduler counts the sequence
+and does not touch it; a step costs what there is to decide, not what runs. Then `catch_up` does in one go what the
+steps in between would have done one by one.
+
+This goes on inside a slice of a run. At the end of a slice all sequences are as they should be.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import journal
+from kvsim.engine.compiled import part
+from kvsim.engine.state import Engine
+
+
+@part
+def begin(engine: Engine, index: int) -> bool:
+    """Leave the sequence at `index` of `running` alone from the step being scheduled on, if it only decodes in it."""
+    settings, state, node = engine.settings[0], engine.state[0], engine.running[index]
+    sequence = engine.sequences[node]
+    computed, under_way = sequence.computed, 1 if settings.ahead else 0
+    is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
+    if not is_decode or sequence.placeholders != under_way:
+        return False
+    num_steps = min(sequence.room_tokens, sequence.cache_at - 1, sequence.end_tokens - 2) - computed
+    if num_steps <= 0 or (settings.records_schedule and not journal.goes_on(engine, node, computed, 1)):
+        return False
+    since = state.num_scheduled - 1
+    sequence.quiet_since = since
+    engine.quiet_until[index] = since + num_steps
+    state.num_quiet += 1
+    state.quiet_tokens += computed - since
+    return True
+
+
+@part
+def catch_up(engine: Engine, index: int, launched: int) -> None:
+    """Bring the sequence at `index` of `running`, which was left alone, up to date with the first `launched` steps."""
+    settings, state, node = engine.settings[0], engine.state[0], engine.running[index]
+    sequence = engine.sequences[node]
+    since = sequence.quiet_since
+    engine.quiet_until[index] = 0
+    state.num_quiet -= 1
+    state.quiet_tokens -= sequence.computed - since
+    processed = max(launched - state.num_in_flight, since)
+    sequence.computed += launched - since
+    sequence.num_tokens += processed - since
+    if settings.ahead:
+        sequence.placeholders += launched - processed
+    if settings.records_schedule:
+        journal.prolong(engine, node, launched - since)
+    place = 1 - state.next_launched  # that of the newest step
+    for _ in range(launched - processed):
+        step = engine.launched[place]
+        engine.emitting[place * settings.max_num_seqs + step.num_emitting] = node
+        step.num_emitting += 1
+        place = 1 - place
+
+
+@part
+def catch_up_all(engine: Engine, first: int, launched: int) -> None:
+    """Bring all running sequences from index `first` on up to date with the first `launched` steps."""
+    state = engine.state[0]
+    if state.num_quiet > 0:
+        for index in range(first, state.num_running):
+            if engine.quiet_until[index] > 0:
+                catch_up(engine, index, launched)
+
+
+@part
+def spell_out(engine: Engine) -> None:
+    """List in `batch`, in order, what all sequences of the step scheduled last compute; none is left alone then."""
+    state = engine.state[0]
+    listed, place = state.num_listed, state.num_in_batch
+    state.num_listed = place
+    for index in range(state.num_running - 1, -1, -1):
+        node = engine.running[index]
+        is_quiet = engine.quiet_until[index] > 0
+        if is_quiet or (listed > 0 and engine.batch[listed - 1] == node):
+            place -= 1
+            engine.batch[place] = node
+            if is_quiet:
+                engine.batch_tokens[place] = 1
+                catch_up(engine, index, state.num_scheduled)
+            else:
+                listed -= 1
+                engine.batch_tokens[place] = engine.batch_tokens[listed]
