@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from kvsim.capture.offload import OffloadWatch, has_offload
 from kvsim.capture.sinks import Sink
 from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
@@ -47,6 +48,7 @@ class SchedulerRecorder:
         self.sink: Sink | None = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
+        self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
         self._watch_memory()
 
     def check(self) -> None:
@@ -61,6 +63,12 @@ class SchedulerRecorder:
                 f"the model has {num_groups} KV-cache groups, as with windows in some of its layers, and kvsim records "
                 "models with one."
             )
+        connector = getattr(self._scheduler, "connector", None)
+        if connector is not None and self._offload is None:
+            raise RecordingError(
+                f"the engine moves its cache with {type(connector).__name__}, and kvsim records none "
+                "but vLLM's native offload."
+            )
 
     def start(self, sink: Sink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already holds are not part of it.
@@ -69,10 +77,14 @@ class SchedulerRecorder:
             RecordingError: the model has several KV-cache groups; nothing is recorded.
         """
         self.check()
+        if self._offload is not None:
+            self._offload.start()
+            meta = meta | {"policy": meta["policy"] | self._offload.settings()}
         self._meta = meta
         self._begin_s: float | None = None
         self._held: dict[str, int] = {}  # blocks in each request's table
         self._rows: dict[str, int] = {}
+        self._all_rows: dict[str, int] = {}  # of requests that have ended too: a copy may be reported afterwards
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -101,7 +113,7 @@ class SchedulerRecorder:
     @_harmless
     def arrived(self, request: Any) -> None:
         """`request` was added to the queue."""
-        self._rows[request.request_id] = self._num_rows
+        self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
         self._report(*self._arrival(request))
@@ -118,12 +130,14 @@ class SchedulerRecorder:
     def scheduled(self, output: Any) -> None:
         """The scheduler has decided the step in `output`."""
         tokens: dict[str, int] = output.num_scheduled_tokens
-        if not tokens and not self._num_preempted:
+        if self._offload is not None:  # a step that computes nothing may begin copies, and report them
+            self._offload.scheduled(output, self._all_rows)
+        elif not tokens and not self._num_preempted:
             return
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
         num_prefill = 0
-        if tokens == self._last_tokens and num_tokens == len(tokens):
+        if tokens and tokens == self._last_tokens and num_tokens == len(tokens):
             self._report("again", self._start_s)
         else:
             rows = []
@@ -167,6 +181,9 @@ class SchedulerRecorder:
     def aborted(self) -> None:
         """Requests were finished from outside."""
         time_s = self._now()
+        if self._offload is not None:  # one that loads keeps its blocks until that has ended
+            gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
+            self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
         for request in self._ended:
             self._end(request, time_s)
         self._ended.clear()
@@ -197,33 +214,51 @@ class SchedulerRecorder:
         self._held[name] = held + len(new_blocks)
 
     @_harmless
-    def _freeing(self, request: Any) -> None:
+    def _freeing(self, request: Any, deferred: bool = False) -> None:
         name = request.request_id
-        if name not in self._rows:
+        if name not in self._all_rows:
             return
         if held := self._held.pop(name, 0):
             num_cached = self._manager.coordinator.single_type_managers[0].num_cached_block.get(name, 0)
-            self._report("release", self._rows[name], held, num_cached)
-        if request.is_finished():
+            if deferred and self._offload is not None:
+                self._offload.deferring(self._all_rows[name], held, num_cached)
+            else:
+                self._report("release", self._all_rows[name], held, num_cached)
+        if request.is_finished() and name in self._rows:
             self._ended.append(request)
+
+    @_harmless
+    def freed(self, num_tables: int) -> None:
+        """The blocks of tables that were lost while steps were under way are free now."""
+        if self._offload is not None:
+            self._offload.freed(num_tables)
 
     def _watch_memory(self) -> None:
         """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
+        pop_blocks = getattr(manager, "pop_blocks_for_free", None)
 
         def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate_slots(request, *args, **kwargs)
             # Called for every running request at every step: do nothing more where nothing happened.
             if blocks is not None and self.sink is not None:
                 hits = kwargs.get("new_computed_blocks") or (args[2] if len(args) > 2 else None)
-                if blocks.blocks[0] or hits is not None:
-                    self._allocated(request, hits, blocks.blocks[0])
+                new_blocks = blocks.blocks[0]
+                if kwargs.get("num_external_computed_tokens"):  # blocks that are loaded into are not among the new ones
+                    table = manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id]
+                    new_blocks = table[self._held.get(request.request_id, 0) + len(hits.blocks[0] if hits else ()) :]
+                if new_blocks or hits is not None:
+                    self._allocated(request, hits, new_blocks)
             return blocks
 
         def watched_free(request: Any) -> Any:
             self._freeing(request)
             return free(request)
+
+        def watched_pop(request: Any) -> Any:
+            self._freeing(request, True)
+            return pop_blocks(request)  # type: ignore[misc]
 
         def watched_evict(block: Any) -> Any:
             evicted = evict(block)
@@ -232,6 +267,8 @@ class SchedulerRecorder:
             return evicted
 
         manager.allocate_slots, manager.free = watched_allocate, watched_free
+        if pop_blocks is not None:
+            manager.pop_blocks_for_free = watched_pop
         pool._maybe_evict_cached_block = watched_evict
 
     def _opening(self) -> bytes:
@@ -280,6 +317,10 @@ class SchedulerRecorder:
         if self._begin_s is None:
             self._begin_s = now
         return round(now - self._begin_s, 9)
+
+    def _report_if_recording(self, *event: Any) -> None:
+        if self.sink is not None:
+            self._report(*event)
 
     def _report(self, *event: Any) -> None:
         self._lines.append(eventlog.line(*event))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
+from kvsim.cli.offload import offload_settings
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, is_generated, workload_and_source
 from kvsim.errors import UsageError
@@ -74,6 +75,7 @@ class Scenario:
                 block_size=self.block_size,
                 enable_prefix_caching=not flags["no_prefix_caching"],
                 watermark=flags["watermark"],
+                **offload_settings(flags, self.gpu),
                 **self._modelled(),
             ),
         )

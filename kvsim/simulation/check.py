@@ -9,12 +9,15 @@ import numpy as np
 
 from kvsim.engine.extents import rounded
 from kvsim.engine.records import column
-from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, Engine
+from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
 
 if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
+
+
+_OF_BLOCKS = (PAGED, TIERED)
 
 
 def check(driver: Driver) -> None:
@@ -28,7 +31,7 @@ def check(driver: Driver) -> None:
     if memory == RECTANGULAR:
         _check_rectangle(engine)
         return
-    if memory == PAGED:
+    if memory in _OF_BLOCKS:
         _check_blocks(driver)
     else:
         _check_extents(driver)
@@ -41,11 +44,11 @@ def breakdown(driver: Driver) -> Breakdown:
     settings, state = engine.settings[0], engine.state[0]
     slots = np.zeros(NUM_STATES, np.int64)
     held = 0
-    for node in driver.running():
+    for node in driver.holders():
         sequence = engine.sequences[node]
-        length, full = sequence.num_units * settings.unit_tokens, sequence.full_tokens
-        requested = length if settings.memory == PAGED else sequence.requested
-        computed = sequence.computed + sequence.rejected
+        length, full = _num_units(driver, node) * settings.unit_tokens, sequence.full_tokens
+        requested = length if settings.memory in _OF_BLOCKS else sequence.requested
+        computed = _num_computed(driver, node)
         slots += split_extent(0, length, full=max(full, computed), computed=computed, requested=requested)
         held += length
     used = (settings.num_units - state.num_free) * settings.unit_tokens
@@ -60,7 +63,7 @@ def _check_blocks(driver: Driver) -> None:
     engine = driver.engine
     state, refs, keys = engine.state[0], column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
-    held = Counter(block for node in driver.running() for block in driver.blocks(node))
+    held = Counter(block for node in driver.holders() for block in driver.table(node))
     expected = np.zeros(len(refs), np.int64)
     expected[[*held]] = [*held.values()]
     if len(queue) != state.num_free or len(np.unique(queue)) != len(queue) or (refs[queue] != 0).any():
@@ -98,19 +101,36 @@ def _check_totals(driver: Driver) -> None:
     """The totals that are kept from change to change equal those of a count, and the states add up to the pool."""
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    running = [engine.sequences[node] for node in driver.running()]
-    unit_tokens = settings.unit_tokens if settings.memory == PAGED else 1
-    asked = [each.num_units * unit_tokens if settings.memory == PAGED else each.requested for each in running]
+    holders = driver.holders()
+    unit_tokens = settings.unit_tokens if settings.memory in _OF_BLOCKS else 1
+    held = [_num_units(driver, node) * unit_tokens for node in holders]
+    asked = held if settings.memory in _OF_BLOCKS else [engine.sequences[node].requested for node in holders]
     counted = {
-        "written": sum(each.computed + each.rejected for each in running),
+        "written": sum(_num_computed(driver, node) for node in holders),
         "requested": sum(asked),
-        "useful": sum(min(slots, each.full_tokens) for slots, each in zip(asked, running, strict=True)),
-        "rounding": sum(each.num_units * unit_tokens for each in running) - sum(asked),
+        "useful": sum(
+            min(slots, engine.sequences[node].full_tokens) for slots, node in zip(asked, holders, strict=True)
+        ),
+        "rounding": sum(held) - sum(asked),
     }
     for name, value in counted.items():
         if getattr(state, name) != value:
             raise IntegrityError(f"{value} slots are {name}, and the running total is {getattr(state, name)}.")
     breakdown(driver).check(settings.num_units * settings.unit_tokens)
+
+
+def _num_units(driver: Driver, node: int) -> int:
+    """Units that nobody else is given because of a sequence, null blocks included."""
+    memory = driver.engine.settings[0].memory
+    return len(driver.table(node)) if memory == TIERED else int(driver.sequence(node).num_units)
+
+
+def _num_computed(driver: Driver, node: int) -> int:
+    """Slots that a sequence has written and that are not free."""
+    sequence = driver.sequence(node)
+    if sequence.num_units == 0:  # its blocks are not free yet
+        return int(driver.engine.host.asked[node].dead_tokens)
+    return int(sequence.computed + sequence.rejected)
 
 
 def _check_rectangle(engine: Engine) -> None:

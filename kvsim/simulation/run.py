@@ -261,6 +261,7 @@ class Run:
                 self.workload, self._demand, policy, num_units, refuse_misfits=options.get("refuse_misfits", False)
             ),
             unit_bytes=self.pool.bytes_per_unit,
+            num_gpus=machine.model.tensor_parallel_size,
             answers=answers,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,

@@ -1,6 +1,7 @@
 """Compare kvsim with the oracle on generated workloads; a difference is made small and kept beside the golden ones.
 
-python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--realistic]
+python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--kind realistic]
+python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle_offload.py --kind offloaded
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from kvsim.conformance import Verdict, parse_workload, verify_oracle
 
 from .oracle import Oracle, OracleFailedError
 from .shrink import shrink
-from .workloads import realistic, small
+from .workloads import offloaded, realistic, small
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GOLDEN = Path(__file__).with_name("golden")
+KINDS = {"small": small, "realistic": realistic, "offloaded": offloaded}
 
 
 def _say(text: object) -> None:
@@ -60,12 +62,11 @@ def keep(oracle: Oracle, document: dict[str, Any], name: str) -> Path:
     return file
 
 
-def fuzz(oracle: Oracle, *, num_workloads: int, seed: int, is_realistic: bool) -> Counter[str]:
+def fuzz(oracle: Oracle, *, num_workloads: int, seed: int, kind: str) -> Counter[str]:
     """Compare `num_workloads` workloads and return what they amounted to."""
     counts: Counter[str] = Counter()
     for number in range(num_workloads):
-        random = Random(f"{seed}/{number}/{is_realistic}")
-        document = (realistic if is_realistic else small)(random)
+        document = KINDS[kind](Random(f"{seed}/{number}/{kind}"))
         verdict, failure = compare(oracle, document)
         counts["workloads"] += 1
         counts["requests"] += len(document["requests"])
@@ -85,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--realistic", action="store_true")
+    parser.add_argument("--kind", choices=KINDS, default="small")
     parser.add_argument(
         "--oracle", type=Path, default=os.environ.get("KVSIM_ORACLE"), help="folder with src and venv in it"
     )
@@ -94,7 +95,7 @@ def main() -> None:
     if options.oracle is None or options.script is None:
         parser.error("the oracle is needed: give --oracle and --script, or set KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT")
     with Oracle(options.oracle, options.script) as oracle:
-        counts = fuzz(oracle, num_workloads=options.workloads, seed=options.seed, is_realistic=options.realistic)
+        counts = fuzz(oracle, num_workloads=options.workloads, seed=options.seed, kind=options.kind)
     _say(json.dumps(counts, indent=2))
 
 
