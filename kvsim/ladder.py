@@ -172,5 +172,10 @@ def with_ample_memory(machine: Machine, policy: Policy, workload: Workload) -> M
     """`machine` with room for every sequence that `policy` may run at a time, at its longest."""
     num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))
-    tokens = (num_seqs + 1) * (policy.max_model_len + policy.unit_tokens) + policy.unit_tokens
-    return replace(machine, kv_bytes=max(machine.kv_bytes, tokens * machine.model.kv_bytes_per_token))
+    layout = machine.layout(policy)
+    if isinstance(policy, Paged) and layout is not None:
+        most = policy.scheduler.max_num_batched_tokens
+        enough = ((num_seqs + 1) * layout.blocks_for(policy.max_model_len, most) + 2) * layout.bytes_per_block
+    else:
+        enough = (num_seqs + 1) * (policy.max_model_len + 1) * machine.model.kv_bytes_per_token
+    return replace(machine, kv_bytes=max(machine.kv_bytes, enough))

@@ -142,7 +142,7 @@ def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     sentences = []
     for name, summary in zip(names, summaries, strict=True):
         waste = summary.waste.pool_percent
-        idle = waste[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL]].sum()
+        idle = waste[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
         sentences.append(
             f"{name}: {waste[SlotState.TOKEN]:.1f}% of the pool held live tokens and {idle:.1f}% was wasted; "
             f"{summary.mean_batch:.1f} sequences ran at once, "
@@ -167,8 +167,7 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
         of = recording.meta.pool
         if of.num_units is None:
             return "none: the cache grows with the batch"
-        unit = "slots" if of.unit_tokens == 1 else f"blocks of {of.unit_tokens} tokens"
-        return f"{memory(of.num_units * of.bytes_per_unit)}, {of.num_units:,} {unit}"
+        return f"{memory(of.num_units * of.bytes_per_unit)}, {of.num_units:,} {of.units_in_words}"
 
     extrapolated = any(extrapolation.KEY in recording.meta.extra for recording in recordings)
     return (

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 _WATCH_S = 1.0
 """How often a worker looks whether the process that started it is still there."""
-_USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL)
+_USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

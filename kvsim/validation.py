@@ -191,9 +191,13 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
         return Static(scheduler=static), rows * longest * pool.bytes_per_unit
     assert pool.num_units is not None
     scheduler = settings_of(ContinuousSettings, recording)
-    cache = settings_of(PagedSettings, recording, block_size=pool.unit_tokens)
+    # What an engine with several KV-cache groups was told, where the pool says what they have in common.
+    block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
+    cache = settings_of(PagedSettings, recording, block_size=block_size)
     unit_bytes = pool.bytes_per_unit
-    if "kv_cache_groups" not in recording.meta.extra:  # as large as the simulation makes them, whoever wrote it down
+    if (
+        not pool.groups and "kv_cache_groups" not in recording.meta.extra
+    ):  # as large as the simulation makes them, whoever wrote it down
         unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
 

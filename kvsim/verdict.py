@@ -104,7 +104,9 @@ def peak_words(summary: Summary) -> str:
 def wasted_percent(summary: Summary) -> float:
     """Share of the pool, in percent over time, that live sequences held and never wrote to, or that was in pieces too
     small to be used."""
-    return float(summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL]].sum())
+    return float(
+        summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
+    )
 
 
 def _count(number: int, what: str) -> str:

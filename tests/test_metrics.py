@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import Machine
     from kvsim.workload import Workload
 
-TOKEN, RESERVED, INTERNAL, PADDING, CACHED, EXTERNAL, FREE = SlotState
+TOKEN, RESERVED, INTERNAL, PADDING, EXPIRED, CACHED, EXTERNAL, FREE = SlotState
 
 
 def meta_of(

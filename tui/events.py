@@ -95,7 +95,7 @@ class Events:
 def events_of(replay: Replay) -> Events:
     """All events of the replayed recording."""
     requests, memory = replay.recording.requests, replay.recording.memory
-    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    rows = memory.ends
     request = memory.request[rows].astype(np.int64)
     last_of_request = np.full(len(requests), -1, np.int64)
     np.maximum.at(last_of_request, request, rows)

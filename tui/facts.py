@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.kv_groups import CacheKind
 from kvsim.memory.waste import SlotState
 from kvsim.recording.ledger import NOBODY
 from kvsim.recording.tables import RequestStatus
@@ -15,6 +16,8 @@ from .states import LOOKS
 from .words import gib, percent, plural, seconds
 
 if TYPE_CHECKING:
+    from kvsim.recording.group_slots import TableGroup
+
     from .comparison import Comparison
     from .session import Session
 
@@ -127,7 +130,11 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     replay = session.replay
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     slots = replay.slots(np.array([unit]))[0]
-    if replay.unit_tokens > 1:
+    if len(replay.groups) > 1:
+        states = [f"{percent(int(slots[state]), replay.unit_slots)} {LOOKS[state].name}" for state in SlotState
+                  if slots[state]]  # fmt: skip
+        lines = [("is", ", ".join(states))]
+    elif replay.unit_tokens > 1:
         states = [f"{slots[state]:,} {LOOKS[state].name}" for state in SlotState if slots[state]]
         lines = [("is", ", ".join(states))]
     else:
@@ -135,10 +142,23 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         lines = [("is", look.name), ("meaning", look.meaning)]
     if owner == NOBODY:
         return [*lines, ("held by", "nobody")]
-    begin = int(replay.position[unit]) * replay.unit_tokens
-    place = f"{begin:,}" if replay.unit_tokens == 1 else f"{begin:,} to {begin + replay.unit_tokens - 1:,}"
+    number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
+    group = replay.groups[number]
+    begin = int(replay.position[unit]) * group.block_size
+    place = f"{begin:,}" if group.block_size == 1 else f"{begin:,} to {begin + group.block_size - 1:,}"
     holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
-    return [*lines, ("held by", holders), ("its slots", place)]
+    if len(replay.groups) == 1:
+        return [*lines, ("held by", holders), ("its slots", place)]
+    what = ("state after", place) if group.state_slots else ("its tokens", place)
+    return [*lines, ("held by", holders), ("table", f"{number}: {group_words(group)}"), what]
+
+
+def group_words(group: TableGroup) -> str:
+    """What the tables of a KV-cache group hold: `sliding window of 1,024`."""
+    kinds = {CacheKind.FULL: "full attention", CacheKind.MLA: "latents", CacheKind.MAMBA: "recurrent state"}
+    if group.kind in kinds:
+        return kinds[group.kind]
+    return f"{'chunk' if group.kind is CacheKind.CHUNKED_LOCAL else 'sliding window'} of {group.window or 0:,}"
 
 
 def unit_heading(session: Session, unit: int) -> str:
@@ -160,7 +180,7 @@ def unit_story(session: Session, unit: int) -> list[tuple[str, str]]:
         lines.append(("shared by", ", ".join(holders)))
     owner, position = int(replay.owner[unit]), int(replay.position[unit])
     hashes = session.recording.requests.prompt_hashes[owner] if owner != NOBODY else ()
-    if replay.unit_tokens > 1 and position < len(hashes):
+    if replay.unit_tokens > 1 and len(replay.groups) == 1 and position < len(hashes):
         lines.append(("prefix hash", f"{int(hashes[position]) & (1 << 64) - 1:016x}"))
     resolution_s = session.player.duration_s / 1000
     for stay in [stay for stay in past if stay.end_frame <= frame][: -_STAYS_SHOWN - 1 : -1]:
@@ -184,9 +204,9 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
             f"{facts.generated_tokens:,} of {facts.output_tokens:,}"
             + (f", at most {limit:,}" if limit > facts.output_tokens else ""),
         ),
-        ("written", f"{facts.computed:,} of {facts.full:,} slots"),
+        ("written", f"{facts.computed:,} of {facts.full:,} {'tokens' if len(session.replay.groups) > 1 else 'slots'}"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
-        *([("wasted", _wasted(facts))] if facts.holds else []),
+        *([("wasted", _wasted(session, facts))] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
     ]
     waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
@@ -206,10 +226,13 @@ def _times(so_far: int, in_all: int) -> str:
     return plural(so_far, "time") + (f" so far, {in_all:,} in all" if so_far < in_all else "")
 
 
-def _wasted(facts: RequestFacts) -> str:
-    """Slots of a request's units that nobody will ever read, and their share."""
-    wasted = sum(facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL))
-    return f"{plural(wasted, 'slot')}, {percent(wasted, sum(facts.slots))}"
+def _wasted(session: Session, facts: RequestFacts) -> str:
+    """Slots of a request's units that nobody will ever read, and their share; bytes where a slot is one."""
+    wasted = sum(
+        facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
+    )
+    amount = gib(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
+    return f"{amount}, {percent(wasted, sum(facts.slots))}"
 
 
 def unit_summary(session: Session, unit: int) -> str:
@@ -240,7 +263,9 @@ def headline(session: Session, *, short: bool) -> list[str]:
     model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)
-    if replay.unit_tokens > 1 and not short:
+    if len(replay.groups) > 1:
+        units += f" for {len(replay.groups)} tables a sequence"
+    elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
     memory = f"{size} = {units}" if short else f"{size} for KV = {units}"
     return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ') if short else gpu}", memory]

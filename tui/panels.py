@@ -15,6 +15,7 @@ from textual.widget import Widget
 from kvsim.recording.tables import RequestStatus
 
 from .facts import RequestFacts, request_facts, request_lines, unit_heading, unit_lines, unit_story
+from .group_tables import AHEAD, HELD, LET_GO, table_rows, uniform_words
 from .stack import stacked
 from .states import STACK
 from .swatches import owner_swatch, stack_cells
@@ -152,7 +153,10 @@ class BlockTable(Panel):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="table")
         unit = session.unit_name
-        self.border_title = f"{unit} table: logical {symbols.arrow} physical"
+        several = len(session.replay.groups) > 1
+        self.border_title = (
+            f"{unit} tables, by kind of layers" if several else f"{unit} table: logical {symbols.arrow} physical"
+        )
 
     def write(self) -> list[Strip]:
         """Runs of neighbouring units, newest last; the newest are kept where there are too many."""
@@ -162,6 +166,8 @@ class BlockTable(Panel):
         positions, addresses = session.replay.block_table(session.followed)
         if not len(positions):
             return [Strip([self.text("it holds no memory now", "weak")])]
+        if len(session.replay.groups) > 1:
+            return self._group_rows(session.followed)
         order = np.argsort(positions)
         entries = [self._entry(*run) for run in _runs(positions[order], addresses[order])]
         width = max(map(len, entries)) + 2
@@ -174,6 +180,21 @@ class BlockTable(Panel):
             Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))])
             for at in range(0, len(entries), per_line)
         ]
+
+    def _group_rows(self, request: int) -> list[Strip]:
+        """A row of blocks for each kind of layers: what is held of the sequence, and what its window has let go."""
+        width = max(self.size.width - 2, 8)
+        glyphs = {LET_GO: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
+        strips = []
+        for row in table_rows(self.session, request, width):
+            let_go = f", {row.num_let_go:,} let go" if row.num_let_go else ""
+            strips += [
+                Strip([self.text(row.words, "strong"), self.text(f"  {row.num_held:,} held{let_go}", "weak")]),
+                Strip([self.text("".join(glyphs[part] for part in row.parts))]),
+            ]
+        if words := uniform_words(self.session, request):
+            strips.append(Strip([self.text(words, "weak")]))
+        return strips
 
     def _entry(self, position: int, address: int, length: int) -> str:
         arrow, dash = self.symbols.arrow, self.symbols.dash
@@ -250,14 +271,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def write(self) -> list[Strip]:
         """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
-        host = self._host()
-        height = self.size.height - len(host)
+        height = self.size.height
         waiting, running = self._everybody()
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
-        strips = [*host, self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
-        self._requests = [None] * len(strips)
+        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
+        self._requests = [None]
         for request in shown_waiting:
             strips.append(self._waiting_line(request))
             self._requests.append(request)
@@ -271,17 +291,6 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             strips.append(self._running_line(request, tokens))
             self._requests.append(request)
         return strips
-
-    def _host(self) -> list[Strip]:
-        """What stands in host memory, and what crosses the link to it, where there is such a second tier."""
-        host, frame = self.session.host, self.session.replay.frame
-        if host is None:
-            return []
-        used, num_slots = int(host.used[frame]), host.num_slots
-        crossing = f"{int(host.going[frame]):,} blocks going, {int(host.coming[frame]):,} coming back"
-        words = f" {used:,} of {num_slots:,} host blocks"
-        bar = self._progress(min(used / num_slots, 1.0), max(min(self.size.width - len(words), 20), 4))
-        return [Strip([bar, self.text(words, "strong")]), Strip([self.text(crossing, "weak")]), self.blank()]
 
     def _around(self, requests: list[int], room: int) -> list[int]:
         """As many of `requests` as there is room for, the cursor's among them."""
@@ -310,7 +319,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
         tokens = f"{prompt:,} prompt"
-        if unit_tokens > 1 and not again:  # what it waits for
+        if unit_tokens > 1 and not again and len(self.session.replay.groups) == 1:  # what it waits for
             tokens += f", needs {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
         return Strip(
             [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]

@@ -10,7 +10,6 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
-from kvsim.recording.host_memory import HostMemory, host_memory
 from kvsim.recording.ledger import NOBODY
 from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
@@ -129,7 +128,7 @@ class Session:
     @property
     def capacity(self) -> int:
         """Slots in the pool."""
-        return self.replay.num_units * self.replay.unit_tokens
+        return self.replay.num_units * self.replay.unit_slots
 
     @property
     def rows(self) -> RowsNow | None:
@@ -154,7 +153,7 @@ class Session:
 
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
-        """Slots of the pool by state at the current frame: shape (7,)."""
+        """Slots of the pool by state at the current frame: shape (8,)."""
         frame = self.player.frame
         if self.added_up:
             slots: npt.NDArray[np.int64] = self.slots[frame]
@@ -193,11 +192,6 @@ class Session:
         requests = self.recording.requests
         return int(((requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)).sum())
 
-    @cached_property
-    def host(self) -> HostMemory | None:
-        """What stands in host memory, step by step; None where blocks are not offloaded."""
-        return host_memory(self.recording)
-
     def show(self) -> None:
         """Make the replay's frame the player's."""
         self.replay.seek(self.player.frame)
@@ -209,10 +203,9 @@ class Session:
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
         """The spans of frames in which `request` holds memory: first frame, and the first one after."""
-        tables = self.replay.ledger.tables
-        rows = slice(*tables.first_row[request : request + 2])
-        first = tables.position[rows] == 0
-        births, deaths = tables.birth_seq[rows][first], tables.death_seq[rows][first]
+        held = self.replay.ledger.tables.residencies
+        mine = held.request == request
+        births, deaths = held.birth_seq[mine], held.death_seq[mine]
         frames = np.minimum(np.searchsorted(self.replay.frame_seq, (births, deaths)), self.replay.num_frames - 1)
         return list(zip(*frames.tolist(), strict=True))
 

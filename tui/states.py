@@ -1,4 +1,4 @@
-"""How the seven states of a slot are called and drawn.
+"""How the eight states of a slot are called and drawn.
 
 Where colour means state, the colours keep the hues of Okabe and Ito's colour-blind safe set, moved apart
 in luminance until they stay distinct in greyscale; where there is no colour, each state has its own glyph, and where
@@ -35,6 +35,7 @@ LOOKS: Final[dict[SlotState, StateLook]] = {
     SlotState.PADDING: StateLook(
         name="padding", meaning="only fills the batch", color="#f9ec5c", glyph="▓", letter="P"
     ),
+    SlotState.EXPIRED: StateLook(name="expired", meaning="left the window", color="#9d81d6", glyph="-", letter="-"),
     SlotState.CACHED: StateLook(name="cached", meaning="free, keeps a prefix", color="#17966c", glyph="○", letter="c"),
     SlotState.EXTERNAL: StateLook(
         name="external", meaning="free, but in pieces", color="#d58fb8", glyph="~", letter="~"
@@ -46,6 +47,7 @@ STACK: Final = (
     SlotState.TOKEN,
     SlotState.PADDING,
     SlotState.INTERNAL,
+    SlotState.EXPIRED,
     SlotState.RESERVED,
     SlotState.EXTERNAL,
     SlotState.CACHED,
@@ -104,6 +106,7 @@ LIGHT: Final = Palette(
         SlotState.RESERVED: "#84b4ea",
         SlotState.INTERNAL: "#d9480f",
         SlotState.PADDING: "#fae24c",
+        SlotState.EXPIRED: "#2a1240",
         SlotState.CACHED: "#0b7a53",
         SlotState.EXTERNAL: "#b970a0",
         SlotState.FREE: "#bdc3cb",

@@ -32,6 +32,7 @@ def still(
         height,
         stride=Lines(replay).length_at(int(replay.frame_seq[replay.frame])),
         half_blocks=symbols.color,
+        has_slots=len(replay.groups) == 1,
     )
     canvas.tiling = tilings[best_level(tilings, height)]
     brush = Brush(symbols)

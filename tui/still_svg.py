@@ -77,7 +77,7 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
         entries.append(([colors[TINT], colors[TINT + 1]], "not written yet"))
     if (session.replay.refs > 1).any():
         entries.append(([colors[SHARED]], "shared"))
-    waste = int(slots[SlotState.INTERNAL] + slots[SlotState.PADDING])
+    waste = int(slots[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum())
     if waste:
         entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(waste, whole)}"))
     if slots[SlotState.CACHED]:

@@ -44,7 +44,7 @@ def story_of(session: Session) -> Story:
         parts.append(plural(total, "preemption"))
         return Story(frame=int(preempted[0]), parts=(*parts, *_waiting(session)))
     if session.added_up:
-        wasted = session.slots[:, [SlotState.INTERNAL, SlotState.PADDING]].sum(axis=1)
+        wasted = session.slots[:, [SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum(axis=1)
         worst = int(np.argmax(wasted * (1 + (waiting > 0))))
         if wasted[worst] > _TELLING * session.capacity:
             kind = "padding" if session.recording.meta.policy_name == "static" else "reserved and never written"

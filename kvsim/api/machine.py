@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvsim.budget import plan_budget
 from kvsim.errors import UsageError
 from kvsim.hardware import GIB, Gpu, find_gpu
-from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.policies import Static
@@ -68,7 +67,7 @@ def machine(
 
     Raises:
         UnknownNameError: no GPU or model is listed under that name.
-        UsageError: a setting cannot be right, or the model has layers whose memory is not simulated.
+        UsageError: a setting cannot be right.
         BudgetError: the model does not fit, or leaves no room for a cache.
     """
     if isinstance(gpu, Recording):
@@ -88,7 +87,6 @@ def machine(
     if quantization is not None:
         how["quantization"] = find_quantization(quantization)
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
-    _check_simulated(served)
     if kv_gib is not None and num_blocks is not None:
         raise UsageError("kv_gib and num_blocks say the same thing; give one of them.")
     defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
@@ -137,7 +135,6 @@ def _of_recording(
 ) -> Machine:
     meta = recording.meta
     gpu, model, pool = find_gpu(meta.gpu), served_model(meta), meta.pool
-    _check_simulated(model)
     if pool.num_units is None:
         raise UsageError(
             f"{recording.name} has no pool, only a growing cache, so it does not say how much memory a machine has; "
@@ -159,13 +156,3 @@ def _times(
         name = None if source is None else os.fspath(source)
         return step_times(gpu, model, engine, source=name, captured=captured)
     return source
-
-
-def _check_simulated(model: Model) -> None:
-    """Refuse what would come out wrong: the engine serves one group of layers that keep every token."""
-    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
-    if not layout.is_uniform:
-        raise UsageError(
-            f"{model.name} has layers of several kinds, whose memory is not simulated yet; kvsim.plan_budget says how "
-            "many blocks and sequences fit."
-        )

@@ -118,7 +118,7 @@ def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatA
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
     """What each step of a paged cache reads more than once, as far as free memory tells: more than is held."""
     pool = recording.meta.pool
-    if pool.num_units is None:
+    if pool.num_units is None or pool.groups:  # blocks of several groups hold different numbers of tokens
         return np.zeros(len(context_tokens))
     held_slots = (pool.num_units - recording.steps.free_units.astype(np.float64)) * pool.unit_tokens
     return np.maximum(context_tokens - held_slots, 0.0)

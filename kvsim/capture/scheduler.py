@@ -8,18 +8,23 @@ at. A defect in here ends the recording and leaves the engine alone.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from kvsim.capture.offload import OffloadWatch, has_offload
+from kvsim.capture.groups import layout_of
 from kvsim.capture.sinks import Sink
 from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
+
+_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+_KEEP_ALL = ("FullAttentionManager",)
+"""Managers of groups that keep every block until the request ends; MLA has this one, too."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -48,43 +53,31 @@ class SchedulerRecorder:
         self.sink: Sink | None = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
-        self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
         self._watch_memory()
 
     def check(self) -> None:
         """See whether this engine can be recorded.
 
         Raises:
-            RecordingError: its model has several KV-cache groups.
+            RecordingError: it does something with its blocks that is not followed.
         """
-        num_groups = self._manager.num_kv_cache_groups
-        if num_groups != 1:
-            raise RecordingError(
-                f"the model has {num_groups} KV-cache groups, as with windows in some of its layers, and kvsim records "
-                "models with one."
-            )
-        connector = getattr(self._scheduler, "connector", None)
-        if connector is not None and self._offload is None:
-            raise RecordingError(
-                f"the engine moves its cache with {type(connector).__name__}, and kvsim records none "
-                "but vLLM's native offload."
-            )
+        self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
+        if os.environ.get(_RETENTION):
+            raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
 
     def start(self, sink: Sink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already holds are not part of it.
 
         Raises:
-            RecordingError: the model has several KV-cache groups; nothing is recorded.
+            RecordingError: it cannot be recorded; nothing is.
         """
         self.check()
-        if self._offload is not None:
-            self._offload.start()
-            meta = meta | {"policy": meta["policy"] | self._offload.settings()}
         self._meta = meta
         self._begin_s: float | None = None
-        self._held: dict[str, int] = {}  # blocks in each request's table
+        managers = self._manager.coordinator.single_type_managers
+        self._held: list[dict[str, int]] = [{} for _ in managers]  # entries in each request's table, by group
+        self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]  # where its blocks stand, for windows
         self._rows: dict[str, int] = {}
-        self._all_rows: dict[str, int] = {}  # of requests that have ended too: a copy may be reported afterwards
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -113,7 +106,7 @@ class SchedulerRecorder:
     @_harmless
     def arrived(self, request: Any) -> None:
         """`request` was added to the queue."""
-        self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
+        self._rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
         self._report(*self._arrival(request))
@@ -130,9 +123,7 @@ class SchedulerRecorder:
     def scheduled(self, output: Any) -> None:
         """The scheduler has decided the step in `output`."""
         tokens: dict[str, int] = output.num_scheduled_tokens
-        if self._offload is not None:  # a step that computes nothing may begin copies, and report them
-            self._offload.scheduled(output, self._all_rows)
-        elif not tokens and not self._num_preempted:
+        if not tokens and not self._num_preempted:
             return
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
@@ -181,9 +172,6 @@ class SchedulerRecorder:
     def aborted(self) -> None:
         """Requests were finished from outside."""
         time_s = self._now()
-        if self._offload is not None:  # one that loads keeps its blocks until that has ended
-            gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
-            self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
         for request in self._ended:
             self._end(request, time_s)
         self._ended.clear()
@@ -197,68 +185,92 @@ class SchedulerRecorder:
             self._report("preempt", self._rows[request.request_id])
 
     @_harmless
-    def _allocated(self, request: Any, hits: Any, new_blocks: list[Any]) -> None:
+    def _allocated(self, request: Any, hits: Any) -> None:
         name = request.request_id
         if name not in self._rows:
             return
-        row, held = self._rows[name], self._held.get(name, 0)
-        if hits is not None and hits.blocks[0]:
-            shared = [block.block_id for block in hits.blocks[0]]
-            self._report("share", row, held, shared)
-            held += len(shared)
+        row, appended = self._rows[name], []
+        for group, manager in enumerate(self._manager.coordinator.single_type_managers):
+            table, held = manager.req_to_blocks[name], self._held[group].get(name, 0)
+            if len(table) == held:
+                continue
+            num_hits = len(hits.blocks[group]) if hits is not None else 0
+            self._report_entries("share", row, group, table, held, min(num_hits, len(table)))
+            appended.append((group, table, max(held, num_hits)))
+            self._held[group][name] = len(table)
+            if self._lets_go[group]:
+                places = self._places[group].setdefault(name, {})
+                places.update((table[place].block_id, place) for place in range(held, len(table)))
         if self._evicted:
             self._report("evict", self._evicted)
             self._evicted = []
-        if new_blocks:
-            self._report("append", row, held, [block.block_id for block in new_blocks])
-        self._held[name] = held + len(new_blocks)
+        for group, table, begin in appended:
+            self._report_entries("append", row, group, table, begin, len(table))
+
+    def _report_entries(self, word: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
+        """Report what stands in a table from `begin` to `end`; null blocks, which come first, are not reported."""
+        while begin < end and table[begin].is_null:
+            begin += 1
+        if begin < end:
+            blocks = [table[place].block_id for place in range(begin, end)]
+            self._report(word, row, begin, blocks, *self._of_group(group))
 
     @_harmless
-    def _freeing(self, request: Any, deferred: bool = False) -> None:
+    def _freeing(self, request: Any) -> None:
         name = request.request_id
-        if name not in self._all_rows:
+        if name not in self._rows:
             return
-        if held := self._held.pop(name, 0):
-            num_cached = self._manager.coordinator.single_type_managers[0].num_cached_block.get(name, 0)
-            if deferred and self._offload is not None:
-                self._offload.deferring(self._all_rows[name], held, num_cached)
-            else:
-                self._report("release", self._all_rows[name], held, num_cached)
-        if request.is_finished() and name in self._rows:
+        row = self._rows[name]
+        for group, manager in enumerate(self._manager.coordinator.single_type_managers):
+            self._places[group].pop(name, None)
+            if not self._held[group].pop(name, 0):
+                continue
+            table = manager.req_to_blocks.get(name, ())
+            num_held, num_cached = sum(not block.is_null for block in table), manager.num_cached_block.get(name, 0)
+            if self._layout.keeps_some(self._layout.groups[group]):
+                places = [place for place in reversed(range(len(table))) if not table[place].is_null]
+                self._report_let_go(row, group, places, [table[place] for place in places])
+                num_held = num_cached = 0
+            self._report("release", row, num_held, num_cached, *self._of_group(group))
+        if request.is_finished():
             self._ended.append(request)
 
     @_harmless
-    def freed(self, num_tables: int) -> None:
-        """The blocks of tables that were lost while steps were under way are free now."""
-        if self._offload is not None:
-            self._offload.freed(num_tables)
+    def _let_go(self, name: str, blocks: list[Any]) -> None:
+        """Blocks of the tables of a running request are about to be freed, all in one group at a time."""
+        if name not in self._rows:
+            return
+        for group, places in enumerate(self._places):
+            held = places.get(name, {})
+            if blocks and blocks[0].block_id in held:
+                self._report_let_go(self._rows[name], group, [held.pop(each.block_id) for each in blocks], blocks)
+                return
+
+    def _report_let_go(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
+        kept = [int(block.block_hash is not None) for block in blocks]
+        self._report("let_go", row, places, [block.block_id for block in blocks], kept, group)
+
+    def _of_group(self, group: int) -> tuple[int, ...]:
+        """What an event says of its group: nothing, where there is one."""
+        return (group,) if len(self._layout.groups) > 1 else ()
 
     def _watch_memory(self) -> None:
         """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
-        pop_blocks = getattr(manager, "pop_blocks_for_free", None)
 
         def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate_slots(request, *args, **kwargs)
             # Called for every running request at every step: do nothing more where nothing happened.
             if blocks is not None and self.sink is not None:
                 hits = kwargs.get("new_computed_blocks") or (args[2] if len(args) > 2 else None)
-                new_blocks = blocks.blocks[0]
-                if kwargs.get("num_external_computed_tokens"):  # blocks that are loaded into are not among the new ones
-                    table = manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id]
-                    new_blocks = table[self._held.get(request.request_id, 0) + len(hits.blocks[0] if hits else ()) :]
-                if new_blocks or hits is not None:
-                    self._allocated(request, hits, new_blocks)
+                if hits is not None or any(blocks.blocks):
+                    self._allocated(request, hits)
             return blocks
 
         def watched_free(request: Any) -> Any:
             self._freeing(request)
             return free(request)
-
-        def watched_pop(request: Any) -> Any:
-            self._freeing(request, True)
-            return pop_blocks(request)  # type: ignore[misc]
 
         def watched_evict(block: Any) -> Any:
             evicted = evict(block)
@@ -267,9 +279,33 @@ class SchedulerRecorder:
             return evicted
 
         manager.allocate_slots, manager.free = watched_allocate, watched_free
-        if pop_blocks is not None:
-            manager.pop_blocks_for_free = watched_pop
         pool._maybe_evict_cached_block = watched_evict
+        self._watch_windows()
+
+    def _watch_windows(self) -> None:
+        """Listen to what windows leave behind, if there are any: blocks that a running request gives back."""
+        coordinator, pool = self._manager.coordinator, self._manager.block_pool
+        letting_go: list[str] = []
+
+        def watched_remove(request_id: str, *args: Any, **kwargs: Any) -> Any:
+            letting_go.append(request_id)
+            try:
+                return remove_skipped(request_id, *args, **kwargs)
+            finally:
+                letting_go.clear()
+
+        def watched_free_blocks(blocks: Any, *args: Any, **kwargs: Any) -> Any:
+            if letting_go and self.sink is not None:
+                blocks = list(blocks)
+                self._let_go(letting_go[0], blocks)
+            return free_blocks(blocks, *args, **kwargs)
+
+        self._lets_go = [
+            type(manager).__name__ not in _KEEP_ALL for manager in self._manager.coordinator.single_type_managers
+        ]
+        if any(self._lets_go):
+            remove_skipped, free_blocks = coordinator.remove_skipped_blocks, pool.free_blocks
+            coordinator.remove_skipped_blocks, pool.free_blocks = watched_remove, watched_free_blocks
 
     def _opening(self) -> bytes:
         """The first line of a log that begins now."""
@@ -285,7 +321,7 @@ class SchedulerRecorder:
             request.num_prompt_tokens,
             request.max_tokens,
             request.priority,
-            hashes[: request.num_prompt_tokens // self._scheduler.block_size],
+            hashes[: request.num_prompt_tokens // self._layout.hash_block_size],
         )
 
     def _step_columns(self, start_s: float, num_prefill: int, num_decode: int, num_scheduled: int) -> dict[str, float]:
@@ -317,10 +353,6 @@ class SchedulerRecorder:
         if self._begin_s is None:
             self._begin_s = now
         return round(now - self._begin_s, 9)
-
-    def _report_if_recording(self, *event: Any) -> None:
-        if self.sink is not None:
-            self._report(*event)
 
     def _report(self, *event: Any) -> None:
         self._lines.append(eventlog.line(*event))

@@ -13,15 +13,18 @@ import logging
 import multiprocessing.util
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from kvsim.capture.groups import layout_of
 from kvsim.capture.machine import machine
 from kvsim.capture.publish import Publisher
 from kvsim.capture.scheduler import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, Sink
 from kvsim.errors import KvsimError, MissingExtraError
+from kvsim.models.huggingface import from_fields
 from kvsim.recording.model import FORMAT, VERSION
 
 try:
@@ -47,6 +50,8 @@ class _Recording:
         self.kvsim_meta: dict[str, Any] = {}
         try:
             self.kvsim_meta = describe(self)
+        except KvsimError:
+            log.info("kvsim: this engine cannot be recorded.", exc_info=True)  # said aloud where it is to be
         except Exception:
             log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
             return
@@ -79,11 +84,6 @@ class _Recording:
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]
         self.kvsim.aborted()
         return finished
-
-    def _drain_deferred_frees(self) -> None:
-        before = len(self.deferred_frees)  # type: ignore[attr-defined]
-        super()._drain_deferred_frees()  # type: ignore[misc]
-        self.kvsim.freed(before - len(self.deferred_frees))  # type: ignore[attr-defined]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.kvsim.preempted(request)
@@ -126,15 +126,9 @@ def describe(scheduler: Any) -> dict[str, Any]:
     """The provenance of a recording: engine, settings, model shape, pool, GPU."""
     config = scheduler.vllm_config
     cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
-    block_size, num_blocks = scheduler.block_size, scheduler.kv_cache_manager.block_pool.num_gpu_blocks
-    text = model.hf_text_config
-    num_layers = text.num_hidden_layers
-    num_kv_heads = model.get_total_num_kv_heads()
-    dtype = str(model.dtype).removeprefix("torch.")
+    pool = scheduler.kv_cache_manager.block_pool
+    layout = layout_of(scheduler.kv_cache_config, pool.hash_block_size)
     num_gpus, cache_dtype = config.parallel_config.tensor_parallel_size, str(cache.cache_dtype)
-    itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
-    # On each GPU: heads are dealt out, and repeated where there are more GPUs than heads.
-    kv_bytes_per_token = 2 * num_layers * max(1, num_kv_heads // num_gpus) * model.get_head_size() * itemsize
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -155,38 +149,67 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
             "tensor_parallel_size": num_gpus,
             "kv_cache_dtype": cache_dtype,
+            "hash_block_size": layout.hash_block_size,
             "gpu_memory_utilization": cache.gpu_memory_utilization,
             "policy": scheduling.policy,
             "watermark": scheduling.watermark,
             "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
             "load_format": str(config.load_config.load_format),
         },
-        "model": {
-            "name": Path(model.model).name,
-            "num_layers": num_layers,
-            "hidden_size": text.hidden_size,
-            "num_attention_heads": text.num_attention_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": model.get_head_size(),
-            "intermediate_size": text.intermediate_size,
-            "vocab_size": text.vocab_size,
-            "max_position_embeddings": text.max_position_embeddings,
-            "tie_word_embeddings": bool(text.tie_word_embeddings),
-            "dtype": dtype,
-            "kv_bytes_per_token": kv_bytes_per_token,
-        },
+        "model": _shape(model, num_gpus, cache_dtype, plain=layout.is_uniform),
         "policy": {
             "name": "paged",
-            "block_size": block_size,
+            "block_size": scheduler.block_size if layout.is_uniform else cache.block_size,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
         },
         "pool": {
-            "unit_tokens": block_size,
-            "num_units": num_blocks - 1,
+            "unit_tokens": scheduler.block_size,
+            "num_units": pool.num_gpu_blocks - 1,
             "first_unit": 1,
-            "bytes_per_unit": block_size * kv_bytes_per_token,
+            "bytes_per_unit": layout.bytes_per_block,
         },
+        "kv_cache_groups": [group.as_meta() for group in layout.groups],
         **machine(),
         "created": date.today().isoformat(),
         "notes": "Block 0 is vLLM's null block and is not in the pool.",
     }
+
+
+def _shape(model: Any, num_gpus: int, cache_dtype: str, *, plain: bool) -> dict[str, Any]:
+    """The shape of the model: what its configuration says of every layer, or, of a plain decoder, the figures alone.
+
+    Of a model of several kinds of layers that kvsim cannot read, too little to be taken for a plain one.
+    """
+    text, name = model.hf_text_config, Path(model.model).name
+    dtype = str(model.dtype).removeprefix("torch.")
+    try:
+        fields = model.hf_config.to_dict() | {"torch_dtype": dtype}
+        read = from_fields(fields, name=name, where="the model's configuration")
+        served = read.served(kv_cache_dtype=cache_dtype, tensor_parallel_size=num_gpus)
+    except (KvsimError, TypeError, ValueError):
+        log.info("kvsim: the recording says of its model what the engine does.", exc_info=True)
+    else:
+        told = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
+        return told | {"kv_bytes_per_token": served.kv_bytes_per_token}
+    num_kv_heads = model.get_total_num_kv_heads()
+    itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
+    # On each GPU: heads are dealt out, and repeated where there are more GPUs than heads.
+    per_token = 2 * text.num_hidden_layers * max(1, num_kv_heads // num_gpus) * model.get_head_size() * itemsize
+    shape = {
+        "name": name,
+        "num_layers": text.num_hidden_layers,
+        "hidden_size": text.hidden_size,
+        "num_attention_heads": text.num_attention_heads,
+        "intermediate_size": text.intermediate_size,
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": text.max_position_embeddings,
+        "tie_word_embeddings": bool(text.tie_word_embeddings),
+        "dtype": dtype,
+    }
+    if plain:
+        shape |= {
+            "num_kv_heads": num_kv_heads,
+            "head_dim": model.get_head_size(),
+            "kv_bytes_per_token": per_token,
+        }
+    return shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,16 @@ from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
-from kvsim.policies import POLICY_NAMES
+from kvsim.errors import UsageError
+from kvsim.policies import POLICY_NAMES, Paged, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvsim.cli.scenario import Scenario
+
+_UNIFORM = "paged-uniform"
+"""The paged policy over a cache in which every layer keeps every token."""
 
 times_option = click.option(
     "--times",
@@ -43,13 +48,23 @@ times_option = click.option(
     help="Eight ways to serve instead, one change each, from one by one to asynchronous scheduling; all requests at "
     "once.",
 )
+@click.option(
+    "--uniform-cache",
+    is_flag=True,
+    help="The paged policy beside itself instead: with the model's KV-cache groups, and with every layer keeping every "
+    "token.",
+)
 @overwrite_option
 @json_option
-def command(*, output: Path | None, ladder: bool, overwrite: bool, as_json: bool, **flags: Any) -> None:
+def command(
+    *, output: Path | None, ladder: bool, uniform_cache: bool, overwrite: bool, as_json: bool, **flags: Any
+) -> None:
     """Put the same requests through all three policies.
 
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     """
+    if ladder and uniform_cache:
+        raise UsageError("--ladder and --uniform-cache compare different things; give one of them.")
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
@@ -60,19 +75,22 @@ def command(*, output: Path | None, ladder: bool, overwrite: bool, as_json: bool
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
+    policies, notes = _policies(scenario, uniform_cache=uniform_cache)
     recordings = []
-    for policy in POLICY_NAMES:
-        with progress(policy) as report:
+    for name, policy in policies.items():
+        with progress(name) as report:
             recordings.append(scenario.simulate(policy, progress=report))
     if output is not None:
         from kvsim.recording import write
 
         with replacing_folder(output, "compare", overwrite=overwrite) as folder:
-            for policy, recording in zip(POLICY_NAMES, recordings, strict=True):
-                write(recording, folder / policy)
-    summaries = [summarize(recording) for recording in recordings]
+            for name, recording in zip(policies, recordings, strict=True):
+                write(recording, folder / name)
+    summaries = [
+        replace(summarize(recording), policy=name) for name, recording in zip(policies, recordings, strict=True)
+    ]
     with progress("with memory for everything") as report:
-        roomy = _with_memory_for_everything(scenario, report)
+        roomy = _with_memory_for_everything(scenario, policies, report)
     if as_json:
         documents = {
             summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
@@ -82,24 +100,45 @@ def command(*, output: Path | None, ladder: bool, overwrite: bool, as_json: bool
     else:
         if flags["times"] == "one":
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
-        each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(POLICY_NAMES, roomy, strict=True))
+        each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
+        notes.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
         print_summaries(
             f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",
             recordings,
             summaries,
-            note=f"with memory for everything, tokens per second: {each}; what differs then is not memory",
+            note="\n".join(notes),
         )
 
 
-def _with_memory_for_everything(scenario: Scenario, report: Callable[[int, int], None]) -> list[float]:
+def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, Policy], list[str]]:
+    """What is compared, and what has to be said of the choice."""
+    from kvsim.cli.groups import most_sequences
+
+    if uniform_cache:
+        paged = scenario.policy(Paged.name)
+        assert isinstance(paged, Paged)
+        uniform = replace(paged, cache=replace(paged.cache, uniform_cache=True))
+        found: dict[str, Policy] = {Paged.name: paged, _UNIFORM: uniform}
+        return found, [most_sequences(scenario, paged, uniform)]
+    if scenario.model.recurrent_layers:
+        left_out = (
+            f"contiguous and static are left out: {scenario.model.name} keeps recurrent states, and they hand out "
+            "memory by tokens"
+        )
+        return {Paged.name: scenario.policy(Paged.name)}, [left_out]
+    return {name: scenario.policy(name) for name in POLICY_NAMES}, []
+
+
+def _with_memory_for_everything(
+    scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
+) -> list[float]:
     """Output tokens per second of each policy where memory never runs short: what they differ by then is not memory."""
     from kvsim.ladder import with_ample_memory
     from kvsim.simulation import measure
 
     found = []
-    for number, name in enumerate(POLICY_NAMES):
-        report(number, len(POLICY_NAMES))
-        policy = scenario.policy(name)
+    for number, policy in enumerate(policies.values()):
+        report(number, len(policies))
         machine = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
         found.append(measure(scenario.workload, policy, machine, refuse_misfits=True).summary.output_tokens_per_s)
     return found

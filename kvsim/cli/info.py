@@ -44,7 +44,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     pool = meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:
-        units = f"{pool.num_units:,} units of {pool.unit_tokens} tokens, {size(pool.num_units * pool.bytes_per_unit)}"
+        kind = pool.units_in_words if pool.groups else f"units of {pool.unit_tokens} tokens"
+        units = f"{pool.num_units:,} {kind}, {size(pool.num_units * pool.bytes_per_unit)}"
     rows = [
         ("source", meta.source),
         ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),

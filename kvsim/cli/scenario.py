@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
-from kvsim.cli.offload import offload_settings
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, is_generated, workload_and_source
 from kvsim.errors import UsageError
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.hardware import Gpu
+    from kvsim.kv_groups import KVCacheLayout
     from kvsim.ladder import Rung
     from kvsim.models import Model
     from kvsim.policies import Policy
@@ -73,12 +73,20 @@ class Scenario:
             scheduler=scheduler,
             cache=PagedSettings(
                 block_size=self.block_size,
-                enable_prefix_caching=not flags["no_prefix_caching"],
+                enable_prefix_caching=self._caches_prefixes(),
+                hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
                 watermark=flags["watermark"],
-                **offload_settings(flags, self.gpu),
                 **self._modelled(),
             ),
         )
+
+    def _caches_prefixes(self) -> bool:
+        """As told; otherwise on, but off for models with recurrent layers, as in vLLM."""
+        if self.flags["no_prefix_caching"] and self.flags["prefix_caching"]:
+            raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
+        if self.flags["no_prefix_caching"]:
+            return False
+        return self.flags["prefix_caching"] or not self.model.recurrent_layers
 
     def _modelled(self) -> dict[str, Any]:
         """Settings of the paged cache that no engine was compared with; those not given keep their defaults."""
@@ -125,11 +133,10 @@ class Scenario:
             source = None
         return step_times(self.gpu, self.model, engine, source=source, captured=captured)
 
-    def simulate(self, policy_name: str, *, progress: Callable[[int, int], None] | None = None) -> Recording:
+    def simulate(self, policy: Policy, *, progress: Callable[[int, int], None] | None = None) -> Recording:
         """Run it under one policy."""
         from kvsim.simulation import simulate
 
-        policy = self.policy(policy_name)
         return simulate(
             self.workload,
             policy,
@@ -207,20 +214,11 @@ def build_scenario(**flags: Any) -> Scenario:
 
 
 def _check_simulated(model: Model) -> None:
-    """Refuse what would come out wrong: the engine serves one group of layers that keep every token, on one stage."""
-    from kvsim.kv_groups import CacheSettings, cache_layout
-
+    """Refuse what would come out wrong: the engine serves a model on one stage."""
     if model.pipeline_parallel_size > 1:
         raise UsageError(
             "--pipeline-parallel-size says how many blocks there are (kvsim size); steps that pass through several "
             "stages are not simulated yet."
-        )
-    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
-    if not layout.is_uniform:
-        kinds = dict.fromkeys(group.kind.replace("_", " ") for group in layout.groups if group.kind != "full")
-        raise UsageError(
-            f"{model.name} has layers of {' and '.join(kinds)}, whose memory is not simulated yet; kvsim size says how "
-            "many blocks and sequences fit."
         )
 
 
@@ -239,10 +237,21 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
     pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND
-        budget = memory_of(flags, gpu, model, find_max_model_len=finds)
+        budget = memory_of(
+            flags,
+            gpu,
+            model,
+            find_max_model_len=finds,
+            prefix_caching=flags["prefix_caching"] or None,
+            hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
+        )
         # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
         kv_bytes = budget.kv_bytes if flags["kv_gib"] is None else int(flags["kv_gib"] * GIB)
-        return kv_bytes, budget.block_size, budget.plan.settings.max_model_len if finds else flags["max_model_len"]
+        return (
+            kv_bytes,
+            _block_size(flags, model, budget.plan.layout),
+            budget.plan.settings.max_model_len if finds else flags["max_model_len"],
+        )
     if flags["max_model_len"] == FIND:
         raise UsageError(
             "--max-model-len auto asks what a GPU leaves room for; the recording says how much memory it had."
@@ -251,6 +260,16 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
     check_at_least_one(flags, "block_size")
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=flags["block_size"])
-    block_size = cache_layout(model, settings).groups[0].block_size
+    block_size = _block_size(flags, model, cache_layout(model, settings))
     # The pool's units and those before the first: vLLM's null block is memory too.
     return (pool.num_units + pool.first_unit) * pool.bytes_per_unit, block_size, flags["max_model_len"]
+
+
+def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
+    """Tokens of a block as the engine is told: those of several groups follow from it."""
+    from kvsim.kv_groups.specs import CacheSettings, smallest_block
+
+    if layout.is_uniform:
+        return layout.groups[0].block_size
+    stated: int | None = flags["block_size"]
+    return stated or smallest_block(model, CacheSettings(max_model_len=model.max_position_embeddings))

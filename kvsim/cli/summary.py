@@ -26,6 +26,8 @@ def print_summaries(
         rows.append((label, *cells))
 
     for state in SlotState:
+        if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
+            continue  # no layer has a window
         shares = [summary.waste.pool_percent[state] for summary in summaries]
         row(f"{state.name.lower()}, % of the pool", [_figure(share, ".1f") for share in shares])
     row("sum, %", [_figure(summary.waste.pool_percent.sum(), ".1f") for summary in summaries])
@@ -43,8 +45,8 @@ def print_summaries(
     row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
     row("kept waiting by fragmentation", [f"{summary.num_fragmented_requests:,}" for summary in summaries])
     if any(summary.swapped_out_bytes for summary in summaries):
-        row("copied to host memory", [size(summary.swapped_out_bytes) for summary in summaries])
-        row("copied from host memory", [size(summary.swapped_in_bytes) for summary in summaries])
+        row("swapped out", [size(summary.swapped_out_bytes) for summary in summaries])
+        row("swapped in", [size(summary.swapped_in_bytes) for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
     notes = [time_source(recording) for recording in recordings]

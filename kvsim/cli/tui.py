@@ -203,9 +203,9 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
     """One policy; without a screen that reports, a bar in the terminal where it takes long."""
     if report is not None:
         report.begin(f"simulating {policy}")
-        return scenario.simulate(policy, progress=report)
+        return scenario.simulate(scenario.policy(policy), progress=report)
     with progress(f"simulating {policy}") as show:
-        return scenario.simulate(policy, progress=show)
+        return scenario.simulate(scenario.policy(policy), progress=show)
 
 
 def _list_lessons() -> None:

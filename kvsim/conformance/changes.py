@@ -9,9 +9,12 @@ from kvsim.engine.ownership import MemoryKind
 if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
 
-Change: TypeAlias = tuple[int, int, int, int]
-"""Kind, request, position, block. A release has the length of its table in place of the block, or `UNTOLD`."""
+Change: TypeAlias = tuple[int, int, int, int, int]
+"""Kind, request, position, block, KV-cache group. A release of a whole table has the number of its blocks in place of
+the block, or `UNTOLD`, and `WHOLE_TABLE` for a position.
+"""
 UNTOLD = 0
+WHOLE_TABLE = -1
 
 
 class Changes:
@@ -31,16 +34,16 @@ class Changes:
         """Take what the last action brought."""
         for row in self._driver.changes():
             kind, request, position, address = int(row.kind), int(row.request), int(row.position), int(row.address)
-            units = range(int(row.length))
-            if kind == MemoryKind.RELEASE:
-                self._changes.append((kind, request, 0, len(units) if self._tell_lengths else UNTOLD))
+            units, group = range(int(row.length)), int(row.group)
+            if kind == MemoryKind.RELEASE and address == WHOLE_TABLE:
+                self._changes.append((kind, request, WHOLE_TABLE, len(units) if self._tell_lengths else UNTOLD, group))
             elif kind == MemoryKind.EVICT:
                 self.num_evictions += len(units)
                 self._evicted += [address + unit for unit in units]
             else:
                 self.num_allocations += len(units) * (kind == MemoryKind.APPEND)
                 self.num_hits += len(units) * (kind == MemoryKind.SHARE)
-                self._changes += [(kind, request, position + unit, address + unit) for unit in units]
+                self._changes += [(kind, request, position + unit, address + unit, group) for unit in units]
 
     def drain(self) -> list[Change]:
         """Everything but evictions since the last call, in order."""

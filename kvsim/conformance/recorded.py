@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.conformance.changes import UNTOLD, Change
-from kvsim.conformance.comparable import check_comparable, check_prompts, host_blocks_of, settings_of
-from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
+from kvsim.conformance.comparable import check_comparable, check_prompts, settings_of
 from kvsim.conformance.words import StepFacts
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.settings import ContinuousSettings, PagedSettings
@@ -40,12 +40,10 @@ class Recorded:
         self.recording, meta = recording, recording.meta
         assert meta.pool.num_units is not None
         self.scheduler = settings_of(ContinuousSettings, recording)
-        block_size = meta.pool.unit_tokens
-        host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
-        host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
-        self.cache = settings_of(
-            PagedSettings, recording, block_size=block_size, kv_offloading_size=host_bytes / (1 << 30)
-        )
+        self.cache = settings_of(PagedSettings, recording, block_size=meta.hash_block_size)
+        layout = meta.pool.layout
+        self.layout = None if layout is None else replace(layout, hash_block_size=meta.hash_block_size)
+        """The KV-cache groups; None where one group of full attention holds all layers."""
         check_prompts(recording, self.scheduler.max_model_len)
         self.num_blocks = meta.pool.num_units + meta.pool.first_unit
         """All blocks, the one that is never handed out included."""
@@ -54,7 +52,8 @@ class Recorded:
         """Whether the number of free blocks was written down."""
         self.tells_evictions = meta.source == "simulation" or bool((recording.memory.kind == MemoryKind.EVICT).any())
         """Whether evictions were written down, so that a step without one had none."""
-        self.tells_lengths = bool((recording.memory.length > 0).all())
+        told = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
+        self.tells_lengths = bool(told.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
         """Whether a release tells how long its table was; every other change must."""
         self._lay_out_schedule()
         self._lay_out_memory()
@@ -113,7 +112,7 @@ class Recorded:
         """
         end = int(np.searchsorted(self._seq, seq, side="right"))
         changes = self._changes[since:end]
-        evicted = [block for kind, _, _, block in changes if kind == MemoryKind.EVICT]
+        evicted = [block for kind, _, _, block, _ in changes if kind == MemoryKind.EVICT]
         if evicted:
             changes = [change for change in changes if change[0] != MemoryKind.EVICT]
         return end, changes, evicted
@@ -138,7 +137,7 @@ class Recorded:
     def _admission_rank(self) -> IntArray:
         """For each row of the schedule, the first row since its request was last admitted."""
         schedule, steps, memory = self.recording.schedule, self.recording.steps, self.recording.memory
-        released = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+        released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
         span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1
         release_key = np.sort(memory.request[released].astype(np.int64) * span + memory.seq[released])
         residency = np.searchsorted(
@@ -150,14 +149,14 @@ class Recorded:
 
     def _lay_out_memory(self) -> None:
         memory = self.recording.memory
-        released = memory.kind == MemoryKind.RELEASE
+        released = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
         units = np.where(released, 1, memory.length)
         row = np.repeat(np.arange(len(memory)), units)
         offset = np.arange(len(row)) - np.repeat(np.cumsum(units) - units, units)
         lengths = memory.length if self.tells_lengths else UNTOLD
         block = np.where(released, lengths, memory.address)[row] + offset
-        position = np.where(released, 0, memory.position)[row] + offset
-        columns = (memory.kind[row], memory.request[row], position, block)
+        position = np.where(released, WHOLE_TABLE, memory.position)[row] + offset
+        columns = (memory.kind[row], memory.request[row], position, block, memory.groups[row])
         known = ~self._evicts_unknown(memory.kind[row], block)
         self._seq = memory.seq[row][known]
         self._changes: list[Change] = list(zip(*(column[known].tolist() for column in columns), strict=True))

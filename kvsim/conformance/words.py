@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.conformance.changes import WHOLE_TABLE
 from kvsim.recording import MemoryKind
 
 if TYPE_CHECKING:
@@ -46,11 +47,16 @@ def step_in_words(facts: StepFacts, changes: Sequence[Change], names: Sequence[s
 
 
 def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
-    """Who got, shared or gave back which blocks: `r5[12] gets 345` is block 345 at the 13th place of its table."""
-    verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares"}
-    return [
-        f"{names[request]} gives back its table ({block or '?'} blocks)"
-        if kind == MemoryKind.RELEASE
-        else f"{names[request]}[{position}] {verbs[MemoryKind(kind)]} {block}"
-        for kind, request, position, block in changes
-    ]
+    """Who got, shared or gave back which blocks: `r5[12] gets 345` is block 345 at the 13th place of its table.
+
+    Where a model has several tables, those behind the first say which they are: `r5/2[12]`.
+    """
+    verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares", MemoryKind.RELEASE: "gives back"}
+    words = []
+    for kind, request, position, block, group in changes:
+        table = f"{names[request]}/{group}" if group else names[request]
+        if kind == MemoryKind.RELEASE and position == WHOLE_TABLE:
+            words.append(f"{table} gives back its table ({block or '?'} blocks)")
+        else:
+            words.append(f"{table}[{position}] {verbs[MemoryKind(kind)]} {block}")
+    return words

@@ -40,6 +40,10 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         raise UsageError(
             f"{recording.name} is of {meta.policy_name} batches; kvsim diagnose is for servers with a paged cache."
         )
+    if pool.groups:
+        raise UsageError(
+            f"{recording.name} is of a model with several KV-cache groups; kvsim diagnose reckons in tokens of one."
+        )
     policy, kv_bytes = policy_of(recording)
     assert isinstance(policy, Paged)
     scheduler, num_blocks = policy.scheduler, pool.num_units + pool.first_unit

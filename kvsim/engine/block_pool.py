@@ -31,25 +31,31 @@ def allocate(engine: Engine) -> tuple[int, bool]:
 
 
 @part
-def touch(engine: Engine, block: int) -> None:
-    """Hold a block that was found by its key; a free one leaves the queue."""
-    state = engine.state[0]
-    if engine.blocks[block].refs == 0:
+def touch(engine: Engine, block: int) -> bool:
+    """Hold a block that was found by its key; a free one leaves the queue. Return whether it was held already."""
+    state, is_shared = engine.state[0], engine.blocks[block].refs > 0
+    if not is_shared:
         linked_list.remove(engine.blocks, block)
         state.num_free -= 1
         state.num_cached -= 1
     engine.blocks[block].refs += 1
+    return is_shared
 
 
 @part
-def free(engine: Engine, begin: int, end: int) -> None:
-    """Let go of the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue."""
+def free(engine: Engine, begin: int, end: int) -> int:
+    """Let go of the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue.
+
+    Return how many blocks another table still holds.
+    """
     state, blocks, entries = engine.state[0], engine.blocks, engine.entries
+    num_shared = 0
     for index in range(end - 1, begin - 1, -1):
         block = entries[index]
         if block == NULL_BLOCK:
             continue
         blocks[block].refs -= 1
+        num_shared += blocks[block].refs > 0
         if blocks[block].refs == 0 and blocks[block].key != NO_KEY:
             linked_list.push_back(blocks, block)
             state.num_free += 1
@@ -60,3 +66,4 @@ def free(engine: Engine, begin: int, end: int) -> None:
         if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:
             linked_list.push_front(blocks, block)
             state.num_free += 1
+    return num_shared

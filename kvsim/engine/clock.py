@@ -13,14 +13,14 @@ from __future__ import annotations
 from kvsim import steptime
 from kvsim.engine import host_swap, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
-from kvsim.engine.state import PAGED, RECTANGULAR, TIERED, Engine
+from kvsim.engine.state import RECTANGULAR, Engine
 from kvsim.steptime import Roofline, StepShape, StepTime, Strain
 
-IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED = range(9)
 """What happened last. Nothing is left to do until another request is sent; a step was scheduled; an output was
 processed; there may be no room to write down another step; the clock reached the time that was given; a request has
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
-batch was formed; more loads began in one step than can be written down.
+batch was formed.
 """
 
 
@@ -47,31 +47,18 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 if next_s >= until_s:
                     return REACHED
                 state.host_s = max(state.host_s, next_s)
-            memory.pass_time(engine, until_s)
-            if state.host_s >= until_s:
-                return REACHED
             take_arrivals(engine)
             if settings.answers and state.num_ended > num_ended:
                 return ANSWERED  # refused
         moment = next_moment(engine)
         if moment == SCHEDULED:
-            outcome = _after_step(engine)
-            if outcome != SCHEDULED:
-                return outcome
+            if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
+                return STALLED
+            if settings.checking:
+                return CHECK
         elif settings.answers and state.num_ended > num_ended:
             return ANSWERED
     return FULL
-
-
-@part
-def _after_step(engine: Engine) -> int:
-    """Whether the caller has to act because of the step that was scheduled."""
-    state = engine.state[0]
-    if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
-        return STALLED
-    if memory.is_crowded(engine):
-        return CROWDED
-    return CHECK if engine.settings[0].checking else SCHEDULED
 
 
 @part
@@ -97,9 +84,9 @@ def next_moment(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Whether a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
     state = engine.state[0]
-    if state.num_running > 0 or state.num_waiting == 0 or memory.has_pending(engine):
+    if state.num_running > 0 or state.num_waiting == 0:
         return False
-    state.subject = memory.next_waiting(engine)
+    state.subject = waiting_queue.peek(engine)
     return True
 
 
@@ -136,18 +123,16 @@ def schedule(engine: Engine) -> None:
     state.seq += 1
     launched = engine.launched[state.next_launched]
     scheduler.schedule(engine)
-    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or memory.notes_every_step(engine)
+    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0
     if not launched.is_recorded:
         return
     shape = _write_down(engine)
-    memory.begin_copies(engine)
     cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
     begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
     gpu_s, strain = steptime.strained_gpu_s(cost, begin_s, Strain(state.strain, state.strained_at_s))
     state.strain, state.strained_at_s = strain.level, strain.at_s
     state.gpu_free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
     state.host_s += cost.launch_s
-    memory.poll_copies(engine)
     launched.turnaround_s = cost.turnaround_s
     launched.done_s = state.gpu_free_s
 
@@ -196,7 +181,6 @@ def has_room(engine: Engine) -> bool:
         state.num_steps - state.first_step < settings.most_steps
         and state.num_memory_rows <= settings.most_memory_rows
         and state.num_schedule_rows <= settings.most_schedule_rows
-        and memory.has_room_for_copies(engine)
     )
 
 
@@ -208,12 +192,11 @@ def _write_down(engine: Engine) -> StepShape:
         for index in range(state.num_listed):
             node, tokens = engine.batch[index], engine.batch_tokens[index]
             journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
-    held_slots = (settings.num_units - state.num_free) * settings.unit_tokens
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
         state.num_in_batch, state.num_tokens_in_batch, state.num_prefill_tokens, context_tokens,
         state.attention_pairs, 0.0, 0.0,
-        max(context_tokens - held_slots, 0) if settings.memory in (PAGED, TIERED) else 0, state.num_new_seqs,
+        memory.shared_tokens(engine, context_tokens), state.num_new_seqs,
     )  # fmt: skip
     write_step(engine, shape, 0)
     totals.settle_late_slots(engine, state.host_s)
@@ -241,4 +224,5 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.num_admitted = state.num_admitted
     step.written, step.padding, step.rounding = state.written, padding, state.rounding
     step.requested, step.useful = state.requested, state.useful
+    step.shared, step.expired = totals.shared_slots(engine), memory.expired_slots(engine)
     state.num_steps += 1

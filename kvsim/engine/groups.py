@@ -6,7 +6,7 @@ chunk those since its beginning, a recurrent layer one state. Entries that are n
 
 from __future__ import annotations
 
-from kvsim.engine import block_pool, journal
+from kvsim.engine import block_pool, journal, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
 from kvsim.engine.records import NEVER
@@ -42,6 +42,15 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
     if kind == MAMBA:
         return max(0, computed - 1)
     return 0
+
+
+@part
+def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
+    """The same, also where the group keeps them: full attention may be a window that is treated as such."""
+    record = engine.groups[group]
+    if record.kind == FULL and record.window > 0:
+        return max(0, computed - record.window + 1)
+    return num_skipped_tokens(engine, group, computed)
 
 
 @part
@@ -152,6 +161,82 @@ def is_kept_for_hits(engine: Engine, node: int, group: int, index: int) -> bool:
 
 
 @part
+def expired_slots(engine: Engine) -> int:
+    """Slots whose tokens no later step reads, in blocks that are held: those that a window has left behind.
+
+    Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
+    expired when it has for every one of them.
+    """
+    settings, state, total = engine.settings[0], engine.state[0], 0
+    if not settings.has_windows:
+        return 0
+    state.num_counts += 1
+    for index in range(state.num_running):
+        node = engine.running[index]
+        computed = engine.sequences[node].computed
+        if engine.quiet_until[index] > 0:  # it is left alone, and counted on
+            computed += state.num_scheduled - engine.sequences[node].quiet_since
+        for group in range(settings.num_groups):
+            record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+            if table.num_held == 0 or (record.kind == FULL and record.window == 0):
+                continue
+            first_held = table.num_blocks - table.num_held  # but for recurrent states, between which null blocks stand
+            skipped = num_unread_tokens(engine, group, computed)
+            if record.kind == MAMBA:
+                num_expired = table.num_held - 1
+                slots = record.state_slots
+            else:
+                num_expired = min(skipped, table.num_blocks * record.block_size) - first_held * record.block_size
+                slots = record.token_slots
+            if num_expired <= 0:
+                continue
+            if record.num_shared == 0:
+                total += num_expired * slots
+            elif record.kind == MAMBA:
+                total += _expired_states(engine, node, group) * slots
+            else:
+                total += _expired_tokens(engine, node, group, first_held, skipped) * slots
+    return total
+
+
+@part
+def _expired_tokens(engine: Engine, node: int, group: int, first_held: int, skipped: int) -> int:
+    """Tokens before the first `skipped`, from the block at `first_held` on, that no other sequence reads either."""
+    total, block_size, begin = 0, engine.groups[group].block_size, first_entry(engine, node, group)
+    num_blocks = engine.tables[table_of(engine, node, group)].num_blocks
+    for index in range(first_held, min(-(-skipped // block_size), num_blocks)):
+        total += _expired_of(engine, engine.entries[begin + index], min(block_size, skipped - index * block_size))
+    return total
+
+
+@part
+def _expired_states(engine: Engine, node: int, group: int) -> int:
+    """States before the newest that no other sequence reads either."""
+    table, begin, total = engine.tables[table_of(engine, node, group)], first_entry(engine, node, group), 0
+    left, index = table.num_held - 1, table.num_blocks - 2
+    while left > 0 and index >= 0:
+        block = engine.entries[begin + index]
+        index -= 1
+        if block != NULL_BLOCK:
+            left -= 1
+            total += _expired_of(engine, block, 1)
+    return total
+
+
+@part
+def _expired_of(engine: Engine, block: int, amount: int) -> int:
+    """What has expired in a block of which one holder reads so much no more: known when the last holder is counted."""
+    record, count = engine.blocks[block], engine.state[0].num_counts
+    if record.refs == 1:
+        return amount
+    if record.seen_in != count:
+        record.seen_in, record.num_seen, record.least_expired = count, 0, amount
+    record.num_seen += 1
+    record.least_expired = min(record.least_expired, amount)
+    return record.least_expired if record.num_seen == record.refs else 0
+
+
+@part
 def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, uncached: int) -> int:
     """`num_tokens`, cut so that a prompt's steps end at block boundaries, where recurrent state is kept.
 
@@ -176,6 +261,7 @@ def _give_back(engine: Engine, node: int, group: int, begin: int, end: int) -> N
     first = first_entry(engine, node, group)
     for index in range(end - 1, begin - 1, -1):
         journal.release_block(engine, node, group, index, engine.entries[first + index])
-    block_pool.free(engine, first + begin, first + end)
+    totals.drop_blocks(engine, node, group, end - begin)
+    engine.groups[group].num_shared -= block_pool.free(engine, first + begin, first + end)
     for index in range(begin, end):
         engine.entries[first + index] = NULL_BLOCK

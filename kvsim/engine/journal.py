@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvsim.engine.compiled import part
+from kvsim.engine.linked_list import HEAD as NULL_BLOCK
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.state import Engine
+from kvsim.engine.state import NO_KEY, Engine
 
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
 _NO_REQUEST = -1
@@ -47,17 +48,39 @@ def grow_extent(engine: Engine, node: int, position: int, address: int, length: 
 
 
 @part
-def release(engine: Engine, node: int, group: int, num_units: int, num_cached: int) -> None:
-    """A sequence gave back its table of `num_units`, of which the first `num_cached` keep a prefix."""
+def release(engine: Engine, node: int, group: int, begin: int, end: int, num_cached: int) -> None:
+    """A sequence gives back its table in `entries[begin:end]`, of which the first `num_cached` keep a prefix.
+
+    Where some of these do not, block by block, and the table is empty in the end.
+    """
+    if not engine.settings[0].records_memory:
+        return
+    num_held = 0
+    if engine.groups[group].keeps_some:
+        for index in range(end - begin - 1, -1, -1):
+            if engine.entries[begin + index] != NULL_BLOCK:
+                release_block(engine, node, group, index, engine.entries[begin + index])
+        num_cached = 0
+    else:
+        for entry in range(begin, end):
+            num_held += engine.entries[entry] != NULL_BLOCK
+    if end > begin:
+        _row(engine, _RELEASE, group, node - 1, 0, _WHOLE_TABLE, num_held, num_held, num_cached, 1)
+
+
+@part
+def release_extent(engine: Engine, node: int, num_units: int) -> None:
+    """A sequence gave back its extent of `num_units`."""
     if engine.settings[0].records_memory:
-        _row(engine, _RELEASE, group, node - 1, 0, _WHOLE_TABLE, num_units, num_units, num_cached, 1)
+        _row(engine, _RELEASE, 0, node - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
 
 @part
 def release_block(engine: Engine, node: int, group: int, position: int, block: int) -> None:
     """A sequence gave back one block of a table, which it goes on without."""
     if engine.settings[0].records_memory:
-        _row(engine, _RELEASE, group, node - 1, position, block, 1, 1, 0, 1)
+        keeps_prefix = engine.blocks[block].key != NO_KEY
+        _row(engine, _RELEASE, group, node - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
 
 
 @part
@@ -96,9 +119,13 @@ def prolong(engine: Engine, node: int, num_steps: int) -> None:
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Entries in a row with consecutive block ids make one row."""
+    """Entries in a row with consecutive block ids make one row; null ones are not told."""
     entries = engine.entries
     while begin < end:
+        if entries[begin] == NULL_BLOCK:
+            begin += 1
+            position += 1
+            continue
         length = 1
         while begin + length < end and entries[begin + length] == entries[begin] + length:
             length += 1

@@ -10,7 +10,7 @@ from kvsim.engine import block_pool, groups, host_swap, journal, prefix_cache, p
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
 from kvsim.engine.records import NEVER
-from kvsim.engine.state import ALIGNED, MAMBA, Engine
+from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine
 
 
 @part
@@ -45,16 +45,16 @@ def admit(engine: Engine, node: int, hit_tokens: int, computed: int, num_tokens:
     sequence.place = engine.lists[state.num_free_places].free_place
     sequence.num_units = 0
     for group in range(settings.num_groups):
-        attach_hits(engine, node, group, hit_tokens)
+        _attach_hits(engine, node, group, hit_tokens)
     for group in range(settings.num_groups):
-        extend(engine, node, group, total, slots)
+        _extend(engine, node, group, total, slots)
     if settings.host_blocks > 0:
         host_swap.bring_back(engine, node, hit_tokens)
     sequence.cache_at = settings.cache_tokens * (hit_tokens // settings.cache_tokens + 1)
     if not settings.prefix_caching:
         sequence.cache_at = NEVER
     cache_blocks(engine, node, min(total, sequence.num_tokens))
-    find_room(engine, node, computed)
+    _find_room(engine, node, computed)
     return True
 
 
@@ -76,9 +76,9 @@ def grow(engine: Engine, node: int, num_tokens: int) -> bool:
     if needed > engine.state[0].num_free:
         return False
     for group in range(settings.num_groups):
-        extend(engine, node, group, total, slots)
+        _extend(engine, node, group, total, slots)
     cache_blocks(engine, node, min(total, sequence.num_tokens))
-    find_room(engine, node, computed)
+    _find_room(engine, node, computed)
     return True
 
 
@@ -111,44 +111,57 @@ def unusable_blocks(engine: Engine, head: int) -> int:  # noqa: ARG001  other me
 
 
 @part
+def shared_tokens(engine: Engine, context_tokens: int) -> int:
+    """Of the tokens that a step reads, those that stand in a block that another sequence reads, too."""
+    settings = engine.settings[0]
+    if settings.num_groups == 1:
+        held_tokens = (settings.num_units - engine.state[0].num_free) * settings.unit_tokens
+        return max(context_tokens - held_tokens, 0)
+    record = engine.groups[settings.first_leader]
+    return record.num_shared * record.block_size if record.kind == FULL else 0
+
+
+@part
 def free(engine: Engine, node: int) -> None:
     """Take back all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
     settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]
     for group in range(settings.num_groups):
         table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
-        journal.release(engine, node, group, table.num_blocks, table.num_cached)
-        totals.remove_slots(engine, node, table.num_blocks * settings.unit_tokens)
-        block_pool.free(engine, begin, begin + table.num_blocks)
+        journal.release(engine, node, group, begin, begin + table.num_blocks, table.num_cached)
+        totals.remove_blocks(engine, node, group)
+        engine.groups[group].num_shared -= block_pool.free(engine, begin, begin + table.num_blocks)
         table.num_blocks = table.num_cached = 0
     engine.lists[state.num_free_places].free_place = sequence.place
     state.num_free_places += 1
 
 
 @part
-def attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
+def _attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
     """Begin a table of an admitted sequence with the blocks that were found for it, null where they are not needed."""
-    settings, record = engine.settings[0], engine.groups[group]
+    record = engine.groups[group]
     table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
     num_hits = record.num_hits if hit_tokens > 0 else 0
     skipped = min(groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size, num_hits)
     table.num_blocks = table.num_cached = num_hits
     table.last_state = num_hits - 1
     table.owns_state = False
+    num_held = 0
     for index in range(num_hits):
         block = engine.entries[groups.first_hit(engine, group) + index] if index >= skipped else NULL_BLOCK
         engine.entries[begin + index] = block
         if block != NULL_BLOCK:
-            block_pool.touch(engine, block)
+            num_held += 1
+            record.num_shared += block_pool.touch(engine, block)
     if num_hits > 0:
-        totals.add_slots(engine, node, 0, num_hits * settings.unit_tokens)
+        totals.add_blocks(engine, node, group, 0, num_held)
         journal.share_blocks(engine, node, group, skipped, begin + skipped, begin + num_hits)
         engine.sequences[node].num_units += num_hits
 
 
 @part
-def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> None:
+def _extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> None:
     """Append free blocks, of which there are enough, to a table, up to so many tokens."""
-    settings, record = engine.settings[0], engine.groups[group]
+    record = engine.groups[group]
     table, first = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
     before = table.num_blocks
     end = groups.num_blocks_for(engine, group, num_slots)
@@ -168,8 +181,8 @@ def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: in
     for entry in range(first + begin, first + end):
         engine.entries[entry], is_evicted = block_pool.allocate(engine)
         num_evicted += is_evicted
-    totals.add_slots(engine, node, before * settings.unit_tokens, (end - before) * settings.unit_tokens)
     table.num_blocks = end
+    totals.add_blocks(engine, node, group, before, end - begin)
     engine.sequences[node].num_units += end - before
     if num_evicted > 0:  # blocks without a prefix are taken first
         journal.evict(engine, first + end - num_evicted, first + end)
@@ -177,7 +190,7 @@ def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: in
 
 
 @part
-def find_room(engine: Engine, node: int, computed: int) -> None:
+def _find_room(engine: Engine, node: int, computed: int) -> None:
     """Find out how far a sequence can go on without touching its tables."""
     room = NEVER
     for group in range(engine.settings[0].num_groups):

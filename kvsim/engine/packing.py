@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import host_packing, prefix_hits, records, reservations, speculation
+from kvsim.engine import prefix_hits, records, reservations, speculation
 from kvsim.engine.records import NEVER, Numbers, Records, column, fill, make, make_growing, numbers
 from kvsim.engine.state import (
     ALIGNED,
@@ -26,7 +26,6 @@ from kvsim.engine.state import (
     RECTANGULAR,
     RESERVED,
     SLIDING_WINDOW,
-    TIERED,
     Engine,
 )  # fmt: skip
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
@@ -88,8 +87,11 @@ class Demand:
         }
         return np.asarray(np.minimum(wanted[policy.cache.reserve], policy.max_model_len))
 
-    def misfits(self, policy: Policy, num_units: int) -> npt.NDArray[np.bool_]:
-        """The requests that could never be served, with `num_units` units all for themselves."""
+    def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
+        """The requests that could never be served, with `num_units` units all for themselves.
+
+        With several groups, those that could hold more at once: the engine looks at nothing less when it starts.
+        """
         if isinstance(policy, Static):
             fits = self.prompt + self.limit - 1 <= num_units
         elif isinstance(policy, Contiguous):
@@ -101,7 +103,13 @@ class Demand:
         else:
             # Its last step may verify as many drafted tokens as it leaves room for after them.
             last = self.prompt + self.output - 1 + self.stops_late + 2 * policy.cache.num_speculative_tokens
-            fits = -(-np.minimum(last, policy.max_model_len) // policy.unit_tokens) <= num_units
+            last = np.minimum(last, policy.max_model_len)
+            if layout is None or layout.is_uniform:
+                fits = -(-last // policy.unit_tokens) <= num_units
+            else:
+                lengths, row = np.unique(last, return_inverse=True)
+                most = policy.scheduler.max_num_batched_tokens
+                fits = np.array([layout.blocks_for(int(length), most) <= num_units for length in lengths])[row]
         return np.asarray(~fits)
 
 
@@ -119,7 +127,6 @@ def pack(
     *,
     refused: npt.NDArray[np.bool_],
     unit_bytes: int = 0,
-    num_gpus: int = 1,
     initial_free: list[int] | None = None,
     layout: KVCacheLayout | None = None,
     retention_tokens: int | None = None,
@@ -127,7 +134,6 @@ def pack(
     stamp_at_entry: bool = False,
     records_memory: bool = False,
     records_schedule: bool = False,
-    copies_are_timed: bool = True,
     checking: bool = False,
     compiled: bool = False,
 ) -> Engine:
@@ -139,19 +145,15 @@ def pack(
     size, paged = len(demand.prompt), isinstance(policy, Paged)
     batch = min(policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs, size)
     layout = layout or _one_group(policy)
-    widths, places = [1], batch
-    if isinstance(policy, Paged):
-        host_packing.check_offload(policy, len(layout.groups))
-        places = host_packing.num_places(policy, num_units, size)
-        widths = _table_widths(demand, policy, layout, num_units, places)
+    if isinstance(policy, Paged) and not layout.is_uniform:
+        _check_modelled(policy.cache)
+    widths = _table_widths(demand, policy, layout, num_units) if isinstance(policy, Paged) else [1]
     width = sum(widths)
     settings, state = make(records.Settings, 1, compiled=compiled), make(records.State, 1, compiled=compiled)
-    chosen = _settings(policy, num_units, batch, places, width) | {"checking": checking, "answers": answers}
+    chosen = _settings(policy, num_units, batch, width) | {"checking": checking, "answers": answers}
     chosen |= {"records_memory": records_memory, "records_schedule": records_schedule, "stamp_at_entry": stamp_at_entry}
     num_holes = 2 * _most_holes(policy, batch, num_units)
-    rows_of_loads = host_packing.rows_of_loads(policy, num_units, size, width)
-    most_rows = FIRST_ROWS + rows_of_loads - host_packing.rows_of_table(width)
-    margin = _memory_margin(policy, batch, width) + rows_of_loads
+    margin = _memory_margin(policy, batch, width + len(layout.groups))
     if isinstance(policy, Paged) and policy.cache.swap_gib:
         chosen |= _host_memory(policy.cache, unit_bytes)
     chosen |= _grouping(layout, policy)
@@ -160,7 +162,7 @@ def pack(
     for name, value in chosen.items():
         setattr(settings[0], name, value)
     settings[0].leaves_alone = _leaves_alone(settings[0])
-    state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, places
+    state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, batch
     state[0].num_free_host_blocks = settings[0].host_blocks
 
     engine = Engine(
@@ -176,17 +178,14 @@ def pack(
         batch=_numbers(batch, compiled=compiled),
         batch_tokens=_numbers(batch, compiled=compiled),
         emitting=_numbers(2 * batch, compiled=compiled),
-        lists=make(records.Lists, max(2 * batch, places), compiled=compiled),
+        lists=make(records.Lists, 2 * batch, compiled=compiled),
         launched=make(records.Launched, 2, compiled=compiled),
-        groups=_groups(layout, widths, policy, compiled=compiled),
-        tables=make(records.Table, places * len(layout.groups) if paged else 0, compiled=compiled),
-        entries=_numbers((places + 1) * width if paged else 0, compiled=compiled),
+        groups=_groups(layout, widths, policy, retention_tokens, compiled=compiled),
+        tables=make(records.Table, batch * len(layout.groups) if paged else 0, compiled=compiled),
+        entries=_numbers((batch + 1) * width if paged else 0, compiled=compiled),
         prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
         blocks=_blocks(num_units if paged else 0, initial_free, compiled=compiled),
         buckets=make(records.Bucket, _num_buckets(demand, policy, num_units), compiled=compiled),
-        host=host_packing.host_tier(
-            policy, num_units, size, unit_bytes, num_gpus, most_rows, is_timed=copies_are_timed, compiled=compiled
-        ),
         holes=make(records.Hole, num_holes, compiled=compiled),
         rectangle=make(records.Rectangle, 1, compiled=compiled),
         first_uses=_first_uses(demand, policy, compiled=compiled),
@@ -200,7 +199,7 @@ def pack(
             records.ScheduleRow, 2 * batch + FIRST_ROWS if records_schedule else 0, compiled=compiled
         ),
     )
-    fill(engine.lists, 0, free_place=places - 1 - np.arange(len(engine.lists)))
+    fill(engine.lists, 0, free_place=np.arange(2 * batch)[::-1] - batch)
     if initial_free is not None:
         state[0].num_free = len(initial_free)
     if isinstance(policy, Contiguous):
@@ -225,22 +224,15 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in ("memory", "host", "step_times", "steps", "outputs", "memory_rows"):
+        if name in ("memory", "step_times", "steps", "outputs", "memory_rows"):
             continue
-        _copy(old, new, num_rows if name == "schedule_rows" else len(old))
-    tiers: Any = zip(source.host, target.host, strict=True)
-    for old, new in tiers:
-        _copy(old, new, len(old))
+        end = num_rows if name == "schedule_rows" else len(old)
+        if new.dtype.names is None:
+            new[:end] = old[:end]
+        else:
+            for field in new.dtype.names:
+                new[field][:end] = column(old, field, end)
     return target
-
-
-def _copy(old: Any, new: Any, end: int) -> None:
-    """Copy the first `end` records, or numbers, of an interpreted engine into a compiled one."""
-    if new.dtype.names is None:
-        new[:end] = old[:end]
-        return
-    for field in new.dtype.names:
-        new[field][:end] = column(old, field, end)
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
@@ -292,14 +284,14 @@ def no_times() -> Roofline:
     return Roofline(**zeros | hardly_any | {"label": "no time", "max_captured_tokens": 0})
 
 
-def _settings(policy: Policy, num_units: int, batch: int, places: int, width: int) -> dict[str, Any]:
+def _settings(policy: Policy, num_units: int, batch: int, width: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_num_seqs": batch,
         "max_model_len": policy.max_model_len,
         "unit_tokens": policy.unit_tokens,
         "num_units": num_units,
         "entries_per_place": width,
-        "first_hit": places * width,
+        "first_hit": batch * width,
         "most_steps": STEPS_PER_SLICE,
         "most_memory_rows": FIRST_ROWS,
         "most_schedule_rows": FIRST_ROWS,
@@ -330,7 +322,7 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
                 "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
             )
         return settings | {
-            "memory": TIERED if policy.cache.kv_offloading_size else PAGED,
+            "memory": PAGED,
             "prefix_caching": policy.cache.enable_prefix_caching,
             "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
             "lookahead_tokens": policy.cache.num_speculative_tokens,
@@ -348,6 +340,19 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
     }
 
 
+def _check_modelled(cache: PagedSettings) -> None:
+    """Refuse what is a model of one group of full attention alone."""
+    for name, flag, value in (
+        ("swapping to host memory", "--swap-gib", cache.swap_gib),
+        ("speculative decoding", "--speculative-tokens", cache.num_speculative_tokens),
+    ):
+        if value:
+            raise UsageError(
+                f"{name} is modelled where every layer keeps every token; this model has several KV-cache groups, so "
+                f"leave {flag} out."
+            )
+
+
 def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     num_blocks = int(cache.swap_gib * _GIB) // block_bytes
     if not num_blocks:
@@ -357,17 +362,18 @@ def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * _GIGA)}
 
 
-def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int) -> list[int]:
+def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int) -> list[int]:
     """Entries of the longest table of every group."""
     tokens = int((demand.prompt + demand.output).max(initial=1)) + 2 * policy.cache.num_speculative_tokens
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
     width = sum(widths)
-    if width * places > _MOST_ENTRIES:
+    batch = min(policy.scheduler.max_num_seqs, len(demand.prompt))
+    if width * batch > _MOST_ENTRIES:
         raise BudgetError(
-            f"{places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
-            f"{width * places:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
+            f"{batch:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
+            f"{width * batch:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
             "a larger --block-size."
         )
     return widths
@@ -395,14 +401,14 @@ def _first_holes(engine: Engine, policy: Contiguous, num_units: int) -> list[tup
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Whether nothing concerns a sequence that only decodes: drafts, moves, victims out of turn and copies would."""
-    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.memory == TIERED)
+    """Whether nothing concerns a sequence that only decodes: drafts, moves and victims out of turn would."""
+    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority)
 
 
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:
     """The most changes of ownership in one step."""
-    if isinstance(policy, Paged):
-        return batch * host_packing.rows_of_table(width)
+    if isinstance(policy, Paged):  # every sequence gets a whole table, block by block, and is released
+        return batch * (3 * width + 2)
     if isinstance(policy, Static):
         return 3 * batch
     # every sequence is released and admitted, each of which may move all others
@@ -426,7 +432,7 @@ def _one_group(policy: Policy) -> KVCacheLayout:
     group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
     return KVCacheLayout(
         groups=(group,),
-        bytes_per_block=1,
+        bytes_per_block=policy.unit_tokens,
         scheduler_block_size=policy.unit_tokens,
         hash_block_size=policy.unit_tokens,
     )
@@ -434,16 +440,25 @@ def _one_group(policy: Policy) -> KVCacheLayout:
 
 def _grouping(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     """What the groups have in common."""
+    tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     return {
         "num_groups": len(layout.groups),
         "unit_tokens": layout.scheduler_block_size,
+        "unit_slots": layout.unit_slots,
+        "token_slots": sum(tokens),
+        "has_windows": layout.has_windows,
         "cache_tokens": layout.scheduler_block_size,
         "retention_tokens": NEVER,
         "smallest_block": min(group.block_size for group in layout.groups),
         "aligns_steps": caching and any(group.mamba_mode is MambaMode.ALIGN for group in layout.groups),
         "first_leader": _leaders(layout)[0],
     }
+
+
+def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
+    """Slots of one token, and of one state, in every group."""
+    return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
 def _leaders(layout: KVCacheLayout) -> list[int]:
@@ -453,9 +468,12 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
     return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)
 
 
-def _groups(layout: KVCacheLayout, widths: list[int], policy: Policy, *, compiled: bool) -> Records[records.Group]:
+def _groups(
+    layout: KVCacheLayout, widths: list[int], policy: Policy, retention_tokens: int | None, *, compiled: bool
+) -> Records[records.Group]:
     made = make(records.Group, len(layout.groups), compiled=compiled)
     leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
+    tokens, states = _slots_of_groups(layout)
     most = policy.scheduler.max_num_batched_tokens if isinstance(policy, Paged) else 1
     for index, group in enumerate(layout.groups):
         record = made[index]
@@ -463,6 +481,8 @@ def _groups(layout: KVCacheLayout, widths: list[int], policy: Policy, *, compile
         record.mode = _MODES[group.mamba_mode or MambaMode.NONE]
         record.cap_blocks = group.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
+        record.token_slots, record.state_slots = tokens[index], states[index]
+        record.keeps_some = retention_tokens is not None or layout.keeps_some(group)
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
         record.next_alike = alike[0] if alike else prefix_hits.NO_GROUP
@@ -511,7 +531,7 @@ def _sequences(
 
 def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
     times = make(records.Times, len(demand.prompt) + 1, compiled=compiled)
-    nothing = dict.fromkeys(("first_scheduled_s", "first_token_s", "finished_s", "late_since_s"), np.nan)
+    nothing = dict.fromkeys(("first_scheduled_s", "first_token_s", "finished_s"), np.nan)
     fill(times, 1, arrival_s=demand.arrival_s, **nothing)
     return times
 

@@ -145,6 +145,10 @@ class Settings:
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
+    unit_slots: int = 0
+    """Slots of one unit: tokens where one group keeps every token, bytes where blocks of several groups differ."""
+    token_slots: int = 0
+    """Slots of one token in all tables together, where it is in each."""
     entries_per_place: int = 0
     first_hit: int = 0
     """Where the blocks stand, among the entries, that were found for the head of the queue."""
@@ -158,6 +162,8 @@ class Settings:
     """Steps of a prompt end at block boundaries, where recurrent state is kept."""
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
+    has_windows: bool = False
+    """There are groups that do not read every token."""
     lookahead_tokens: int = 0
     """Tokens drafted for every sequence; 0 without speculative decoding."""
     host_blocks: int = 0
@@ -248,6 +254,8 @@ class State:
     """Sequences in the step that were waiting before it."""
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
+    num_counts: int = 0
+    """How often it was counted what has expired."""
     num_uncached: int = 0
     """Tokens that some groups held of the head of the queue when others did not."""
     num_admitted: int = 0
@@ -351,10 +359,12 @@ class Times:
     first_scheduled_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
+    late_slots: int = 0
+    """Slots of the token behind a late stop that it holds."""
     late_since_s: float = 0.0
-    """Since when it has held the slot of the token behind a late stop; NaN while it does not."""
+    """The sum over these slots of the times since when it has held them."""
     late_slot_s: float = 0.0
-    """For how long it held that slot in vain; minus infinity once the token was computed."""
+    """Slots times seconds that it held in vain; minus infinity once the token was computed."""
 
 
 @dataclass(slots=True)
@@ -397,12 +407,20 @@ class Group:
     cap_blocks: int = 0
     """Blocks that one sequence holds at most, where that is looked at."""
     hashes_per_block: int = 0
+    token_slots: int = 0
+    """Slots of one token in a block; 0 where blocks hold states."""
+    state_slots: int = 0
+    """Slots of one recurrent state."""
+    keeps_some: bool = False
+    """Of the full blocks some are never put into the prefix cache: no lookup would end behind them."""
     first_entry: int = 0
     """Where its table begins among the entries of a place."""
     next_alike: int = 0
     """The next group of layers that are alike, which are looked up together; -1 for none."""
     next_leader: int = 0
     """The first group of the kind that is looked up next; -1 for none."""
+    num_shared: int = 0
+    """Entries of tables whose block another table lists as well, but for one of each block."""
     num_hits: int = 0
     """Blocks that were found for the head of the queue, null ones included."""
 
@@ -412,6 +430,9 @@ class Table:
     """The blocks of one sequence in one group."""
 
     num_blocks: Small = 0
+    """Entries, null ones included."""
+    num_held: Small = 0
+    """Entries that are not null."""
     num_cached: Small = 0
     """Leading blocks whose keys are in the prefix cache, or will never be."""
     last_state: Small = 0
@@ -425,8 +446,6 @@ class Launched:
     """A step under way."""
 
     is_recorded: bool = False
-    computes: bool = False
-    """It computes tokens; kept where there is a second tier."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
@@ -442,6 +461,12 @@ class Block(Alike):
     """The prefix that it holds, or `NO_KEY`."""
     cached_in: int = 0
     """The step that was scheduled when it got its key."""
+    seen_in: Small = 0
+    """The count, of what has expired, in which a holder of the block that reads a part of it no more was last met."""
+    num_seen: Small = 0
+    """How many they are."""
+    least_expired: Small = 0
+    """Tokens, or states, that none of these reads any more."""
 
 
 @dataclass(slots=True)
@@ -519,6 +544,8 @@ class Step:
     requested: int = 0
     useful: int = 0
     rounding: int = 0
+    shared: int = 0
+    expired: int = 0
 
 
 @dataclass(slots=True)

@@ -81,6 +81,18 @@ def free(engine: Engine, node: int) -> None:
 
 
 @part
+def expired_slots(engine: Engine) -> int:  # noqa: ARG001  windows are looked at where memory has blocks
+    """A reservation is kept as it is until its sequence ends."""
+    return 0
+
+
+@part
+def shared_tokens(engine: Engine, context_tokens: int) -> int:  # noqa: ARG001  other memories look at both
+    """Nothing is shared."""
+    return 0
+
+
+@part
 def unusable_slots(engine: Engine, head: int) -> int:
     """All free slots, if they would be enough for `head` but no hole is: external fragmentation."""
     wanted, num_free = reservation(engine, head), engine.state[0].num_free
@@ -201,7 +213,7 @@ def _settle(engine: Engine, node: int, address: int, length: int, requested: int
 def _vacate(engine: Engine, node: int) -> None:
     """A sequence leaves its extent, and takes along what it has computed."""
     sequence = engine.sequences[node]
-    journal.release(engine, node, 0, sequence.num_units, 0)
+    journal.release_extent(engine, node, sequence.num_units)
     totals.remove_slots(engine, node, sequence.requested)
     engine.state[0].rounding -= sequence.num_units - sequence.requested
 

@@ -234,7 +234,7 @@ def _end_batch(engine: Engine) -> None:
         scheduler.leave(engine, node, FINISHED if is_complete else ABORTED)
         sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
         if batch.num_steps > 0:
-            journal.release(engine, node, 0, width_at(engine, batch.num_steps - 1), 0)
+            journal.release_extent(engine, node, width_at(engine, batch.num_steps - 1))
     state.num_admitted += batch.num_rows
     state.num_running = batch.num_rows = 0
     state.num_free = settings.num_units

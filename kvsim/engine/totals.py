@@ -1,9 +1,14 @@
 """Where the slots of the pool go: totals over all tables, kept up to date with every change of ownership.
 
-Every step that is recorded carries these totals, and the split of the pool into states follows from them alone:
+Every step that is recorded carries these totals, and the split of the pool into states follows from them and from the
+slots that have expired (`groups.expired_slots`):
 
     requested   slots asked for             useful     of these, slots that will be written before their sequence ends
     written     slots with computed tokens  rounding   slots given beyond what was asked for
+    shared      written slots that another table lists, too
+
+Where layers of several kinds share the pool, a slot is a byte: tokens take as many as their layers have, a recurrent
+state has its own size, and what a page or a short group leaves of a block is asked for and not useful.
 
 **Late stops.** Where steps are scheduled ahead, a stop that only the output reveals is noticed one token late. The slot
 of that last token is computed in most runs and never in some: a sequence that is preempted between its last two steps
@@ -22,37 +27,96 @@ from kvsim.engine.state import Engine
 
 @part
 def add_slots(engine: Engine, node: int, before: int, more: int) -> None:
-    """A sequence with `before` slots asks for `more` and gets them."""
-    state, sequence = engine.state[0], engine.sequences[node]
-    full = sequence.full_tokens
-    state.requested += more
-    state.useful += min(before + more, full) - min(before, full)
-    if sequence.stops_late and before < full <= before + more:
-        times = engine.times[node]
-        if times.late_since_s != times.late_since_s:  # a sequence that is moved keeps its slots
-            times.late_since_s = state.host_s
+    """A sequence with a reservation of `before` slots asks for `more` and gets them."""
+    engine.state[0].requested += more
+    held = engine.times[node].late_slots > 0  # a sequence that is moved keeps its slots
+    _add_useful(engine, node, before, before + more, 1, held)
 
 
 @part
 def remove_slots(engine: Engine, node: int, slots: int) -> None:
-    """A sequence gives back all of the `slots` that it asked for; what it has computed stays counted."""
+    """A sequence gives back all of the `slots` that it reserved; what it has computed stays counted."""
     state = engine.state[0]
     state.requested -= slots
     state.useful -= min(slots, engine.sequences[node].full_tokens)
 
 
 @part
+def add_blocks(engine: Engine, node: int, group: int, before: int, num_held: int) -> None:
+    """A table of `before` entries has grown, by `num_held` blocks and by null entries."""
+    state, record = engine.state[0], engine.groups[group]
+    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
+    num_blocks = table.num_blocks
+    table.num_held += num_held
+    state.requested += num_held * engine.settings[0].unit_slots
+    if record.state_slots > 0:
+        state.useful += num_held * record.state_slots
+        state.written += num_held * record.state_slots
+        return
+    slots, block_size = record.token_slots, record.block_size
+    _add_useful(engine, node, before * block_size, num_blocks * block_size, slots, False)
+    null_slots = (num_blocks - before - num_held) * block_size * slots
+    state.useful -= null_slots
+    state.written -= null_slots  # all that is computed is counted where it is computed
+
+
+@part
+def drop_blocks(engine: Engine, node: int, group: int, num_blocks: int) -> None:
+    """A table goes on without so many of its blocks, which are full and not read any more."""
+    state = engine.state[0]
+    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
+    table.num_held -= num_blocks
+    state.requested -= num_blocks * engine.settings[0].unit_slots
+    slots = num_blocks * block_slots(engine, group)
+    state.useful -= slots
+    state.written -= slots
+
+
+@part
+def remove_blocks(engine: Engine, node: int, group: int) -> None:
+    """A sequence gives back a whole table; the tokens that it has computed stay counted."""
+    state, record = engine.state[0], engine.groups[group]
+    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
+    state.requested -= table.num_held * engine.settings[0].unit_slots
+    if record.state_slots > 0:
+        state.useful -= table.num_held * record.state_slots
+        state.written -= table.num_held * record.state_slots
+    else:
+        slots, null_tokens = record.token_slots, (table.num_blocks - table.num_held) * record.block_size
+        within = min(table.num_blocks * record.block_size, engine.sequences[node].full_tokens)
+        state.useful -= (within - null_tokens) * slots
+        state.written += null_tokens * slots
+    table.num_held = 0
+
+
+@part
+def shared_slots(engine: Engine) -> int:
+    """Written slots that are counted once too often, because another table lists their block as well."""
+    total = 0
+    for group in range(len(engine.groups)):
+        total += engine.groups[group].num_shared * block_slots(engine, group)
+    return total
+
+
+@part
+def block_slots(engine: Engine, group: int) -> int:
+    """Slots of a full block that hold tokens, or a state."""
+    record = engine.groups[group]
+    return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
+
+
+@part
 def lose_tokens(engine: Engine, node: int) -> None:
     """What a sequence has computed is gone."""
     state, sequence = engine.state[0], engine.sequences[node]
-    state.written -= sequence.computed + sequence.rejected
+    state.written -= (sequence.computed + sequence.rejected) * engine.settings[0].token_slots
     sequence.rejected = 0
     if not sequence.stops_late:
         return
     times = engine.times[node]
     if sequence.computed == sequence.full_tokens:
         times.late_slot_s = -math.inf
-    if times.late_since_s == times.late_since_s:
+    if times.late_slots > 0:
         engine.lists[state.num_late].late = node  # until the next step begins
         state.num_late += 1
 
@@ -63,6 +127,19 @@ def settle_late_slots(engine: Engine, time_s: float) -> None:
     state = engine.state[0]
     for index in range(state.num_late):
         times = engine.times[engine.lists[index].late]
-        times.late_slot_s += time_s - times.late_since_s
-        times.late_since_s = math.nan
+        times.late_slot_s += times.late_slots * time_s - times.late_since_s
+        times.late_slots = 0
+        times.late_since_s = 0.0
     state.num_late = 0
+
+
+@part
+def _add_useful(engine: Engine, node: int, before: int, after: int, slots: int, is_held: bool) -> None:
+    """A sequence has room for `after` tokens, which take so many `slots` each, instead of for `before`."""
+    state, sequence = engine.state[0], engine.sequences[node]
+    full = sequence.full_tokens
+    state.useful += (min(after, full) - min(before, full)) * slots
+    if sequence.stops_late and before < full <= after and not is_held:
+        times = engine.times[node]
+        times.late_slots += slots
+        times.late_since_s += slots * state.host_s

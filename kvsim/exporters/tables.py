@@ -25,7 +25,7 @@ def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Li
     """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
 
     The first four are those of the recording; requests have their latencies beside them. `pool` has a row per step with
-    the slots in each of the seven states. In CSV, lists are numbers with spaces between them, and a text
+    the slots in each of the eight states. In CSV, lists are numbers with spaces between them, and a text
     that a spreadsheet would run as a formula has an apostrophe in front of it, as spreadsheets themselves write it.
 
     Raises:

@@ -98,10 +98,8 @@ def answer(
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
-    largest, tried = search.survey(
-        starting, load, goal, longest_tokens=int(lengths.max()), most=most,
-        find_largest=find_largest and not outcome.error,
-    )  # fmt: skip
+    largest = search.largest(starting, load, goal) if find_largest and not outcome.error else None
+    tried = search.remedies(starting, load, goal, longest_tokens=int(lengths.max()), most=most) if most else []
     helpful = [each for each in ranked(tried) if _helps(each, outcome, goal)]
     return Answer(
         server=starting,

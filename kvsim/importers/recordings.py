@@ -46,7 +46,7 @@ def workload_of(recording: Recording) -> Workload:
 
 
 def _hash_tokens(recording: Recording) -> int:
-    tokens = recording.meta.extra.get(HASH_TOKENS, recording.meta.pool.unit_tokens)
+    tokens = recording.meta.extra.get(HASH_TOKENS, recording.meta.hash_block_size)
     if not isinstance(tokens, int) or tokens < 1:
         raise WorkloadError(
             f"meta.json of recording {recording.name!r}: {HASH_TOKENS} should be a number of tokens, not {tokens!r}."

@@ -57,8 +57,11 @@ class KVCacheGroup:
     """Layers of the whole model, over all pipeline stages."""
     page_bytes: int
     """Bytes of one block in one layer on one GPU, padding included; of the first layer where layers differ."""
+    content_bytes: int | None = None
+    """Of these, bytes that are ever written; None: all."""
     window: int | None = None
-    """Tokens of the window (`sliding_window`) or of the chunk (`chunked_local`); None for other kinds."""
+    """Tokens of the window (`sliding_window`) or of the chunk (`chunked_local`); of a `full` group, the window of all
+    of its layers, which keep every token all the same; None for others."""
     spec: int = 0
     """Groups of layers that are alike share this number. Prefixes are looked up once for all of them."""
     mamba_mode: MambaMode | None = None
@@ -102,6 +105,7 @@ class KVCacheGroup:
             "window": self.window,
             "num_layers": self.num_layers,
             "page_bytes": self.page_bytes,
+            "content_bytes": self.content_bytes,
             "spec": self.spec,
             "mamba_mode": None if self.mamba_mode is None else self.mamba_mode.value,
             "num_speculative_blocks": self.num_speculative_blocks,
@@ -119,11 +123,13 @@ class KVCacheGroup:
             raise RecordingError(f"{where} is {entry!r}; it must be an object with kind, block_size and num_layers.")
         kind = _member(CacheKind, entry, "kind", where)
         windowed = kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL)
+        windowed |= kind is CacheKind.FULL and "window" in entry
         return cls(
             kind=kind,
             block_size=_count(entry, "block_size", where),
             num_layers=_count(entry, "num_layers", where),
             page_bytes=_count(entry, "page_bytes", where),
+            content_bytes=_count(entry, "content_bytes", where) if "content_bytes" in entry else None,
             window=_count(entry, "window", where) if windowed else None,
             spec=_count(entry, "spec", where, least=0) if "spec" in entry else 0,
             mamba_mode=_mamba_mode(entry, where) if kind is CacheKind.MAMBA else None,
@@ -150,6 +156,44 @@ class KVCacheLayout:
     def is_uniform(self) -> bool:
         """Whether one group of full attention (or MLA) holds all layers, as in most models."""
         return len(self.groups) == 1 and self.groups[0].kind in (CacheKind.FULL, CacheKind.MLA)
+
+    @property
+    def unit_slots(self) -> int:
+        """Slots of one block in the account of where memory goes: its tokens where one group holds all layers.
+
+        Blocks of several groups hold different numbers of tokens, so a slot is a byte there.
+        """
+        return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a group holds tokens, or states, that it does not need."""
+        return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
+
+    def keeps_some(self, group: KVCacheGroup) -> bool:
+        """Whether some full blocks of `group` are never put into the prefix cache: no lookup could end behind them.
+
+        A lookup ends where all groups have a boundary, and needs the blocks of one window before it.
+        """
+        if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
+            return False
+        return _blocks(group.window - 1, group.block_size) < self.scheduler_block_size // group.block_size
+
+    def token_slots(self, group: KVCacheGroup) -> int:
+        """Slots that one token takes in a block of `group`; 0 in a recurrent group."""
+        if self.is_uniform:
+            return 1
+        return 0 if group.kind is CacheKind.MAMBA else self._content_bytes(group) // group.block_size
+
+    def state_slots(self, group: KVCacheGroup) -> int:
+        """Slots that one state takes in a block of `group`; 0 in a group of attention."""
+        return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
+
+    def _content_bytes(self, group: KVCacheGroup) -> int:
+        """Bytes of a block that its layers ever write."""
+        if len(self.groups) == 1 and group.content_bytes is None:
+            return self.bytes_per_block
+        return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
         """The most blocks that one sequence of `num_tokens` tokens holds at once, over all groups."""

@@ -57,7 +57,8 @@ class Grouping:
                     block_size=spec.block_size,
                     num_layers=len(group),
                     page_bytes=spec.page_bytes,
-                    window=spec.window if spec.kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL) else None,
+                    content_bytes=None if spec.content_bytes == spec.page_bytes else spec.content_bytes,
+                    window=_window_of([self.specs[index] for index in group]),
                     spec=seen.index(spec),
                     mamba_mode=spec.mamba_mode,
                     num_speculative_blocks=spec.num_speculative_blocks,
@@ -160,6 +161,12 @@ def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
         num_groups = -(-len(layers) // size)
         groups += [tuple(layers[first::num_groups]) for first in range(num_groups)]
     return tuple(groups)
+
+
+def _window_of(specs: Sequence[LayerSpec]) -> int | None:
+    """The window that all layers of a group have, be it that they keep what has left it."""
+    [*windows] = {spec.window for spec in specs}
+    return windows[0] if len(windows) == 1 else None
 
 
 def _hash_block_size(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.grouping import Grouping, group_layers, pipeline_stages
-from kvsim.kv_groups.specs import CacheSettings, layer_specs
+from kvsim.kv_groups.specs import CacheSettings, as_full, layer_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,12 @@ def plan_cache(
 def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[range, ...]]:
     """The groups, and the specs' indices in every stage."""
     by_layer = layer_specs(model, settings)
-    specs: list[LayerSpec] = [spec for caches in by_layer for spec in caches]
+    if settings.uniform and model.recurrent_layers:
+        raise UsageError(
+            f"{model.name} has {len(model.recurrent_layers)} recurrent layers, which keep no tokens: there is no "
+            "uniform cache to compare with."
+        )
+    specs: list[LayerSpec] = [as_full(spec) if settings.uniform else spec for caches in by_layer for spec in caches]
     starts = [0]
     for caches in by_layer:
         starts.append(starts[-1] + len(caches))

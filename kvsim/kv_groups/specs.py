@@ -57,7 +57,12 @@ class LayerSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one block of one layer."""
-        return self.padded_page_bytes or self.block_size * self.bytes_per_token + self.state_bytes
+        return self.padded_page_bytes or self.content_bytes
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a page that are ever written."""
+        return self.block_size * self.bytes_per_token + self.state_bytes
 
     @property
     def keeps_all(self) -> bool:
@@ -78,6 +83,8 @@ class CacheSettings:
     """None: on, but off for models with recurrent layers, as in vLLM."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get groups of their own (`--disable-hybrid-kv-cache-manager` says no)."""
+    uniform: bool = False
+    """Whether every layer keeps every token whatever its window, even where all layers have one."""
     mla_block_size: int | None = None
     """Tokens of the smallest block of the backend for latent attention, which differs between GPU generations; None:
     as on a Hopper GPU, where FlashAttention serves a cache in 16 bits and FlashMLA one in fp8."""

@@ -1,6 +1,7 @@
-"""Where every slot goes: seven states that split a pool exactly, whatever the policy.
+"""Where every slot goes: eight states that split a pool exactly, whatever the policy.
 
-One slot holds the keys and values of one token in all layers. An *extent* is what one sequence holds, written from its
+One slot holds the keys and values of one token in all layers; where layers of several kinds share the pool, and a token
+takes a different part of it in each, a slot is a byte. An *extent* is what one sequence holds, written from its
 beginning, and looks like this whatever the allocator::
 
     0        pad                     computed            full          requested    length
@@ -37,16 +38,18 @@ class SlotState(IntEnum):
     """Allocated to a live sequence and never going to be written."""
     PADDING = 3
     """Written or held only because the batch is a rectangle."""
-    CACHED = 4
+    EXPIRED = 4
+    """Held, with the KV of a token that no later step reads: it has left the window of all layers of its block."""
+    CACHED = 5
     """Free for the taking, but still holding a prefix that could be hit."""
-    EXTERNAL = 5
+    EXTERNAL = 6
     """Free in pieces that cannot serve the head of the queue although their sum could; rounding of the allocator."""
-    FREE = 6
+    FREE = 7
     """Free and usable."""
 
 
 NUM_STATES = len(SlotState)
-HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING)
+HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
 """The states of slots that a live sequence holds; the allocator's rounding comes on top."""
 
 
@@ -59,10 +62,10 @@ def split_extent(
     computed: IntArray | int,
     requested: IntArray | int,
 ) -> npt.NDArray[np.int64]:
-    """Split the slots [begin, end) of one extent, or of many at once, into the seven states.
+    """Split the slots [begin, end) of one extent, or of many at once, into the eight states.
 
     All arguments are slot offsets from the extent's beginning and broadcast against each other. Returns an array of
-    their shape plus a last axis of seven columns, whose sum is `end - begin`.
+    their shape plus a last axis of eight columns, whose sum is `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
     full = np.where(computed > full, pad, full)
@@ -78,7 +81,7 @@ def split_extent(
     external = overlap(requested, np.iinfo(np.int64).max)
     nothing = np.zeros_like(token)
     return np.stack(
-        np.broadcast_arrays(token, reserved, internal, padding, nothing, external, nothing), axis=-1
+        np.broadcast_arrays(token, reserved, internal, padding, nothing, nothing, external, nothing), axis=-1
     ).astype(np.int64)
 
 
@@ -87,7 +90,7 @@ class Breakdown:
     """The slots of a pool at one instant, by state."""
 
     slots: npt.NDArray[np.int64]
-    """Shape (7,), in the order of `SlotState`."""
+    """Shape (8,), in the order of `SlotState`."""
 
     def __getitem__(self, state: SlotState) -> int:
         return int(self.slots[state])
@@ -103,7 +106,7 @@ class Breakdown:
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:
-        """Raise unless the seven states add up to `capacity`.
+        """Raise unless the eight states add up to `capacity`.
 
         Raises:
             IntegrityError: with every figure.

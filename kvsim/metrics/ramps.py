@@ -80,21 +80,18 @@ class Ramps:
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
         """The frame at which each row's request gives its memory back; 0 where it holds none at `begin`."""
-        tables = replay.ledger.tables
-        first = np.flatnonzero(tables.position == 0)
-        if not len(first):
+        held = replay.ledger.tables.residencies
+        if not len(held.request):
             return np.zeros(len(request), np.int64)
-        birth_seq, death_seq = tables.birth_seq[first], tables.death_seq[first]
+        birth_seq, death_seq = held.birth_seq, held.death_seq
         # What gives its memory back and takes other at the same moment has moved, and what it computed with it.
-        stays = np.append(
-            (tables.request[first][1:] != tables.request[first][:-1]) | (birth_seq[1:] != death_seq[:-1]), True
-        )
+        stays = np.append((held.request[1:] != held.request[:-1]) | (birth_seq[1:] != death_seq[:-1]), True)
         last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
         born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])
-        key = tables.request[first].astype(np.int64) * (replay.num_frames + 1) + born
+        key = held.request.astype(np.int64) * (replay.num_frames + 1) + born
         residency = np.searchsorted(key, request * (replay.num_frames + 1) + begin, side="right") - 1
         found = residency >= 0
-        found[found] = tables.request[first][residency[found]] == request[found]
+        found[found] = held.request[residency[found]] == request[found]
         end = np.zeros(len(request), np.int64)
         end[found] = dead[residency[found]]
         return end

@@ -1,4 +1,4 @@
-"""Where the memory went on average: time-weighted shares of the seven states, against two denominators."""
+"""Where the memory went on average: time-weighted shares of the eight states, against two denominators."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 PAPER_CLASSES = {
     "token": (SlotState.TOKEN,),
     "reservation": (SlotState.RESERVED,),
-    "internal": (SlotState.INTERNAL, SlotState.PADDING),
+    "internal": (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED),
     "external and others": (SlotState.EXTERNAL, SlotState.CACHED, SlotState.FREE),
 }
-"""The four classes of Figure 2 of the PagedAttention paper (SOSP 2023). It has no static batch; padding is memory that
-a live sequence holds and never fills with a token, hence internal."""
+"""The four classes of Figure 2 of the PagedAttention paper (SOSP 2023). It has no static batch and no window; padding
+and what has expired is memory that a live sequence holds without a token that it needs, hence internal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,9 +28,9 @@ class WasteShares:
     """Time-weighted mean shares in percent, in the order of `SlotState`; NaN where the denominator is nothing."""
 
     pool_percent: FloatArray
-    """Of the whole pool: float64[7], adding up to 100."""
+    """Of the whole pool: float64[8], adding up to 100."""
     allocated_percent: FloatArray
-    """Of the slots that live sequences asked for and hold: float64[7], adding up to 100."""
+    """Of the slots that live sequences asked for and hold: float64[8], adding up to 100."""
 
     @property
     def paper_percent(self) -> dict[str, float]:

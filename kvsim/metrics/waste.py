@@ -36,7 +36,7 @@ class Waste:
     time_s: FloatArray
     """When each frame begins, in seconds from the first event: float64[num_frames]."""
     slots: npt.NDArray[np.int64]
-    """Shape (num_frames, 7), in the order of `SlotState`; every row adds up to `capacity`."""
+    """Shape (num_frames, 8), in the order of `SlotState`; every row adds up to `capacity`."""
     held: npt.NDArray[np.int64]
     """Slots in somebody's hands, what the allocator rounded up included: int64[num_frames]."""
     capacity: int
@@ -48,7 +48,7 @@ class Waste:
         return self.held / self.capacity
 
     def mean_slots(self) -> FloatArray:
-        """Slots in each state, averaged over time: float64[7]."""
+        """Slots in each state, averaged over time: float64[8]."""
         return time_mean(self.time_s, self.slots)
 
 
@@ -62,7 +62,7 @@ def time_mean(time_s: FloatArray, values: npt.NDArray[np.int64]) -> FloatArray:
 
 
 def waste(source: Replay | Recording) -> Waste:
-    """Split the pool into the seven states at every frame.
+    """Split the pool into the eight states at every frame.
 
     Slots are counted for what the allocator was asked for; what it rounded up to is `external`, as are the free slots
     that the engine reported unusable for the head of its queue. A unit that several requests share counts once.
@@ -71,6 +71,8 @@ def waste(source: Replay | Recording) -> Waste:
         RecordingError: the recording has no steps.
     """
     replay = source if isinstance(source, Replay) else Replay(source)
+    if replay.recording.meta.pool.groups:
+        return _waste_of_groups(replay)
     asked = _Asked.of(replay)
     progress = Ramps(replay)
     written = progress.total_between(replay.pad, replay.full)
@@ -92,6 +94,30 @@ def waste(source: Replay | Recording) -> Waste:
     slots[:, SlotState.CACHED] = cached
     slots[:, SlotState.EXTERNAL] = asked.lengths - asked.requested + unusable
     slots[:, SlotState.FREE] = free - unusable
+    _check_account(replay, slots, capacity)
+    return Waste(
+        time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
+        slots=slots,
+        held=held,
+        capacity=capacity,
+    )
+
+
+def _waste_of_groups(replay: Replay) -> Waste:
+    """The same where several KV-cache groups share the pool, and a slot is a byte."""
+    from kvsim.metrics.group_totals import totals_of  # noqa: PLC0415  it knows this module's sums
+
+    held, cached = _held_and_cached(replay)
+    totals = totals_of(replay)
+    capacity = replay.num_units * replay.unit_slots
+    free = capacity - held - cached
+    slots = np.zeros((replay.num_frames, NUM_STATES), np.int64)
+    slots[:, SlotState.TOKEN] = totals.written - totals.shared - totals.expired
+    slots[:, SlotState.RESERVED] = totals.useful - totals.written
+    slots[:, SlotState.INTERNAL] = held + totals.shared - totals.useful
+    slots[:, SlotState.EXPIRED] = totals.expired
+    slots[:, SlotState.CACHED] = cached
+    slots[:, SlotState.FREE] = free
     _check_account(replay, slots, capacity)
     return Waste(
         time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
@@ -169,7 +195,7 @@ class _Asked:
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Slots in somebody's hands, and free ones that still hold a prefix, at every frame."""
-    ledger, tables, unit_tokens = replay.ledger, replay.ledger.tables, replay.unit_tokens
+    ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     order = stable_order(ledger.address, int(ledger.address.max(initial=0)) + 1).astype(np.int32)
     other_address = is_new(ledger.address[order])
     end_of_frame = np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")
@@ -185,13 +211,13 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
         after_frame = np.zeros(replay.num_frames, np.int64)
         begun = end_of_frame > 0
         after_frame[begun] = after_each[end_of_frame[begun] - 1]
-        return after_frame * unit_tokens
+        return after_frame * unit_slots
 
     held = total(ledger.refs > 0)
     growing = np.flatnonzero(tables.repeat > 1)
     if len(growing):  # the operation that takes a growing run takes what it has in its first step
         repeat, born = tables.repeat[growing], frames_of(replay, tables.birth_seq[growing])
-        step_slots = tables.length[growing].astype(np.int64) // repeat * unit_tokens
+        step_slots = tables.length[growing].astype(np.int64) // repeat * unit_slots
         held += ramp(replay.num_frames, born + 1, step_slots, step_slots * (repeat - 1))
     return held, total(ledger.cached)
 

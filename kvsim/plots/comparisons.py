@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.98
 """Runs whose speeds lie in a wider ratio than this differ."""
-_NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXTERNAL)
+_NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

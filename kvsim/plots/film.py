@@ -133,7 +133,7 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
 
 def _about(replay: Replay, num_cells: int) -> str:
     pool = replay.recording.meta.pool
-    unit = "slots" if replay.unit_tokens == 1 else f"blocks of {replay.unit_tokens} tokens"
+    unit = pool.units_in_words
     per_cell = replay.num_units / num_cells
     sampled = f", one in {number(per_cell)} shown" if per_cell > 1 else ""
     return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {unit}{sampled}"

@@ -1,4 +1,4 @@
-"""How every figure looks: one style sheet, three sizes of it, and one palette for the seven states of a slot.
+"""How every figure looks: one style sheet, three sizes of it, and one palette for the eight states of a slot.
 
 The palette was chosen by lightness first: printed in grey, any two states differ by 8 of 100 steps of CIE L* or more,
 and with any of the three kinds of colour blindness no two colours come closer than 16 in CIE 1976 Lab.
@@ -41,17 +41,24 @@ STATE_COLORS = {
     SlotState.RESERVED: "#1f5fa8",
     SlotState.INTERNAL: "#c9452d",
     SlotState.PADDING: "#f5cd55",
+    SlotState.EXPIRED: "#45189e",
     SlotState.CACHED: "#2e9c76",
     SlotState.EXTERNAL: "#3a1c46",
     SlotState.FREE: "#e4e8ec",
 }
-STATE_HATCHES = {SlotState.INTERNAL: "////", SlotState.PADDING: "....", SlotState.EXTERNAL: "xxxx"}
+STATE_HATCHES = {
+    SlotState.INTERNAL: "////",
+    SlotState.PADDING: "....",
+    SlotState.EXPIRED: "\\\\\\\\",
+    SlotState.EXTERNAL: "xxxx",
+}
 """Waste is hatched wherever an area is large enough, so that it stands out without colour."""
 STATE_LABELS = {
     SlotState.TOKEN: "tokens",
     SlotState.RESERVED: "reserved, not yet written",
     SlotState.INTERNAL: "internal: never written",
     SlotState.PADDING: "padding",
+    SlotState.EXPIRED: "expired: left the window",
     SlotState.CACHED: "free, prefix cached",
     SlotState.EXTERNAL: "external: rounding, unusable",
     SlotState.FREE: "free",

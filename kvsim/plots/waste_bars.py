@@ -43,7 +43,7 @@ def waste_bars(
     of: Denominator = "pool",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Time-weighted mean shares of the seven states, one bar per recording, in percent.
+    """Time-weighted mean shares of the eight states, one bar per recording, in percent.
 
     Args:
         recordings: one bar each, the first on top.
@@ -65,7 +65,7 @@ def waste_bars(
         mean = waste_shares(slots)
         shares.append(mean.pool_percent if of == "pool" else mean.allocated_percent)
         pool = recording.meta.pool
-        sizes.append(memory(slots.capacity / pool.unit_tokens * pool.bytes_per_unit))
+        sizes.append(memory(slots.capacity * pool.bytes_per_slot))
     percent = np.nan_to_num(np.array(shares))  # nothing allocated: an empty bar
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))

@@ -1,4 +1,4 @@
-"""Where the memory is at every moment: seven stacked areas, and the preemptions above them."""
+"""Where the memory is at every moment: eight stacked areas, and the preemptions above them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Siz
     """
     bins, slots = TimeBins.of(recording), waste_of(recording)
     pool = recording.meta.pool
-    bytes_per_slot = pool.bytes_per_unit / pool.unit_tokens
+    bytes_per_slot = pool.bytes_per_slot
     unit = ByteUnit.for_size(slots.capacity * bytes_per_slot)
     total = slots.capacity * bytes_per_slot / unit.num_bytes
     held = bins.mean(slots.time_s, slots.slots) * bytes_per_slot / unit.num_bytes

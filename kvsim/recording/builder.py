@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import Copies, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
+from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
 
 
 class Sink(Protocol):
@@ -43,8 +42,6 @@ class RecordingBuilder:
                 (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory)
             )
         }  # fmt: skip
-        self.copies = CopiesUnderWay()
-        """Between GPU and host, if there are any."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
@@ -149,7 +146,6 @@ class RecordingBuilder:
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
-        self.copies.processed(step)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
@@ -169,13 +165,13 @@ class RecordingBuilder:
         self._requests.columns["finished_s"][request] = time_s
         self._schedule.end(request)
 
-    def append_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
-        """`request` got free `blocks`; runs of consecutive ones become one row."""
-        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks)
+    def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
+        """`request` got free `blocks` for its table in a KV-cache group; runs of consecutive ones become one row."""
+        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
-    def share_blocks(self, request: int, position: int, blocks: Sequence[int]) -> None:
+    def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
         """`request` joined the holders of `blocks`."""
-        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks)
+        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
@@ -189,11 +185,21 @@ class RecordingBuilder:
             repeat=repeat or 1,
         )  # fmt: skip
 
-    def release(self, request: int, num_units: int, num_cached: int) -> None:
-        """`request` gave back its whole table."""
+    def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
+        """`request` gave back its whole table in a KV-cache group: units, and leading entries that keep a prefix."""
         self._memory.add(
-            self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached
-        )
+            self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
+            group=group,
+        )  # fmt: skip
+
+    def let_go(
+        self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
+    ) -> None:
+        """`request` gave back some `blocks` of a table, in this order; `kept` is 1 for those that keep a prefix."""
+        for position, block, keeps in zip(positions, blocks, kept, strict=True):
+            self._memory.add(
+                self._seq, self._num_steps, MemoryKind.RELEASE, request, position, block, 1, 1, keeps, group=group
+            )
 
     def evict(self, blocks: Sequence[int]) -> None:
         """`blocks` lost their prefix."""
@@ -206,7 +212,7 @@ class RecordingBuilder:
         if self._sink is not None:
             self._sink.append(table)
         else:
-            self._take(table)
+            self._growing[table.name].extend(table)
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
@@ -223,7 +229,6 @@ class RecordingBuilder:
             steps=self._steps.so_far(self._seq + 1),
             schedule=schedule,
             memory=self._memory.so_far(),
-            copies=self.copies.so_far(),
         )
 
     def close(self) -> None:
@@ -233,14 +238,6 @@ class RecordingBuilder:
         self._sink.append(self._steps.so_far(self._seq + 1))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
-        if (copies := self.copies.so_far()) is not None:
-            self._sink.append(copies)
-
-    def _take(self, table: Table) -> None:
-        if isinstance(table, Copies):
-            self.copies.extend(table)
-        else:
-            self._growing[table.name].extend(table)
 
     def _hand_over(self, sink: Sink) -> None:
         """Give `sink` what is final, of tables of which there is much."""

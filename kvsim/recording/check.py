@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
 from kvsim.recording.model import Recording
@@ -25,7 +26,9 @@ def check(recording: Recording, folder: Path) -> None:
     check_steps(recording, folder / "steps.parquet")
     check_schedule(recording, folder / "schedule.parquet")
     _check_memory(recording, folder / "memory.parquet")
-    if len(recording.memory):  # an engine whose cache has no addresses reports none
+    if recording.meta.pool.groups:
+        check_tables_of_groups(recording, folder)
+    elif len(recording.memory):  # an engine whose cache has no addresses reports none
         _check_block_tables(recording, folder)
     elif recording.meta.pool.num_units is None:
         _check_rectangles(recording, folder / "schedule.parquet")
@@ -48,16 +51,20 @@ def _check_memory(recording: Recording, file: Path) -> None:
     if len(recording.steps):
         upto = np.append(recording.steps.schedule_seq, np.iinfo(np.int64).max)[memory.step]
         require(~placed | (memory.seq <= upto), file, "seq should not come after that of its step")
-    require(placed | (memory.address == -1), file, "a release should have address -1: it frees the whole table")
+    if not pool.groups:
+        require(
+            memory.groups == 0, file, "group is for pools with several KV-cache groups, which meta.json should list"
+        )
+        require(placed | (memory.address == -1), file, "a release should have address -1: it frees the whole table")
     require(~placed | (memory.length > 0), file, "length should be positive")
     require(~placed | (memory.position >= 0), file, "position should not be negative")
-    if memory.cached is not None:
+    if memory.cached is not None and not pool.groups:
         kept = placed | ((memory.cached >= 0) & (memory.cached <= memory.length))
         require(kept, file, "cached should lie between 0 and length")
     if memory.requested is not None:
         asked = (memory.requested > 0) & (memory.requested <= memory.length)
         require(~placed | asked, file, "requested should be positive and not more than length")
-    if memory.repeat is not None:
+    if memory.repeat is not None and not pool.groups:
         _check_growth(recording, file)
     if pool.num_units is not None:
         end = pool.first_unit + pool.num_units

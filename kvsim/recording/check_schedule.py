@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.rules import is_time, require, rises, within
-from kvsim.recording.tables import RequestStatus, Schedule, Steps
+from kvsim.recording.tables import MemoryKind, RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
@@ -113,7 +113,15 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     goes_on = request[1:] == request[:-1]
     once = ~goes_on | (schedule.step[rows[1:]] >= end[:-1])
     require(once, file, "the request is scheduled twice in one step", rows[1:])
-    no_gap = ~goes_on | (schedule.computed_before[rows[1:]] <= after[:-1])
+    # Others may have computed more of a prefix than a request that was preempted, and it hits what they left.
+    memory = recording.memory
+    released = np.unique(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * _MOST_STEPS
+                         + memory.step[memory.kind == MemoryKind.RELEASE])  # fmt: skip
+    row_key = request.astype(np.int64) * _MOST_STEPS
+    since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
+    upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
+    was_preempted = goes_on & (upto > since)
+    no_gap = ~goes_on | was_preempted | (schedule.computed_before[rows[1:]] <= after[:-1])
     require(no_gap, file, "computed_before should not be more than the request has computed in earlier rows", rows[1:])
 
 
@@ -148,5 +156,7 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     require(cached, file, "cached_tokens should be what was computed before the request's first step", rows)
 
 
+_MOST_STEPS = 1 << 32
+"""More steps than any recording has."""
 _CLOCK_S = 1e-6
 """What two readings of one clock may differ by when they are written down."""

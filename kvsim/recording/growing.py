@@ -212,15 +212,16 @@ class GrowingSchedule(GrowingTable):
 class GrowingMemory(GrowingTable):
     """One row per change of ownership; what has happened stays so."""
 
-    __slots__ = ("tells_repeats",)
+    __slots__ = ("_tells_groups", "tells_repeats")
 
     def __init__(self) -> None:
         super().__init__(Memory)
+        self._tells_groups = False
         self.tells_repeats = False
         """Whether rows say for how many steps they hold."""
 
     def add_runs(
-        self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int]
+        self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
         """Something happened to `units`; runs of consecutive ones become one row."""
         begin, length = -1, 0
@@ -229,11 +230,11 @@ class GrowingMemory(GrowingTable):
                 length += 1
                 continue
             if length:
-                self.add(seq, step, kind, request, position, begin, length, length)
+                self.add(seq, step, kind, request, position, begin, length, length, group=group)
                 position += length
             begin, length = unit, 1
         if length:
-            self.add(seq, step, kind, request, position, begin, length, length)
+            self.add(seq, step, kind, request, position, begin, length, length, group=group)
 
     def add(
         self,
@@ -247,9 +248,15 @@ class GrowingMemory(GrowingTable):
         requested: int,
         cached: int = 0,
         repeat: int = 1,
+        group: int = 0,
     ) -> None:
         """Something happened to a run of units."""
         columns = self.columns
+        if group and not self.columns["group"]:
+            columns["group"].extend([0] * len(self))
+            self._tells_groups = True
+        if self._tells_groups:
+            columns["group"].append(group)
         columns["seq"].append(seq)
         columns["step"].append(step)
         columns["kind"].append(kind)

@@ -12,6 +12,18 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Residencies:
+    """Every time that a request holds memory, from its admission until it gives everything back."""
+
+    request: IntArray
+    first_run: IntArray
+    """The first of its runs."""
+    birth_row: IntArray
+    birth_seq: IntArray
+    death_seq: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tables:
     """Every run of units that a request ever held, sorted by request, then by time.
 
@@ -19,6 +31,10 @@ class Tables:
     """
 
     request: IntArray
+    group: IntArray
+    """The KV-cache group of the table that the run stands in."""
+    table: IntArray
+    """The number of that table: one for each residency and group, in order."""
     position: IntArray
     """Where the run stands in its table, in units."""
     address: IntArray
@@ -35,6 +51,7 @@ class Tables:
     """When it was given back; greater than any sequence number if it never was."""
     first_row: IntArray
     """Row at which each request begins; one more entry than there are requests."""
+    residencies: Residencies
 
     def held(self, request: int, seq: int) -> IntArray:
         """The rows that `request` holds after everything up to `seq`."""
@@ -85,8 +102,12 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         repeat = np.broadcast_to(np.int32(1), len(request)) if memory.repeat is None else memory.repeat[birth_row]
         requested = repeat * (length if memory.requested is None else memory.requested[birth_row])
         length = length * repeat
+    begins = position == 0
+    first_run = np.flatnonzero(begins)
     tables = Tables(
         request=request,
+        group=np.broadcast_to(np.int32(0), len(request)),
+        table=np.cumsum(begins) - 1,
         position=position,
         address=address,
         length=length,
@@ -96,6 +117,13 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         birth_seq=birth_seq,
         death_seq=death_seq,
         first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+        residencies=Residencies(
+            request=request[first_run],
+            first_run=first_run,
+            birth_row=birth_row[first_run],
+            birth_seq=birth_seq[first_run],
+            death_seq=death_seq[first_run],
+        ),
     )
     return tables, of_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ _OPS_PER_KEYFRAME = 16_384
 _KEYFRAME_BYTES = 256 << 20
 """What all keyframes together may cost."""
 
-Columns = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]
-"""Of every unit, in address order: its owner, its position, how many hold it, and whether it is cached."""
+Columns = tuple[npt.NDArray[Any], ...]
+"""Of every unit, in address order: its owner, its position, how many hold it, and whether it is cached; and, where
+there are several, the KV-cache group of the table that holds it.
+"""
 
 
 class Keyframes:
@@ -33,7 +36,7 @@ class Keyframes:
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
         """How many operations each has behind it."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
-        self._newest: Columns = (empty[0].copy(), empty[1].copy(), empty[2].copy(), empty[3].copy())
+        self._newest: Columns = tuple(column.copy() for column in empty)
         self._num_made = 0
         self._making = Lock()
 
@@ -67,8 +70,10 @@ class Keyframes:
 
 def carry_out(ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int) -> None:
     """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands."""
-    owner, position, refs, cached = columns
+    owner, position, refs, cached, *group = columns
     ops = slice(begin, end)
     units = np.subtract(ledger.address[ops], first_unit, dtype=np.intp)
     owner[units], position[units] = ledger.owner[ops], ledger.position[ops]
     refs[units], cached[units] = ledger.refs[ops], ledger.cached[ops]
+    if group and ledger.group is not None:
+        group[0][units] = ledger.group[ops]

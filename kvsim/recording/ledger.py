@@ -15,14 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.recording.grouped import NO_RUN, Operations, tables_of_groups
 from kvsim.recording.holdings import RunsOfRows, Tables, tables_of
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.progress import Progress
-from kvsim.recording.tables import IntArray, Memory, MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
 NOBODY = -1
 """The owner of a unit that is free."""
+_ALL = np.int64(1 << 40)
+"""More units than any table has."""
 _OPS_AT_ONCE = 1 << 16
 """Operations that are looked at together: what is known of them on the way stays in a processor's cache."""
 
@@ -41,6 +44,8 @@ class Ledger:
     """A request that holds the run afterwards, or `NOBODY`."""
     position: IntArray
     """Where the run stands in the owner's table, in units."""
+    group: IntArray | None
+    """The KV-cache group of that table; None where a model has one."""
     refs: npt.NDArray[np.int32]
     """How many requests hold it afterwards."""
     cached: npt.NDArray[np.bool_]
@@ -58,17 +63,23 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     """
     memory = recording.memory
     unit_by_unit = _has_single_units(recording)
-    tables, of_rows = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
-    rows = _Rows.of(memory, of_rows, unit_by_unit=unit_by_unit)
+    rows: _Rows | _Listed
+    if recording.meta.pool.groups:
+        tables, operations = tables_of_groups(memory, len(recording.requests))
+        rows, num_ops = _Listed(operations), len(operations.row)
+    else:
+        tables, of_rows = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
+        rows = _Rows.of(memory, of_rows, unit_by_unit=unit_by_unit)
+        num_ops = int(rows.end[-1]) if len(memory) else 0
     if not unit_by_unit:
         _check_apart(recording)
-    num_ops = int(rows.end[-1]) if len(memory) else 0
     ledger = Ledger(
         seq=np.empty(num_ops, tables.birth_seq.dtype),
         address=np.empty(num_ops, np.int32),
         length=np.broadcast_to(np.int32(1), num_ops) if unit_by_unit else np.empty(num_ops, np.int32),
         owner=np.empty(num_ops, np.int32),
         position=np.empty(num_ops, np.int32),
+        group=np.zeros(num_ops, np.int16) if recording.meta.pool.groups else None,
         refs=np.empty(num_ops, np.int32),
         cached=np.zeros(num_ops, np.bool_),
         unit_by_unit=unit_by_unit,
@@ -79,9 +90,9 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     # Asked for only where units are shared.
     shares = unit_by_unit and bool((memory.kind == MemoryKind.SHARE).any())
     run, delta = np.zeros(num_ops if shares else 0, np.int32), np.zeros(num_ops if shares else 0, np.int8)
-    for begin, end in pairwise(rows.parts()):
+    for begin, end in rows.parts():
         row, ops = rows.ops_of(begin, end)
-        runs = _write(ledger, memory, rows, row, ops)
+        runs = rows.write(ledger, memory, row, ops)
         changes, refs = _DELTA[memory.kind[row]], ledger.refs[ops]
         if unit_by_unit:
             refs[:] = _running_refs(ledger.address[ops], changes, holders)
@@ -130,12 +141,12 @@ class _Rows:
             end=np.cumsum(num_ops, dtype=np.int32),
         )
 
-    def parts(self) -> list[int]:
-        """Where to cut the rows so that the operations of each part stay in a processor's cache."""
+    def parts(self) -> list[tuple[int, int]]:
+        """Ranges of rows whose operations stay in a processor's cache."""
         if not len(self.end):
             return []
         cuts = np.searchsorted(self.end, np.arange(_OPS_AT_ONCE, int(self.end[-1]), _OPS_AT_ONCE))
-        return [0, *np.unique(cuts[cuts > 0]).tolist(), len(self.end)]
+        return list(pairwise([0, *np.unique(cuts[cuts > 0]).tolist(), len(self.end)]))
 
     def ops_of(self, begin: int, end: int) -> tuple[npt.NDArray[np.intp], slice]:
         """The row of each operation of the rows [begin, end), and which operations these are."""
@@ -143,24 +154,51 @@ class _Rows:
         last = int(self.end[end - 1])
         return row, slice(last - len(row), last)
 
+    def write(self, ledger: Ledger, memory: Memory, row: IntArray, ops: slice) -> IntArray:
+        """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
+        nth = np.arange(ops.start, ops.stop) - (self.end[row] - self.num_ops[row])
+        address, position, owner = ledger.address[ops], ledger.position[ops], ledger.owner[ops]
+        ledger.seq[ops], owner[:] = memory.seq[row], memory.request[row]
+        np.add(memory.address[row], nth, out=address, casting="same_kind")
+        np.add(memory.position[row], nth, out=position, casting="same_kind")
+        run: IntArray = self.first_run[row] + nth
+        back = np.flatnonzero(self.gives_back[row])
+        run[back] -= 2 * nth[back]
+        address[back], position[back] = ledger.tables.address[run[back]], ledger.tables.position[run[back]]
+        if not ledger.unit_by_unit:
+            ledger.length[ops] = memory.length[row]
+            ledger.length[ops][back] = ledger.tables.length[run[back]]
+        evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
+        run[evictions], position[evictions], owner[evictions] = 0, 0, NOBODY
+        return run
 
-def _write(ledger: Ledger, memory: Memory, rows: _Rows, row: npt.NDArray[np.intp], ops: slice) -> IntArray:
-    """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
-    nth = np.arange(ops.start, ops.stop) - (rows.end[row] - rows.num_ops[row])
-    address, position, owner = ledger.address[ops], ledger.position[ops], ledger.owner[ops]
-    ledger.seq[ops], owner[:] = memory.seq[row], memory.request[row]
-    np.add(memory.address[row], nth, out=address, casting="same_kind")
-    np.add(memory.position[row], nth, out=position, casting="same_kind")
-    run: IntArray = rows.first_run[row] + nth
-    back = np.flatnonzero(rows.gives_back[row])
-    run[back] -= 2 * nth[back]
-    address[back], position[back] = ledger.tables.address[run[back]], ledger.tables.position[run[back]]
-    if not ledger.unit_by_unit:
-        ledger.length[ops] = memory.length[row]
-        ledger.length[ops][back] = ledger.tables.length[run[back]]
-    evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
-    run[evictions], position[evictions], owner[evictions] = 0, 0, NOBODY
-    return run
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Listed:
+    """The same where groups let go of units on the way: everything is listed, unit by unit."""
+
+    operations: Operations
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Ranges of operations that stay in a processor's cache."""
+        return self.operations.parts()
+
+    def ops_of(self, begin: int, end: int) -> tuple[IntArray, slice]:
+        """The row of each of these operations, and which they are."""
+        return self.operations.row[begin:end], slice(begin, end)
+
+    def write(self, ledger: Ledger, memory: Memory, row: IntArray, ops: slice) -> IntArray:
+        """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
+        run, tables = self.operations.run[ops], ledger.tables
+        ledger.seq[ops], ledger.address[ops] = memory.seq[row], self.operations.address[ops]
+        ledger.owner[ops], ledger.position[ops] = NOBODY, 0
+        of_table = np.flatnonzero(run != NO_RUN)
+        at = ops.start + of_table
+        runs = run[of_table]
+        ledger.owner[at], ledger.position[at] = tables.request[runs], tables.position[runs]
+        assert ledger.group is not None
+        ledger.group[at] = tables.group[runs]
+        return np.maximum(run, 0)
 
 
 def _has_single_units(recording: Recording) -> bool:
@@ -262,10 +300,13 @@ def _cached_units(
     """How many leading units of the released table keep their prefix, for releases at `rows` of `memory`."""
     memory = recording.memory
     if memory.cached is not None:
-        return memory.cached[rows]
+        # Of a table that is given back, so many leading units; of a part of one, all of it or nothing.
+        part = memory.address[rows] != WHOLE_TABLE
+        return np.where(part, memory.cached[rows] * _ALL, memory.cached[rows])
     # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the
     # token that was in flight when a request was preempted was not.
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     computed = progress.computed(requests, step)
     known = np.where(computed >= progress.final[requests], computed, np.maximum(computed - 1, 0))
-    return known // recording.meta.pool.unit_tokens
+    sizes = np.array([group.block_size for group in recording.meta.pool.groups] or [recording.meta.pool.unit_tokens])
+    return np.asarray(known // sizes[memory.groups[rows]])

@@ -1,4 +1,4 @@
-"""A recording in memory: its provenance and its tables."""
+"""A recording in memory: its provenance and its four tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
+from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
+from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
 
 FORMAT = "kvsim-recording"
 VERSION = 1
@@ -21,20 +22,56 @@ MAX_UNITS = 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The memory that was shared out, in units of `unit_tokens` slots."""
+    """The memory that was shared out, in units of `unit_slots` slots."""
 
     unit_tokens: int
-    """Slots per unit: the block size of a paged cache, 1 where allocation has no granularity."""
+    """Tokens per unit: the block size of a paged cache, 1 where allocation has no granularity.
+
+    With several KV-cache groups, tokens at which all of them have a block boundary.
+    """
     num_units: int | None
     """Units in the pool; None where the engine had no pool, only a growing cache."""
     first_unit: int = 0
     """Address of the first unit: 1 for vLLM, whose block 0 is never handed out."""
     bytes_per_unit: int
+    groups: tuple[KVCacheGroup, ...] = ()
+    """The KV-cache groups that share the units; empty where one group of full attention holds all layers."""
+
+    @property
+    def units_in_words(self) -> str:
+        """What the units are: blocks of so many tokens, or of so many bytes for tables of several groups, or slots."""
+        if self.groups:
+            tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
+            return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
+        return "slots" if self.unit_tokens == 1 else f"blocks of {self.unit_tokens} tokens"
+
+    @property
+    def layout(self) -> KVCacheLayout | None:
+        """How the groups cut the units up; None where one group of full attention holds all layers."""
+        if not self.groups:
+            return None
+        return KVCacheLayout(
+            groups=self.groups,
+            bytes_per_block=self.bytes_per_unit,
+            scheduler_block_size=self.unit_tokens,
+            hash_block_size=self.unit_tokens,
+        )
+
+    @property
+    def unit_slots(self) -> int:
+        """Slots of one unit: its tokens, or its bytes where layers of several kinds share the pool."""
+        layout = self.layout
+        return self.unit_tokens if layout is None else layout.unit_slots
+
+    @property
+    def bytes_per_slot(self) -> float:
+        """Bytes of one slot."""
+        return self.bytes_per_unit / self.unit_slots
 
     @property
     def capacity_slots(self) -> int | None:
         """Slots in the pool."""
-        return None if self.num_units is None else self.num_units * self.unit_tokens
+        return None if self.num_units is None else self.num_units * self.unit_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +103,15 @@ class Meta:
         return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
 
     @property
+    def hash_block_size(self) -> int:
+        """Tokens that each prompt hash stands for, beyond those before it."""
+        return (
+            int(self.engine.get("hash_block_size") or self.pool.unit_tokens)
+            if self.pool.groups
+            else (self.pool.unit_tokens)
+        )
+
+    @property
     def begins_in_the_middle(self) -> bool:
         """Whether the recorder joined an engine that was at work: what happened before is known in part."""
         return bool(self.extra.get("joined_at_step"))
@@ -80,8 +126,6 @@ class Recording:
     steps: Steps
     schedule: Schedule
     memory: Memory
-    copies: Copies | None = None
-    """Of an engine that offloads blocks to host memory."""
     name: str = ""
     """The folder's name, for titles."""
 

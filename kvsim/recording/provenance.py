@@ -12,6 +12,7 @@ from typing import Any
 from kvsim.contents import META_BYTES, content_of
 from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.recording import unit_runs
+from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta
 from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Pool
 from kvsim.recording.tables import IntArray
@@ -23,6 +24,7 @@ IDENTITY_KEY = b"kvsim_identity"
 _HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
 """Beyond these, numbers of a pool would not fit where its slots and bytes are added up."""
+_GROUPS = "kv_cache_groups"
 _META_KEYS = frozenset(
     (
         "format",
@@ -97,23 +99,24 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         raise RecordingError(f"{file} has source {source}; it should be one of {', '.join(SOURCES)}.")
     engine, model, policy = (_mapping(document, name, file) for name in ("engine", "model", "policy"))
     check_meta(document, file)
-    groups = document.get("kv_cache_groups")
-    if isinstance(groups, list) and len(groups) > 1:
-        raise RecordingError(
-            f"{file} is of a model with {len(groups)} KV-cache groups, and this kvsim reads recordings with one."
-        )
+    pool = _pool(_mapping(document, "pool", file), document.get(_GROUPS), file)
     return Meta(
         source=document["source"],
         engine=engine,
         gpu=str(document.get("gpu") or "unknown GPU"),
         model=model,
         policy=policy,
-        pool=_pool(_mapping(document, "pool", file), file),
+        pool=pool,
         initial_free=_initial_free(document.get("initial_free"), file),
         command=str(document.get("command") or ""),
         created=str(document.get("created") or ""),
         notes=str(document.get("notes") or ""),
-        extra={key: value for key, value in document.items() if key not in _META_KEYS},
+        # One group of full attention says nothing that the pool does not, and is kept as it is.
+        extra={
+            key: value
+            for key, value in document.items()
+            if key not in _META_KEYS and not (key == _GROUPS and pool.groups)
+        },
     )
 
 
@@ -133,6 +136,7 @@ def meta_as_text(meta: Meta, identity: str = "") -> str:
             "first_unit": meta.pool.first_unit,
             "bytes_per_unit": meta.pool.bytes_per_unit,
         },
+        **({_GROUPS: [group.as_meta() for group in meta.pool.groups]} if meta.pool.groups else {}),
         **meta.extra,
         "command": meta.command,
         "created": meta.created,
@@ -173,7 +177,7 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
     return value
 
 
-def _pool(value: Mapping[str, Any], file: Path) -> Pool:
+def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
     def integer(key: str, default: int | None, minimum: int) -> int:
         number = value.get(key, default)
         if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
@@ -185,12 +189,18 @@ def _pool(value: Mapping[str, Any], file: Path) -> Pool:
         return number
 
     num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
-    return Pool(
+    pool = Pool(
         unit_tokens=integer("unit_tokens", None, 1),
         num_units=num_units,
         first_unit=integer("first_unit", 0, 0),
         bytes_per_unit=integer("bytes_per_unit", None, 1),
     )
+    if groups is None:
+        return pool
+    try:
+        return with_groups(pool, groups)
+    except RecordingError as error:
+        raise RecordingError(f"{file}: {error}") from error
 
 
 def _initial_free(value: object, file: Path) -> IntArray | None:

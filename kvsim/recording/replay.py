@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
+from kvsim.recording.group_slots import slots_of_groups, table_groups
 from kvsim.recording.growth import Growth
 from kvsim.recording.ledger import NOBODY, unfold
 from kvsim.recording.model import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.progress import Progress
 from kvsim.recording.rectangle import with_addresses
 from kvsim.recording.tables import IntArray, RequestStatus
@@ -46,6 +47,9 @@ class Replay:
         assert pool.num_units is not None  # with_addresses gave every recording a pool
         self.num_units: int = pool.num_units
         self.unit_tokens = pool.unit_tokens
+        self.unit_slots = pool.unit_slots
+        self.groups = table_groups(pool)
+        """What the tables of each KV-cache group hold; one group of full attention in most models."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
@@ -56,6 +60,7 @@ class Replay:
         self._states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
         self.owner, self.position = self._states.owner, self._states.position
         self.refs, self.cached = self._states.refs, self._states.cached
+        self.group = self._states.group
         self._growth = Growth(self.ledger.tables, self.frame_seq)
         self.frame = -1
         self.seek(0)
@@ -98,13 +103,13 @@ class Replay:
         """Units whose picture may differ between two frames, each once, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
-        first_runs = self._live_first_runs()
-        live = self.ledger.tables.request[first_runs].astype(np.int64)
+        residencies = self._live_residencies()
+        live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
         old, new = (self._computed(live, frame) for frame in (low, high))
         # Where a row ends and is written on, because its batch is, all of it turns into padding.
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = new > old
-        written = self._units_written(first_runs[growing], old[growing], new[growing])
+        written = self._units_written(residencies[growing], old[growing], new[growing])
         grown = self._growth.units_between(low, high) - self.first_unit if len(self._growth) else units[:0]
         units = np.concatenate((units, written, grown))
         if len(units) < self.num_units // 64:
@@ -115,7 +120,8 @@ class Replay:
 
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
-        live: npt.NDArray[np.int64] = self.ledger.tables.request[self._live_first_runs()].astype(np.int64)
+        held = self.ledger.tables.residencies
+        live: npt.NDArray[np.int64] = held.request[self._live_residencies()].astype(np.int64)
         return live
 
     def waiting_requests(self) -> npt.NDArray[np.int64]:
@@ -135,15 +141,23 @@ class Replay:
         waiting: npt.NDArray[np.int64] = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
         return waiting
 
-    def block_table(self, request: int) -> tuple[IntArray, IntArray]:
-        """Logical positions and physical addresses of the units that `request` holds now."""
+    def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
+        """Logical positions and physical addresses of the units that `request` holds now, in one KV-cache group or in
+        all of them.
+        """
         tables = self.ledger.tables
         rows = tables.held(request, int(self.frame_seq[self.frame]))
+        if group is not None:
+            rows = rows[tables.group[rows] == group]
         lengths = tables.length[rows]
         if len(self._growth):
             lengths = self._growth.held_at(self.frame, rows, lengths)
         run, offset = units_of_runs(lengths)
         return tables.position[rows][run] + offset, tables.address[rows][run] + offset
+
+    def computed_at(self, requests: IntArray, frames: IntArray) -> npt.NDArray[np.int64]:
+        """Tokens that each of `requests` has computed at its frame, at which it must hold memory."""
+        return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> npt.NDArray[np.int64]:
         """Tokens computed so far for each of `requests`, which must hold memory."""
@@ -155,6 +169,8 @@ class Replay:
         `units` are indices from 0, in address order. The state `external` of free units is a property of the whole
         pool and the queue, so it is not seen here: such units are `free`.
         """
+        if self.recording.meta.pool.groups:
+            return slots_of_groups(self, units)
         owner, cached = self.owner[units], self.cached[units]
         begin = self.position[units].astype(np.int64) * self.unit_tokens
         held = np.flatnonzero(owner != NOBODY)
@@ -179,27 +195,44 @@ class Replay:
     def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
         return self.progress.computed(requests, min(frame, self.num_frames - 2))
 
-    def _live_first_runs(self) -> npt.NDArray[np.int64]:
-        """The run with which each table of the current frame begins, in order of admission."""
+    def alive(self) -> IntArray:
+        """The runs of `ledger.tables` that are held now."""
+        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
+        return runs
+
+    def _live_residencies(self) -> npt.NDArray[np.int64]:
+        """The requests that hold memory in the current frame, by number of their residency, in order of admission."""
         seq = self.frame_seq[self.frame]
         begin, end = (
             np.searchsorted(self._all_dead_at, seq, "right"),
-            np.searchsorted(self._first_run_birth, seq, "right"),
+            np.searchsorted(self._residency_birth, seq, "right"),
         )
         window = slice(begin, max(begin, end))
-        alive = self.ledger.tables.death_seq[self._first_runs[window]] > seq
-        first_runs: npt.NDArray[np.int64] = self._first_runs[window][alive]
-        return first_runs
+        alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
+        live: npt.NDArray[np.int64] = self._residencies[window][alive]
+        return live
 
     def _units_written(
-        self, first_runs: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+        self, residencies: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """The units in which the slots [old, new) now stand of the tables that begin with `first_runs`."""
+        """The units that change where so many tokens are computed now instead of so many before."""
+        changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
+                   for span in group.changed(old, new)]  # fmt: skip
+        return np.concatenate(changed)
+
+    def _units_between(
+        self, residencies: npt.NDArray[np.int64], group: int, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The units that now stand at [low, high) in the tables of a group."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
-        low, high = old // self.unit_tokens, -(-new // self.unit_tokens)
-        table_key = self._run_key[first_runs]
+        table = self._table_of[residencies, group]
+        has = (table >= 0) & (high > low)
+        table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
         first = np.searchsorted(self._run_key, table_key + low, side="right") - 1
-        last = np.searchsorted(self._run_key, table_key + high, side="left")
+        # A table may begin behind positions that were never held.
+        first = np.maximum(first, np.searchsorted(self._run_key, table_key, side="left"))
+        last = np.maximum(np.searchsorted(self._run_key, table_key + high, side="left"), first)
         span, nth = units_of_runs(last - first)
         rows = first[span] + nth
         # Stepping backward, a table is shorter now than the slots that it had.
@@ -231,14 +264,16 @@ class Replay:
     def _index_tables(self) -> None:
         """What is asked of the tables at every frame, so that no answer takes longer in a longer recording."""
         tables, requests = self.ledger.tables, self.recording.requests
-        begins = tables.position == 0
-        first_runs = np.flatnonzero(begins)
-        # One run per table, in order of admission.
-        self._first_runs: npt.NDArray[np.int64] = first_runs[np.argsort(tables.birth_row[first_runs])]
-        self._first_run_birth = tables.birth_seq[self._first_runs]
-        self._all_dead_at = np.maximum.accumulate(tables.death_seq[self._first_runs])
+        held = tables.residencies
+        self._residencies: npt.NDArray[np.int64] = np.argsort(held.birth_row, kind="stable")
+        self._residency_birth = held.birth_seq[self._residencies]
+        self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
         # Runs ascend by table and then by position, so that any position of any table is found at once.
-        self._run_key: npt.NDArray[np.int64] = np.cumsum(begins) << _POSITION_BITS | tables.position
+        self._run_key: npt.NDArray[np.int64] = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
+        self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
+        first_of_table = np.flatnonzero(is_new(tables.table))
+        whose = np.searchsorted(held.first_run, first_of_table, side="right") - 1
+        self._table_of[whose, tables.group[first_of_table]] = tables.table[first_of_table]
         never = np.iinfo(np.int64).max
         self._first_birth = self._per_request(np.minimum, tables.birth_seq, never)
         # A request that never held memory is still waiting at the end, unless it was refused.

@@ -1,4 +1,4 @@
-"""The tables of a recording, as frozen dataclasses of numpy columns.
+"""The four tables of a recording, as frozen dataclasses of numpy columns.
 
 A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and
 whether a file may leave it out. Reading, writing and checking all follow these declarations.
@@ -25,6 +25,8 @@ IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
 
 
+WHOLE_TABLE = -1
+"""The address of a release that frees a whole table."""
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
 """What a column of texts may take in memory."""
@@ -38,15 +40,6 @@ class RequestStatus(IntEnum):
     ABORTED = 2
     REFUSED = 3
     """Never admitted: no pool of this size, or no model of this length, could have served it."""
-
-
-class CopyKind(IntEnum):
-    """Which way a copy between GPU and host goes; the names in the file are these in lower case."""
-
-    STORE = 0
-    """To the host."""
-    LOAD = 1
-    """From the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
 
 
 class Table:
-    """What the tables have in common."""
+    """What the four tables have in common."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -177,7 +170,7 @@ class Steps(Table):
     could.
     """
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Copied to the host, as the step decided; absent where blocks go to no host memory."""
+    """Copied to the host before the step; absent where there is no host memory to swap to."""
     swapped_in_units: IntArray | None = optional_column("int32")
     """Copied back from there."""
     allocated_bytes: IntArray | None = optional_column("int64")
@@ -223,36 +216,27 @@ class Memory(Table):
     """Units asked for, where the allocator rounded up; `length` where absent."""
     cached: IntArray | None = optional_column("int32")
     """On a release: how many leading units of the table keep a prefix that could be hit."""
+    group: IntArray | None = optional_column("int32")
+    """The KV-cache group whose table changed; 0 where absent. Evictions concern no table."""
     repeat: IntArray | None = optional_column("int32")
     """On an append: the row holds for so many consecutive steps, each adding `length` units behind those before."""
+
+    @property
+    def groups(self) -> IntArray:
+        """The KV-cache group of each row; 0 where the file does not say."""
+        return np.zeros(len(self.step), np.int32) if self.group is None else self.group
+
+    @property
+    def ends(self) -> IntArray:
+        """The rows in which requests give back whole tables; of several groups, given back together, the last."""
+        rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
+        if self.group is None or not len(rows):
+            return rows
+        moments = np.stack((self.request[rows].astype(np.int64), self.seq[rows]))
+        _, last = np.unique(moments[:, ::-1], axis=1, return_index=True)
+        return np.sort(rows[::-1][last])
 
     @classmethod
     def empty(cls) -> Memory:
         """No changes at all, for engines whose memory has no addresses."""
         return cls(**{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Copies(Table):
-    """One row per block that is copied between GPU and host, in the order in which copies are reported to be done.
-
-    Inside one copy the rows stand in the order in which the host memory became idle, which decides what is evicted.
-    Those that are never reported come last.
-    """
-
-    name: ClassVar[str] = "copies"
-
-    copy: IntArray = column("int32")
-    """Number of the copy: copies are numbered in the order in which they are decided."""
-    kind: IntArray = column("uint8", names=CopyKind)
-    request: IntArray = column("int32")
-    begun_step: IntArray = column("int32")
-    """The step that decided it."""
-    awaited_step: IntArray = column("int32")
-    """The first step that had to wait for it, because it took blocks that were still being copied; -1 for none."""
-    reported_step: IntArray = column("int32")
-    """The step with whose output it was reported to be done; -1 where the recording ends before."""
-    address: IntArray = column("int32")
-    """The block on the GPU."""
-    slot: IntArray = column("int32")
-    """The block on the host; it may have room for several of the GPU's."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from kvsim.recording.keyframes import Keyframes, carry_out
+from kvsim.recording.keyframes import Columns, Keyframes, carry_out
 from kvsim.recording.ledger import NOBODY, Ledger
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
@@ -30,6 +30,8 @@ class UnitStates(ABC):
         self.position = np.zeros(num_units, np.int32)
         self.refs = np.zeros(num_units, np.int32)
         self.cached = np.zeros(num_units, np.bool_)
+        self.group = np.zeros(num_units if ledger.group is not None else 0, np.int16)
+        """The KV-cache group of the table that holds each unit; empty where a model has one."""
         self._op = 0
 
     @staticmethod
@@ -69,7 +71,9 @@ class SingleUnits(UnitStates):
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
-        self._columns = (self.owner, self.position, self.refs, self.cached)
+        self._columns: Columns = (self.owner, self.position, self.refs, self.cached)
+        if ledger.group is not None:
+            self._columns = (*self._columns, self.group)
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002

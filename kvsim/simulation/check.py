@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.extents import rounded
+from kvsim.engine.groups import num_unread_tokens
+from kvsim.engine.memory import expired_slots
 from kvsim.engine.records import column
-from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, TIERED, Engine
+from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, Engine
+from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from kvsim.engine.driver import Driver
-
-
-_OF_BLOCKS = (PAGED, TIERED)
 
 
 def check(driver: Driver) -> None:
@@ -31,7 +34,7 @@ def check(driver: Driver) -> None:
     if memory == RECTANGULAR:
         _check_rectangle(engine)
         return
-    if memory in _OF_BLOCKS:
+    if memory == PAGED:
         _check_blocks(driver)
     else:
         _check_extents(driver)
@@ -39,23 +42,58 @@ def check(driver: Driver) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Where every slot goes now, counted sequence by sequence."""
+    """Where every slot goes now, counted block by block or extent by extent."""
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    slots = np.zeros(NUM_STATES, np.int64)
-    held = 0
-    for node in driver.holders():
-        sequence = engine.sequences[node]
-        length, full = _num_units(driver, node) * settings.unit_tokens, sequence.full_tokens
-        requested = length if settings.memory in _OF_BLOCKS else sequence.requested
-        computed = _num_computed(driver, node)
-        slots += split_extent(0, length, full=max(full, computed), computed=computed, requested=requested)
-        held += length
-    used = (settings.num_units - state.num_free) * settings.unit_tokens
-    slots[SlotState.TOKEN] -= held - used  # several tables may list a block that the pool has once
-    slots[SlotState.CACHED] = state.num_cached * settings.unit_tokens
-    slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_tokens
+    slots = _held_in_blocks(driver) if settings.memory == PAGED else _held_in_extents(driver)
+    slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
+    slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
+
+
+def _held_in_extents(driver: Driver) -> npt.NDArray[np.int64]:
+    slots = np.zeros(NUM_STATES, np.int64)
+    for node in driver.running():
+        sequence = driver.engine.sequences[node]
+        computed, requested = int(sequence.computed + sequence.rejected), int(sequence.requested)
+        full = max(int(sequence.full_tokens), computed)
+        slots += split_extent(0, int(sequence.num_units), full=full, computed=computed, requested=requested)
+    return slots
+
+
+def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
+    """The same for blocks: each stands in one place, whoever lists it, and is as live as its liveliest holder says."""
+    engine = driver.engine
+    unit_slots = engine.settings[0].unit_slots
+    contents: dict[int, tuple[int, int, int]] = {}
+    """Slots written, of these expired, and not written yet, of every block that is held."""
+    for node in driver.running():
+        sequence = engine.sequences[node]
+        computed = sequence.computed + sequence.rejected
+        for number in range(engine.settings[0].num_groups):
+            group = engine.groups[number]
+            blocks = driver.blocks(node, number)
+            skipped = num_unread_tokens(engine, number, sequence.computed)
+            for index, block in enumerate(blocks):
+                if block == NULL_BLOCK:
+                    continue
+                if group.state_slots:
+                    written, left = group.state_slots, 0
+                    expired = written * (index < len(blocks) - 1)
+                else:
+                    begin, end = index * group.block_size, (index + 1) * group.block_size
+                    written = max(min(computed, end) - begin, 0) * group.token_slots
+                    left = max(min(sequence.full_tokens, end) - max(begin, computed), 0) * group.token_slots
+                    expired = max(min(skipped, computed, end) - begin, 0) * group.token_slots
+                before = contents.get(block, (0, unit_slots, unit_slots))
+                contents[block] = (max(written, before[0]), min(expired, before[1]), min(left, before[2]))
+    slots = np.zeros(NUM_STATES, np.int64)
+    for written, expired, left in contents.values():
+        slots[SlotState.TOKEN] += written - expired
+        slots[SlotState.EXPIRED] += expired
+        slots[SlotState.RESERVED] += left
+        slots[SlotState.INTERNAL] += unit_slots - written - left
+    return slots
 
 
 def _check_blocks(driver: Driver) -> None:
@@ -63,7 +101,9 @@ def _check_blocks(driver: Driver) -> None:
     engine = driver.engine
     state, refs, keys = engine.state[0], column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
-    held = Counter(block for node in driver.holders() for block in driver.table(node))
+    groups = range(engine.settings[0].num_groups)
+    listed = (block for node in driver.running() for group in groups for block in driver.blocks(node, group))
+    held = Counter(block for block in listed if block != NULL_BLOCK)
     expected = np.zeros(len(refs), np.int64)
     expected[[*held]] = [*held.values()]
     if len(queue) != state.num_free or len(np.unique(queue)) != len(queue) or (refs[queue] != 0).any():
@@ -98,39 +138,27 @@ def _check_extents(driver: Driver) -> None:
 
 
 def _check_totals(driver: Driver) -> None:
-    """The totals that are kept from change to change equal those of a count, and the states add up to the pool."""
+    """The totals that are kept from change to change say what a count says, and the states add up to the pool."""
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    holders = driver.holders()
-    unit_tokens = settings.unit_tokens if settings.memory in _OF_BLOCKS else 1
-    held = [_num_units(driver, node) * unit_tokens for node in holders]
-    asked = held if settings.memory in _OF_BLOCKS else [engine.sequences[node].requested for node in holders]
-    counted = {
-        "written": sum(_num_computed(driver, node) for node in holders),
-        "requested": sum(asked),
-        "useful": sum(
-            min(slots, engine.sequences[node].full_tokens) for slots, node in zip(asked, holders, strict=True)
-        ),
-        "rounding": sum(held) - sum(asked),
+    counted = breakdown(driver)
+    counted.check(settings.num_units * settings.unit_slots)
+    held = (settings.num_units - state.num_free) * settings.unit_slots
+    shared, expired = shared_slots(engine), expired_slots(engine)
+    listed_twice = state.requested + state.rounding - held
+    totals = {
+        SlotState.TOKEN: state.written - shared - expired,
+        SlotState.EXPIRED: expired,
+        SlotState.EXTERNAL: state.rounding,
     }
-    for name, value in counted.items():
-        if getattr(state, name) != value:
-            raise IntegrityError(f"{value} slots are {name}, and the running total is {getattr(state, name)}.")
-    breakdown(driver).check(settings.num_units * settings.unit_tokens)
-
-
-def _num_units(driver: Driver, node: int) -> int:
-    """Units that nobody else is given because of a sequence, null blocks included."""
-    memory = driver.engine.settings[0].memory
-    return len(driver.table(node)) if memory == TIERED else int(driver.sequence(node).num_units)
-
-
-def _num_computed(driver: Driver, node: int) -> int:
-    """Slots that a sequence has written and that are not free."""
-    sequence = driver.sequence(node)
-    if sequence.num_units == 0:  # its blocks are not free yet
-        return int(driver.engine.host.asked[node].dead_tokens)
-    return int(sequence.computed + sequence.rejected)
+    if not settings.lookahead_tokens:  # drafts may be written beyond the last token
+        totals[SlotState.RESERVED] = state.useful - state.written
+        totals[SlotState.INTERNAL] = state.requested - state.useful - (listed_twice - shared)
+    for slot_state, value in totals.items():
+        if counted[slot_state] != value:
+            raise IntegrityError(
+                f"{counted[slot_state]} slots are {slot_state.name.lower()}, and by the running totals {value}."
+            )
 
 
 def _check_rectangle(engine: Engine) -> None:

@@ -9,19 +9,20 @@ from kvsim.engine.packing import Demand
 from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
 from kvsim.errors import BudgetError, WorkloadError
 from kvsim.importers.recordings import HASH_TOKENS
+from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Paged, Policy
 from kvsim.workload import Ragged, Workload
 
 
-def demand_of(workload: Workload, policy: Policy, *, recording: bool) -> Demand:
+def demand_of(workload: Workload, policy: Policy, layout: KVCacheLayout | None, *, recording: bool) -> Demand:
     """What `workload` asks of an engine. Prompts have keys where a cache looks them up or a recording lists them."""
     prompt = workload.prompt_tokens.astype(np.int64)
     # An answer that would run past the longest sequence is cut there, and so is the limit on it.
     longest = np.maximum(policy.max_model_len - prompt, 1)
-    caching = isinstance(policy, Paged) and (policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0)
+    caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
-        keys = prompt_keys(workload, hash_tokens(workload, policy))
+        keys = prompt_keys(workload, hash_tokens(workload, policy, layout))
     return Demand(
         prompt=prompt,
         output=np.minimum(workload.output_tokens, longest),
@@ -33,7 +34,13 @@ def demand_of(workload: Workload, policy: Policy, *, recording: bool) -> Demand:
 
 
 def refused(
-    workload: Workload, demand: Demand, policy: Policy, num_units: int, *, refuse_misfits: bool
+    workload: Workload,
+    demand: Demand,
+    policy: Policy,
+    layout: KVCacheLayout | None,
+    num_units: int,
+    *,
+    refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
     """The requests that could never be served, if such requests may be refused.
 
@@ -42,7 +49,7 @@ def refused(
         BudgetError: one needs more than the whole pool, and may not be refused.
     """
     too_long = demand.prompt >= policy.max_model_len
-    misfits = np.asarray(too_long | demand.misfits(policy, num_units))
+    misfits = np.asarray(too_long | demand.misfits(policy, num_units, layout))
     if refuse_misfits or not misfits.any():
         return misfits
     row = int(np.argmax(misfits))
@@ -59,20 +66,27 @@ def refused(
     )
 
 
-def hash_tokens(workload: Workload, policy: Policy) -> int:
+def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
     """Tokens that each prompt hash of a recording stands for.
 
     Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
     """
-    return policy.unit_tokens if isinstance(policy, Paged) else workload.hash_unit_tokens
+    if not isinstance(policy, Paged):
+        return workload.hash_unit_tokens
+    if layout is None or layout.is_uniform or not policy.cache.enable_prefix_caching:
+        return policy.unit_tokens
+    return layout.hash_block_size
 
 
-def recorded_hashes(workload: Workload, policy: Policy, demand: Demand) -> Ragged[np.int64]:
+def recorded_hashes(
+    workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand
+) -> Ragged[np.int64]:
     """What a recording says of every prompt: all keys of those of which anything is known."""
-    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy))
+    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy, layout))
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """What a recording should say of its prompt hashes: nothing, where each is of a unit of the pool."""
-    tokens = hash_tokens(workload, policy)
-    return {HASH_TOKENS: tokens} if tokens != policy.unit_tokens and knows_prefixes(workload) else {}
+    """What a recording should say of its prompt hashes: nothing, where its engine or its pool says it."""
+    tokens = workload.hash_unit_tokens
+    is_told = isinstance(policy, Paged) or tokens == policy.unit_tokens
+    return {} if is_told or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

@@ -46,6 +46,10 @@ class Frame(NamedTuple):
     """Of the waiting sequences, those that wait for a place in the batch."""
     kept_by_tokens: float
     """Of them, those that wait for tokens of the step."""
+    shared: float
+    """Written slots that are counted once too often, because several tables list their block."""
+    expired: float
+    """Written slots whose tokens no later step reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +81,7 @@ class Measured:
             start_s=steps.start_s[some],
             scheduled=steps.num_scheduled[some].astype(np.int64),
             waiting=steps.waiting[some].astype(np.int64),
-            held_slots=((pool.num_units or 0) - steps.free_units[some].astype(np.int64)) * pool.unit_tokens,
+            held_slots=((pool.num_units or 0) - steps.free_units[some].astype(np.int64)) * pool.unit_slots,
         )
         return cls(meta=recording.meta, requests=recording.requests, summary=summarize(recording), timeline=timeline)
 
@@ -93,14 +97,15 @@ class Measured:
 
 
 def shares_of(mean: Frame, capacity_slots: int) -> WasteShares:
-    """The seven states of a pool, which follow from the mean totals as in `kvsim.metrics.waste`."""
+    """The eight states of a pool, which follow from the mean totals as in `kvsim.metrics.waste`."""
     held = capacity_slots - mean.free
     slots = np.zeros((2, NUM_STATES))
     listed_twice = mean.requested + mean.rounding - held  # blocks that several tables share
-    slots[:, SlotState.TOKEN] = mean.written - listed_twice
+    slots[:, SlotState.TOKEN] = mean.written - mean.shared - mean.expired
     slots[:, SlotState.RESERVED] = mean.useful - mean.written
-    slots[:, SlotState.INTERNAL] = mean.requested - mean.useful - mean.padding
+    slots[:, SlotState.INTERNAL] = mean.requested - mean.useful - mean.padding - (listed_twice - mean.shared)
     slots[:, SlotState.PADDING] = mean.padding
+    slots[:, SlotState.EXPIRED] = mean.expired
     slots[:, SlotState.CACHED] = mean.cached
     slots[:, SlotState.EXTERNAL] = mean.rounding + mean.unusable
     slots[:, SlotState.FREE] = mean.free - mean.cached - mean.unusable

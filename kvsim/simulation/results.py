@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.records import column, fill
-from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, TIERED, Engine
+from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, Engine
 from kvsim.metrics import Limits
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
-from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 from kvsim.simulation.measured import Frame, Measured
 from kvsim.simulation.sums import Sums
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
-if TYPE_CHECKING:
-    from kvsim.engine.records import Records, Step
-
-_TOGETHER = 512
-"""Steps that are added up at once: slices of a closed loop have few, and adding up costs most by the slice."""
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
 """What `Sequence.open_row` says where there is none."""
@@ -52,41 +47,26 @@ class Totals:
 
     def __init__(self, pool: Pool) -> None:
         assert pool.num_units is not None
-        self._unit_tokens = pool.unit_tokens
-        self._sums = Sums(pool.num_units * pool.unit_tokens)
+        self._unit_slots = pool.unit_slots
+        self._sums = Sums(pool.num_units * pool.unit_slots)
         self._limits: Limits | None = None
-        self._kept: list[npt.NDArray[Any]] = []
-        self._num_kept = 0
         self._computed_tokens = self._swapped_out = self._swapped_in = 0
 
     def take(self, engine: Engine) -> None:
-        """Add the steps of a slice: later, with those of the next slices, where they are few and can be kept."""
-        if self._limits is None:
-            self._limits = _limits_of(engine)
+        """Add the steps of a slice."""
         if num_steps := _num_steps(engine):
-            if isinstance(engine.steps, np.ndarray):
-                self._kept.append(engine.steps[:num_steps].copy())
-                self._num_kept += num_steps
-                if self._num_kept >= _TOGETHER:
-                    self._add_kept()
-            else:
-                self._add(engine.steps, num_steps)
+            self._add(engine, num_steps)
         if num_outputs := _num_outputs(engine):
             self._sums.end_s = float(engine.outputs[num_outputs - 1].time_s)
 
-    def _add_kept(self) -> None:
-        """Add the steps that were kept, if there are any."""
-        if self._kept:
-            self._add(cast("Records[Step]", np.concatenate(self._kept)), self._num_kept)
-        self._kept, self._num_kept = [], 0
-
-    def _add(self, steps: Records[Step], num_steps: int) -> None:
+    def _add(self, engine: Engine, num_steps: int) -> None:
         def of(name: str) -> Any:
-            return column(steps, name, num_steps)
+            return column(engine.steps, name, num_steps)
 
-        assert self._limits is not None
-        unit_tokens, free, unusable = self._unit_tokens, of("free_units"), of("unusable_units")
+        unit_slots, free, unusable = self._unit_slots, of("free_units"), of("unusable_units")
         waiting, tokens = of("waiting"), of("num_tokens")
+        if self._limits is None:
+            self._limits = _limits_of(engine)
         kept: tuple[Any, Any] = self._limits.keeping(waiting, of("running"), tokens)
         frame = Frame(
             scheduled=of("num_scheduled"),
@@ -96,9 +76,11 @@ class Totals:
             requested=of("requested"),
             useful=of("useful"),
             rounding=of("rounding"),
-            free=free * unit_tokens,
-            cached=of("cached_units") * unit_tokens,
-            unusable=np.minimum(unusable, free) * unit_tokens,
+            free=free * unit_slots,
+            cached=of("cached_units") * unit_slots,
+            unusable=np.minimum(unusable, free) * unit_slots,
+            shared=of("shared"),
+            expired=of("expired"),
             kept_by_batch=kept[0],
             kept_by_tokens=kept[1],
         )
@@ -110,11 +92,10 @@ class Totals:
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
-        self._add_kept()
         num_late = engine.state[0].num_late
         for index in range(num_late):
             times = engine.times[int(engine.lists[index].late)]
-            times.late_slot_s += self._sums.end_s - times.late_since_s
+            times.late_slot_s += times.late_slots * self._sums.end_s - times.late_since_s
         held_s = column(engine.times, "late_slot_s")
         return self._sums.summarize(
             meta, name, requests, useless_slot_s=float(held_s[held_s > 0].sum()),
@@ -140,8 +121,6 @@ class Tables:
         self._take_steps(engine)
         self._take_memory(engine)
         self._take_schedule(engine)
-        if engine.settings[0].memory == TIERED:
-            self._take_copies(engine)
 
     def finish(self, requests: Requests) -> None:
         """Hand over the requests; the run is over."""
@@ -161,7 +140,7 @@ class Tables:
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
         optional = {}
-        if engine.settings[0].host_blocks or engine.settings[0].memory == TIERED:
+        if engine.settings[0].host_blocks:
             optional = {
                 "swapped_out_units": steps["swapped_out"].astype(np.int32),
                 "swapped_in_units": steps["swapped_in"].astype(np.int32),
@@ -190,6 +169,7 @@ class Tables:
             return column(engine.memory_rows, name, engine.state[0].num_memory_rows)
 
         repeat = {"repeat": of("repeat")} if engine.rectangle[0].stride else {}
+        group = {"group": of("group")} if engine.settings[0].num_groups > 1 else {}
         self._builder.append(
             Memory(
                 seq=of("seq"),
@@ -202,15 +182,9 @@ class Tables:
                 requested=of("requested"),
                 cached=of("cached"),
                 **repeat,
+                **group,
             )
         )
-
-    def _take_copies(self, engine: Engine) -> None:
-        """Hand over the copies between GPU and host that were reported in the slice."""
-        host = engine.host
-        columns = {name: column(host.copy_rows, name, host.state[0].num_copy_rows) for name, _ in Copies.columns()}
-        columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
-        self._builder.append(Copies(**columns))
 
     def _take_schedule(self, engine: Engine) -> None:
         """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""

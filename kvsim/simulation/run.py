@@ -24,11 +24,12 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.extrapolation import Watched, provenance
 from kvsim.hardware import GIB, Gpu
 from kvsim.kernels import Batch, KernelsSeen
+from kvsim.kv_groups import CacheSettings, KVCacheLayout, cache_layout
 from kvsim.models import Model
 from kvsim.policies import Paged, Policy, Static, describe
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
-from kvsim.simulation.demand import demand_of, provenance_of_hashes, recorded_hashes, refused
+from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, may_compile
 from kvsim.simulation.results import Tables, Totals, largest_shape, requests_of, rows_of, with_hashes
@@ -58,29 +59,81 @@ class Machine:
             f"times: {self.step_time.label.partition(';')[0]}>"
         )
 
+    def layout(self, policy: Policy) -> KVCacheLayout | None:
+        """The KV-cache groups of the model in the blocks of `policy`; None where its memory has no blocks.
+
+        Raises:
+            UsageError: vLLM could not serve the model with such blocks.
+        """
+        if not isinstance(policy, Paged):
+            return None
+        layout = cache_layout(
+            self.model,
+            CacheSettings(
+                max_model_len=policy.max_model_len,
+                max_num_batched_tokens=policy.scheduler.max_num_batched_tokens,
+                block_size=policy.cache.block_size,
+                enable_prefix_caching=policy.cache.enable_prefix_caching,
+                hybrid_manager=policy.cache.hybrid_manager and not policy.cache.uniform_cache,
+                uniform=policy.cache.uniform_cache,
+            ),
+        )
+        if policy.cache.enable_prefix_caching:
+            _check_hashes(self.model, layout)
+        return layout
+
     def pool(self, policy: Policy) -> Pool:
         """The pool that `policy` makes of the memory.
 
         Raises:
             BudgetError: not even one unit fits, or more than `MAX_UNITS`.
+            UsageError: vLLM could not serve the model with such blocks.
         """
-        bytes_per_unit = policy.unit_tokens * self.model.kv_bytes_per_token
+        layout = self.layout(policy)
+        if layout is None:
+            _check_tokens(self.model, policy)
+        unit_tokens, bytes_per_unit = policy.unit_tokens, policy.unit_tokens * self.model.kv_bytes_per_token
+        if layout is not None:
+            unit_tokens, bytes_per_unit = layout.scheduler_block_size, layout.bytes_per_block
         num_units = self.kv_bytes // bytes_per_unit
         first_unit = 0
         if isinstance(policy, Paged):  # block 0 exists and is never handed out
             num_units, first_unit = num_units - 1, 1
         if num_units < 1:
             raise BudgetError(
-                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {policy.unit_tokens} tokens of "
+                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {unit_tokens} tokens of "
                 f"{self.model.name}, which takes {bytes_per_unit} bytes; give it more memory."
             )
         if num_units > MAX_UNITS:
             raise BudgetError(
-                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {policy.unit_tokens} tokens of "
+                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {unit_tokens} tokens of "
                 f"{self.model.name}, and a pool may have {MAX_UNITS:,}; give it less memory or larger units."
             )
         return Pool(
-            unit_tokens=policy.unit_tokens, num_units=num_units, first_unit=first_unit, bytes_per_unit=bytes_per_unit
+            unit_tokens=unit_tokens,
+            num_units=num_units,
+            first_unit=first_unit,
+            bytes_per_unit=bytes_per_unit,
+            groups=layout.groups if layout is not None and (layout.has_windows or not layout.is_uniform) else (),
+        )
+
+
+def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
+    """Refuse groups whose prefixes vLLM cannot hash: it stops when it starts."""
+    hashed, sizes = layout.hash_block_size, [group.block_size for group in layout.groups]
+    if any(size % hashed for size in sizes):
+        raise UsageError(
+            f"prefixes of {model.name} cannot be cached: vLLM hashes {hashed:,} tokens at a time, and the blocks of "
+            f"its groups hold {', '.join(map(str, sizes))}; leave --prefix-caching out, or choose another --block-size."
+        )
+
+
+def _check_tokens(model: Model, policy: Policy) -> None:
+    """Refuse what would come out wrong: where memory is handed out by tokens, a recurrent state has no place."""
+    if model.recurrent_layers:
+        raise UsageError(
+            f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
+            f"{policy.name} policy hands out memory by tokens; take the paged one."
         )
 
 
@@ -206,10 +259,10 @@ class Run:
     ) -> None:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
-        self.pool = machine.pool(policy)
+        self.pool, self._layout = machine.pool(policy), machine.layout(policy)
         self.name = f"{policy.name}-{workload.name}"
         self._environment = simpy.Environment()
-        self._demand = demand_of(workload, policy, recording=bool(builders))
+        self._demand = demand_of(workload, policy, self._layout, recording=bool(builders))
         users = _users(options)
         source: Source
         if users is not None:
@@ -227,7 +280,7 @@ class Run:
     def finish(self) -> list[Measured]:
         """Run to the end and return what it adds up to, for each server."""
         self._environment.run()
-        hashes = recorded_hashes(self.workload, self.policy, self._demand)
+        hashes = recorded_hashes(self.workload, self.policy, self._layout, self._demand)
         return [replica.finish(self.workload, hashes, self.meta(), self.name) for replica in self._replicas]
 
     def meta(self) -> Meta:
@@ -236,7 +289,8 @@ class Run:
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         return Meta(
             source="simulation",
-            engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated},
+            engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
+            | ({"hash_block_size": hash_tokens(self.workload, self.policy, self._layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
             policy=describe(self.policy),
@@ -258,10 +312,15 @@ class Run:
             num_units,
             machine.step_time,
             refused=refused(
-                self.workload, self._demand, policy, num_units, refuse_misfits=options.get("refuse_misfits", False)
+                self.workload,
+                self._demand,
+                policy,
+                self._layout,
+                num_units,
+                refuse_misfits=options.get("refuse_misfits", False),
             ),
+            layout=self._layout,
             unit_bytes=self.pool.bytes_per_unit,
-            num_gpus=machine.model.tensor_parallel_size,
             answers=answers,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -43,11 +44,34 @@ class Request:
         return self.status.name.startswith("FINISHED")
 
 
+@dataclass(frozen=True)
+class FullAttentionSpec:
+    """vLLM's description of a layer, as far as it is looked at."""
+
+    block_size: int = BLOCK
+    page_size_padded: int | None = None
+    page_size_bytes: int = 64
+
+
+class CrossAttentionSpec(FullAttentionSpec):
+    """A layer whose blocks are not followed."""
+
+
+class FullAttentionManager:
+    """The tables of one group."""
+
+    def __init__(self, tables: dict[str, list[Any]]) -> None:
+        self.num_cached_block: dict[str, int] = {}
+        self.req_to_blocks = tables
+
+
 class Pool:
     """A free queue of blocks."""
 
+    hash_block_size = BLOCK
+
     def __init__(self) -> None:
-        self.free = [SimpleNamespace(block_id=number) for number in range(1, NUM_BLOCKS)]
+        self.free = [SimpleNamespace(block_id=number, is_null=False) for number in range(1, NUM_BLOCKS)]
         self.free_block_queue = SimpleNamespace(get_all_free_blocks=lambda: list(self.free))
 
     def get_num_free_blocks(self) -> int:
@@ -59,13 +83,12 @@ class Pool:
 
 
 class Manager:
-    """A KV-cache manager of one group, or of several that it only counts."""
+    """A KV-cache manager of one group."""
 
-    def __init__(self, num_groups: int) -> None:
-        self.num_kv_cache_groups, self.block_pool = num_groups, Pool()
+    def __init__(self) -> None:
+        self.block_pool = Pool()
         self.tables: dict[str, list[Any]] = {}
-        single = SimpleNamespace(num_cached_block={})
-        self.coordinator = SimpleNamespace(single_type_managers=[single] * num_groups)
+        self.coordinator = SimpleNamespace(single_type_managers=[FullAttentionManager(self.tables)])
 
     def allocate_slots(self, request: Request, num_tokens: int) -> Any:
         table = self.tables.setdefault(request.request_id, [])
@@ -83,8 +106,12 @@ class Manager:
 class Scheduler:
     """Everything that is waiting runs, one token each after its prompt, until there is no room."""
 
-    def __init__(self, num_groups: int = 1) -> None:
-        self.kv_cache_manager, self.block_size = Manager(num_groups), BLOCK
+    def __init__(self, spec: FullAttentionSpec | None = None) -> None:
+        self.kv_cache_manager, self.block_size = Manager(), BLOCK
+        group = SimpleNamespace(kv_cache_spec=spec or FullAttentionSpec(), layer_names=["layer"])
+        self.kv_cache_config = SimpleNamespace(
+            kv_cache_groups=[group], kv_cache_tensors=[SimpleNamespace(size=64 * NUM_BLOCKS)], num_blocks=NUM_BLOCKS
+        )
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.skipped_waiting: list[Request] = []
@@ -175,10 +202,10 @@ def test_what_the_engine_did_is_what_the_recording_says(tmp_path: Path) -> None:
     assert recording.steps.free_units.tolist()[:2] == [5, 3]
 
 
-def test_a_model_with_several_groups_is_not_recorded_wrongly(tmp_path: Path) -> None:
-    recorder = SchedulerRecorder(Scheduler(num_groups=2))
+def test_a_model_whose_blocks_are_not_followed_is_not_recorded_wrongly(tmp_path: Path) -> None:
+    recorder = SchedulerRecorder(Scheduler(CrossAttentionSpec()))
     sink = FileSink(tmp_path / "run")
-    with pytest.raises(RecordingError, match="has 2 KV-cache groups"):
+    with pytest.raises(RecordingError, match="has layers of vLLM's CrossAttentionSpec"):
         recorder.start(sink, META)
     assert recorder.sink is None
     sink.close()
@@ -221,13 +248,13 @@ def vllm_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("kvsim.capture.vllm", None)
 
 
-def test_a_server_with_several_groups_serves_and_is_told(
+def test_a_server_that_cannot_be_recorded_serves_and_is_told(
     vllm_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(vllm_module, "describe", lambda _: META)
     monkeypatch.setenv("KVSIM_RECORD", str(tmp_path / "run"))
-    scheduler = vllm_module.RecordingScheduler(num_groups=3)
-    assert "nothing is recorded: the model has 3 KV-cache groups" in caplog.text
+    scheduler = vllm_module.RecordingScheduler(CrossAttentionSpec())
+    assert "nothing is recorded: the model has layers of vLLM's CrossAttentionSpec" in caplog.text
     scheduler.add_request(Request("a", 6, 1))
     scheduler.update_from_output(scheduler.schedule(), None)
     assert scheduler.requests["a"].is_finished()

@@ -24,9 +24,6 @@ _HOST = "engine/host_swap.py"
 _SPECULATION = "engine/speculation.py"
 _STATIC = "engine/static_batch.py"
 _TOTALS = "engine/totals.py"
-_TIERED = "engine/tiered.py"
-_OFFLOAD = "engine/offload.py"
-_SLOTS = "engine/host_pool.py"
 _CONFORMANCE = "conformance/oracle.py"
 
 
@@ -339,8 +336,8 @@ MUTATIONS = (
     Mutation(
         "admission forgets what it scheduled",
         _SCHEDULER,
-        "        state.written += computed\n        _put_into_batch(engine, node, num_tokens)\n        budget -= num_tokens\n",
-        "        state.written += computed\n        _put_into_batch(engine, node, num_tokens)\n",
+        "        state.written += computed * settings.token_slots\n        _put_into_batch(engine, node, num_tokens)\n        budget -= num_tokens\n",
+        "        state.written += computed * settings.token_slots\n        _put_into_batch(engine, node, num_tokens)\n",
     ),
     Mutation(
         "an admitted request runs before the others",
@@ -357,7 +354,7 @@ MUTATIONS = (
     Mutation(
         "hits are computed again",
         _SCHEDULER,
-        "        sequence.computed = computed\n        state.written += computed\n",
+        "        sequence.computed = computed\n        state.written += computed * settings.token_slots\n",
         "        sequence.computed = 0\n",
     ),
     # Queues.
@@ -614,7 +611,7 @@ MUTATIONS = (
     Mutation(
         "the slot of a late stop counts as useful although it stays empty",
         _TOTALS,
-        "        times.late_slot_s += time_s - times.late_since_s\n",
+        "        times.late_slot_s += times.late_slots * time_s - times.late_since_s\n",
         "",
     ),
     Mutation(
@@ -721,149 +718,83 @@ MUTATIONS = (
         "        journal.prolong(engine, node, launched - since)\n",
         "        pass\n",
     ),
-    # The second tier.
+    # KV-cache groups.
     Mutation(
-        "a victim's blocks are free at once, although a step under way may write to them",
-        _TIERED,
-        "if asked.last_step <= host.state[0].num_steps_processed or not engine.settings[0].ahead:",
-        "if True:",
+        "a window reads one token more",
+        _GROUPS,
+        "        return max(0, computed - window + 1)\n    if kind == CHUNKED_LOCAL",
+        "        return max(0, computed - window)\n    if kind == CHUNKED_LOCAL",
     ),
     Mutation(
-        "blocks are free when the step before the last is processed",
-        _TIERED,
-        "host.state[0].num_steps_begun, sequence.computed",
-        "host.state[0].num_steps_begun - 1, sequence.computed",
+        "a chunk is never left",
+        _GROUPS,
+        "        return computed // window * window\n",
+        "        return 0\n",
     ),
     Mutation(
-        "an empty step counts among those that must be processed",
-        _TIERED,
-        "    if not engine.launched[launched].computes:\n        return\n",
-        "",
+        "a state is given back as soon as the next is computed",
+        _GROUPS,
+        "    if kind == MAMBA:\n        return max(0, computed - 1)\n",
+        "    if kind == MAMBA:\n        return max(0, computed)\n",
     ),
     Mutation(
-        "who was set aside comes behind the queue",
-        _TIERED,
-        "    if host.num_looked_at < host.num_set_aside:\n        return engine.host.set_aside[host.num_looked_at]\n    return engine.sequences[HEAD].next",
-        "    if engine.sequences[HEAD].next != HEAD or host.num_looked_at >= host.num_set_aside:\n        return engine.sequences[HEAD].next\n    return engine.host.set_aside[host.num_looked_at]",
-        also=(
-            (
-                "    host, state = engine.host.state[0], engine.state[0]\n    if host.num_looked_at < host.num_set_aside:\n        host.num_looked_at += 1",
-                "    host, state = engine.host.state[0], engine.state[0]\n    if engine.host.asked[node].is_set_aside:\n        host.num_looked_at += 1",
-            ),
-        ),
-    ),
-    Mutation(
-        "an aborted load gives back its blocks at once",
-        _TIERED,
-        "if sequence.num_units == 0 or (sequence.status == LOADING and asked.num_jobs > 0):",
-        "if sequence.num_units == 0:",
-    ),
-    Mutation(
-        "a sequence with unfinished copies is looked up all the same",
-        _OFFLOAD,
-        "    if asked.num_jobs > 0:\n        return LATER\n    found",
-        "    found",
-    ),
-    Mutation(
-        "a lookup leaves the order of evictions alone",
-        _OFFLOAD,
-        "    _touch(engine, node)\n    return found",
-        "    return found",
-    ),
-    Mutation(
-        "a store leaves the order of evictions alone",
-        _OFFLOAD,
-        "            last = _write(engine, node, index, job, last)\n    _touch(engine, node)\n",
-        "            last = _write(engine, node, index, job, last)\n",
-    ),
-    Mutation(
-        "a load reserves nothing for prompts under way",
-        _OFFLOAD,
-        "if needed > free - _num_reserved(engine):",
-        "if needed > free:",
-    ),
-    Mutation(
-        "less than a host block is loaded",
-        _OFFLOAD,
-        "    if end * slot_tokens - hit_tokens < slot_tokens:\n        return 0\n",
-        "",
-    ),
-    Mutation(
-        "a block that another sequence loads is loaded again",
-        _OFFLOAD,
-        "return LATER if is_read and engine.settings[0].prefix_caching else",
-        "return",
-    ),
-    Mutation(
-        "what is being written is loaded",
-        _OFFLOAD,
-        "    if is_written:\n        return LATER\n",
-        "",
-    ),
-    Mutation(
-        "a whole prompt that was loaded leaves nothing to compute first",
-        _OFFLOAD,
-        "if sequence.computed == sequence.num_tokens:",
-        "if sequence.computed >= 0:",
-    ),
-    Mutation(
-        "blocks that were loaded cannot be hit by others",
-        _OFFLOAD,
-        "    kv_cache.cache_blocks(engine, node, sequence.computed)\n",
-        "",
-    ),
-    Mutation(
-        "stores of a victim are not waited for",
-        _OFFLOAD,
-        "    if host.asked[record.sequence].preempted_in == state.num_scheduled:\n        return True\n",
-        "",
-    ),
-    Mutation(
-        "stores of a request that has ended are not waited for",
-        _OFFLOAD,
-        "if host.handed_out[host.sources[source]] == state.num_scheduled:",
-        "if False:",
-    ),
-    Mutation(
-        "blocks of generated tokens are always stored",
-        _OFFLOAD,
-        "    if host.settings[0].prompt_only:\n        num_tokens = min(num_tokens, sequence.prompt_tokens)\n",
-        "",
-    ),
-    Mutation(
-        "what was stored once is never stored again",
-        _OFFLOAD,
-        "    asked.stored = end\n    if num_new",
-        "    asked.stored = max(asked.stored, end)\n    if num_new",
-    ),
-    Mutation(
-        "a slot that was given back is taken before one that was never used",
-        _SLOTS,
-        "    if state.num_used < tier.settings[0].num_slots:\n        block",
-        "    if state.last_given_back == 0:\n        block",
-    ),
-    Mutation(
-        "the most recently used block of the host is evicted",
-        _SLOTS,
-        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)",
-        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)\n            linked_list.remove(tier.blocks, block)\n            linked_list.insert_before(tier.blocks, tier.blocks[RECENT].next, block)",
-    ),
-    Mutation(
-        "blocks that the caller has asked for are evicted for it",
-        _SLOTS,
-        "tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings",
-        "tier.blocks[block].readers != 0",
-    ),
-    Mutation(
-        "ARC takes a block that is being written for used twice",
-        _SLOTS,
-        "elif place == RECENT and record.readers != WRITING:",
-        "elif place == RECENT:",
-    ),
-    Mutation(
-        "ARC never learns from its ghosts",
-        _SLOTS,
-        "            _adapt(engine, place)\n",
+        "free hits of groups are counted as free blocks",
+        _GROUPS,
+        "            needed += 1  # it is free now and will not be\n",
         "            pass\n",
+    ),
+    Mutation(
+        "a state can be read in the step that caches it",
+        _GROUPS,
+        "        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state[0].num_scheduled:",
+        "        if False:",
+    ),
+    Mutation(
+        "what a window leaves is given back first block first",
+        "engine/block_pool.py",
+        "    for index in range(begin, end):\n        block = entries[index]\n        if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:",
+        "    for index in range(end - 1, begin - 1, -1):\n        block = entries[index]\n        if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:",
+    ),
+    Mutation(
+        "every block of a window is cached",
+        _GROUPS,
+        "    if record.kind == SLIDING_WINDOW:\n        run =",
+        "    if False:\n        run =",
+    ),
+    Mutation(
+        "steps of a prompt end anywhere, whatever states are kept",
+        _GROUPS,
+        "    elif computed < last < computed + num_tokens:\n        num_tokens = last - computed\n",
+        "",
+    ),
+    Mutation(
+        "a step does not end where some groups hold a prefix and others do not",
+        _GROUPS,
+        "    if block_size <= uncached < num_tokens:\n",
+        "    if False:\n",
+    ),
+    Mutation(
+        "a window is hit by fewer blocks than it needs",
+        _HITS,
+        "    needed, run = -(-(record.window - 1) // record.block_size), 0\n",
+        "    needed, run = 1, 0\n",
+    ),
+    Mutation(
+        "a block serves every group",
+        _HITS,
+        "    return key * engine.settings[0].num_groups + group\n",
+        "    return key\n",
+    ),
+    Mutation(
+        "tables are given back in the opposite order of groups",
+        _CACHE,
+        "    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]\n    for group in range(settings.num_groups):\n        table, begin =",
+        "    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]\n    for group in range(settings.num_groups - 1, -1, -1):\n        table, begin =",
+    ),
+    Mutation(
+        "windows let go only when there is room",
+        _CACHE,
+        "    for group in range(settings.num_groups):\n        groups.let_go(engine, node, group, computed)\n    for group in range(settings.num_groups):\n        needed +=",
+        "    for group in range(settings.num_groups):\n        needed +=",
     ),
 )

@@ -107,7 +107,7 @@ def test_the_rounding_of_buddies_is_external() -> None:
     step(driver)
     driver.schedule()
     slots = breakdown(driver)
-    assert [slots[state] for state in SlotState] == [7, 3, 1, 0, 0, 5, CAPACITY - 16]
+    assert [slots[state] for state in SlotState] == [7, 3, 1, 0, 0, 0, 5, CAPACITY - 16]
 
 
 @in_every_way

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import HELD, NUM_STATES, Breakdown, SlotState, split_extent
 
-TOKEN, RESERVED, INTERNAL, PADDING, CACHED, EXTERNAL, FREE = SlotState
+TOKEN, RESERVED, INTERNAL, PADDING, EXPIRED, CACHED, EXTERNAL, FREE = SlotState
 
 
 def state_of(slot: int, *, pad: int, full: int, computed: int, requested: int) -> SlotState:
@@ -53,7 +53,7 @@ def test_every_piece_equals_a_walk_over_its_slots(extent: dict[str, int], roundi
 def test_the_picture_of_the_module() -> None:
     slots = split_extent(0, 16, pad=2, computed=5, full=9, requested=12)
     assert dict(zip(SlotState, slots.tolist(), strict=True)) == {
-        PADDING: 2, TOKEN: 3, RESERVED: 4, INTERNAL: 3, EXTERNAL: 4, CACHED: 0, FREE: 0,
+        PADDING: 2, TOKEN: 3, RESERVED: 4, INTERNAL: 3, EXTERNAL: 4, EXPIRED: 0, CACHED: 0, FREE: 0,
     }  # fmt: skip
 
 
@@ -61,22 +61,22 @@ def test_many_extents_at_once_broadcast() -> None:
     slots = split_extent(0, np.array([4, 8]), full=np.array([[3], [6]]), computed=2, requested=8)
     assert slots.shape == (2, 2, NUM_STATES)
     assert slots.sum(axis=-1).tolist() == [[4, 8], [4, 8]]
-    assert slots[1, 1].tolist() == [2, 4, 2, 0, 0, 0, 0]
+    assert slots[1, 1].tolist() == [2, 4, 2, 0, 0, 0, 0, 0]
 
 
 def test_a_row_that_has_ended_is_padding_up_to_where_it_is_written() -> None:
-    assert split_extent(0, 10, pad=1, full=4, computed=6, requested=10).tolist() == [0, 0, 4, 6, 0, 0, 0]
+    assert split_extent(0, 10, pad=1, full=4, computed=6, requested=10).tolist() == [0, 0, 4, 6, 0, 0, 0, 0]
 
 
 def test_a_breakdown_that_adds_up_passes() -> None:
-    breakdown = Breakdown(slots=np.array([5, 1, 2, 3, 4, 6, 7]))
-    breakdown.check(28)
+    breakdown = Breakdown(slots=np.array([5, 1, 2, 3, 9, 4, 6, 7]))
+    breakdown.check(37)
     assert (breakdown[TOKEN], breakdown[FREE]) == (5, 7)
-    assert breakdown.capacity == 28
-    assert breakdown.allocated == sum(breakdown[state] for state in HELD) == 11
+    assert breakdown.capacity == 37
+    assert breakdown.allocated == sum(breakdown[state] for state in HELD) == 20
 
 
-@pytest.mark.parametrize("slots", [[5, 1, 2, 3, 4, 6, 6], [5, 1, 2, 3, 4, 6, 8], [-1, 1, 2, 3, 4, 6, 13]])
+@pytest.mark.parametrize("slots", [[5, 1, 2, 3, 0, 4, 6, 6], [5, 1, 2, 3, 0, 4, 6, 8], [-1, 1, 2, 3, 0, 4, 6, 13]])
 def test_a_breakdown_that_does_not_add_up_is_refused_with_every_figure(slots: list[int]) -> None:
     with pytest.raises(IntegrityError) as raised:
         Breakdown(slots=np.array(slots)).check(28)

@@ -136,7 +136,7 @@ def test_areas_cover_the_pool_at_every_moment(kind: str, request: pytest.Fixture
 def test_the_mean_in_time_bins_keeps_sums_and_areas(paged: Recording) -> None:
     slots, bins = waste(paged), TimeBins.of(paged, 37)
     mean = bins.mean(slots.time_s, slots.slots)
-    assert mean.shape == (37, 7)
+    assert mean.shape == (37, 8)
     assert mean.sum(axis=1) == pytest.approx(slots.capacity)
     assert mean.mean(axis=0) == pytest.approx(slots.mean_slots(), rel=1e-6)
 

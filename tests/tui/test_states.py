@@ -1,4 +1,4 @@
-"""Seven states that everybody can tell apart."""
+"""Eight states that everybody can tell apart."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Figures:
     @property
     def _slot_bytes(self) -> float:
         pool = self._session.recording.meta.pool
-        return pool.bytes_per_unit / pool.unit_tokens
+        return pool.bytes_per_slot
 
     def _pool(self) -> dict[str, str]:
         replay = self._session.replay

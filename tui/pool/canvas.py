@@ -29,6 +29,7 @@ _WIDE_ENOUGH = 3
 """Characters of a unit that leave something to be seen of it beside a name."""
 _DRAWING_ORDER = (
     SlotState.PADDING,
+    SlotState.EXPIRED,
     SlotState.TOKEN,
     SlotState.RESERVED,
     SlotState.INTERNAL,
@@ -274,7 +275,7 @@ class Canvas:
 
     def _slots(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Units slot by slot; where there is room behind what is inside, it stays empty."""
-        tiling, tokens = self.tiling, self._replay.unit_tokens
+        tiling, tokens = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         counts = self._replay.slots(units)[:, _DRAWING_ORDER]
         paints = self._paints_of_slots(units)[:, _DRAWING_ORDER]
@@ -292,7 +293,7 @@ class Canvas:
         return picture
 
     def _paints_of_slots(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """The paint that each state has inside each of `units`: shape (units, 7)."""
+        """The paint that each state has inside each of `units`: shape (units, 8)."""
         paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
         owner = self._replay.owner[units]
         held = owner != NOBODY

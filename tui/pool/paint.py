@@ -29,16 +29,16 @@ class ColorBy(Enum):
 class Change(IntEnum):
     """What has just happened to a unit."""
 
-    TAKEN = 10
-    FREED = 11
-    HIT = 12
-    EVICTED = 13
+    TAKEN = 11
+    FREED = 12
+    HIT = 13
+    EVICTED = 14
 
 
 EMPTY: Final = NUM_STATES
 """The paint of a cell without units. Paints below it are the states of `SlotState`."""
-CURSOR: Final = 8
-SHARED: Final = 9
+CURSOR: Final = 9
+SHARED: Final = 10
 """Held by several requests at once."""
 OWNER: Final = 16
 """The first paint of what an owner has written; hues follow each other by the owner's number."""

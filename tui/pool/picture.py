@@ -82,8 +82,8 @@ class UnitStates:
     def _recompute(self, units: npt.NDArray[np.int64] | slice) -> None:
         slots = self._replay.slots(units)
         self.dominant[units] = slots.argmax(axis=1)
-        written = slots[:, SlotState.TOKEN] + slots[:, SlotState.PADDING]
-        self.fill[units] = -(-written * EIGHTHS // self._replay.unit_tokens)
+        written = slots[:, [SlotState.TOKEN, SlotState.PADDING]].sum(axis=1)
+        self.fill[units] = -(-written * EIGHTHS // self._replay.unit_slots)
         slots[:, (SlotState.TOKEN, SlotState.PADDING)] = 0
         self.rest[units] = slots.argmax(axis=1)
 

@@ -142,12 +142,19 @@ def one_cell(num_units: int) -> Tiling:
 
 
 def levels(
-    num_units: int, unit_tokens: int, width: int, height: int, *, stride: int | None, half_blocks: bool
+    num_units: int,
+    unit_tokens: int,
+    width: int,
+    height: int,
+    *,
+    stride: int | None,
+    half_blocks: bool,
+    has_slots: bool = True,
 ) -> list[Tiling]:
     """Every level of detail for a picture of `width` by `height` characters, coarsest first.
 
     The coarsest shows the whole pool; each further one covers fewer units per cell, down to one; then come the levels
-    that show the inside of a unit, where it has one.
+    that show the inside of a unit, where it has one, and its slots, unless units of several groups differ in those.
     """
     if stride is not None:
         return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks)
@@ -160,7 +167,8 @@ def levels(
         found.append(_one_each(num_units, width, 2 * height, Detail.HALF))
     if unit_tokens > 1:
         found.append(_one_each(num_units, width, height, Detail.FILL))
-        found.append(_slots_level(num_units, unit_tokens, width, height))
+        if has_slots:
+            found.append(_slots_level(num_units, unit_tokens, width, height))
     elif not found or found[-1].detail is not Detail.HALF:
         found.append(_one_each(num_units, width, 2 * height if half_blocks else height, _UNIT[half_blocks]))
     return found

@@ -28,7 +28,13 @@ class Zoom:
         """Find the levels for a picture of `width` by `height` characters of a pool whose lines are `stride` long."""
         self._stride = stride
         self._levels = levels(
-            replay.num_units, replay.unit_tokens, width, height, stride=stride, half_blocks=self._half_blocks
+            replay.num_units,
+            replay.unit_tokens,
+            width,
+            height,
+            stride=stride,
+            half_blocks=self._half_blocks,
+            has_slots=len(replay.groups) == 1,
         )
         if not self._chosen:
             self._level = best_level(self._levels, height)

@@ -1,0 +1,72 @@
+"""The KV-cache groups of a running vLLM engine, as a recording lists them: from its specs to `KVCacheGroup`.
+
+Nothing of vLLM is imported: specs are known by the names of their classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+from kvsim.errors import RecordingError
+from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
+
+_KINDS = {
+    "FullAttentionSpec": CacheKind.FULL,
+    "MLAAttentionSpec": CacheKind.MLA,
+    "SlidingWindowSpec": CacheKind.SLIDING_WINDOW,
+    "ChunkedLocalAttentionSpec": CacheKind.CHUNKED_LOCAL,
+    "MambaSpec": CacheKind.MAMBA,
+}
+
+
+def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
+    """The groups of vLLM's `KVCacheConfig`, on the GPU of its first worker.
+
+    Raises:
+        RecordingError: a group is of a kind whose blocks kvsim does not follow.
+    """
+    specs = [_first(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+    distinct: list[Any] = []
+    groups = []
+    for group, spec in zip(kv_cache_config.kv_cache_groups, specs, strict=True):
+        if spec not in distinct:
+            distinct.append(spec)
+        groups.append(_group(spec, len(group.layer_names), distinct.index(spec)))
+    total = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    return KVCacheLayout(
+        groups=tuple(groups),
+        bytes_per_block=total // kv_cache_config.num_blocks,
+        scheduler_block_size=lcm(*(group.block_size for group in groups)),
+        hash_block_size=hash_block_size,
+    )
+
+
+def _first(spec: Any) -> Any:
+    """The spec of the first layer, where layers of one kind have pages of different sizes."""
+    return next(iter(spec.kv_cache_specs.values())) if hasattr(spec, "kv_cache_specs") else spec
+
+
+def _group(spec: Any, num_layers: int, number: int) -> KVCacheGroup:
+    kind = _KINDS.get(type(spec).__name__)
+    if kind is None:
+        raise RecordingError(
+            f"the model has layers of vLLM's {type(spec).__name__}, whose blocks kvsim does not follow."
+        )
+    content_bytes = replace(spec, page_size_padded=None).page_size_bytes
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    windowed = kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL)  # vLLM may remember one of a full group
+    is_mamba = kind is CacheKind.MAMBA
+    if is_mamba and spec.num_speculative_blocks:
+        raise RecordingError("recurrent layers with speculative decoding keep states that kvsim does not follow.")
+    return KVCacheGroup(
+        kind=kind,
+        block_size=spec.block_size,
+        num_layers=max(num_layers, 1),
+        page_bytes=spec.page_size_bytes,
+        content_bytes=None if content_bytes == spec.page_size_bytes else content_bytes,
+        window=window if windowed else None,
+        spec=number,
+        mamba_mode=MambaMode(spec.mamba_cache_mode) if is_mamba else None,
+    )

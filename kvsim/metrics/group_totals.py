@@ -1,0 +1,173 @@
+"""Totals over the tables of several KV-cache groups, at every frame: what `engine.totals` keeps on its way.
+
+Most are running sums over what is taken and given back. What has expired is counted block by block, in the few frames
+between the moment at which a window leaves a block's first token and that at which the block is given back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.kv_groups import CacheKind
+from kvsim.metrics.ramps import Ramps, frames_of, running_sum
+from kvsim.recording import Replay
+from kvsim.recording.group_slots import TableGroup
+from kvsim.recording.order import is_new, stable_order, units_of_runs
+
+Numbers = npt.NDArray[np.int64]
+
+_NO_LIMIT = np.iinfo(np.int64).max // 2
+_PAIRS_AT_ONCE = 1 << 21
+"""Blocks times frames that are looked at together: some 200 MB on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupTotals:
+    """Slots at every frame, int64[num_frames]; see `kvsim.engine.totals`."""
+
+    written: Numbers
+    """Computed, over all tables."""
+    useful: Numbers
+    """Asked for, over all tables, and written before their sequence ends."""
+    shared: Numbers
+    """Written slots that are counted once too often, because several tables list their block."""
+    expired: Numbers
+    """Written slots that no later step reads, each counted once."""
+
+
+def totals_of(replay: Replay) -> GroupTotals:
+    """The totals of a recording with several KV-cache groups."""
+    tables = replay.ledger.tables
+    born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
+    end = _end_of_tables(replay)
+    progress = Ramps(replay)
+    nothing = np.zeros(len(replay.full), np.int64)
+    token_slots = sum(group.token_slots for group in replay.groups)
+    written = token_slots * progress.total_between(nothing, np.full_like(nothing, _NO_LIMIT))
+    useful, expired = np.zeros_like(written), np.zeros_like(written)
+
+    def alive(amount: Numbers, runs: Numbers) -> Numbers:
+        return running_sum(replay.num_frames, (born[runs], amount), (dead[runs], -amount))
+
+    for number, group in enumerate(replay.groups):
+        runs = np.flatnonzero(tables.group == number)
+        if group.state_slots:
+            states = alive(np.full(len(runs), group.state_slots), runs)
+            written += states
+            useful += states
+        else:
+            begin = tables.position[runs].astype(np.int64) * group.block_size
+            full = replay.full[tables.request[runs]]
+            within = np.minimum(begin + group.block_size, full) - np.minimum(begin, full)
+            useful += alive(within * group.token_slots, runs)
+            written -= _null_slots(replay, group, runs, born, dead, end)
+        if group.leaves_tokens:
+            expired += _expired(replay, group, runs, born, dead)
+    return GroupTotals(written=written, useful=useful, shared=_shared(replay), expired=expired)
+
+
+def _end_of_tables(replay: Replay) -> Numbers:
+    """For each run, the frame at which its request gives everything back."""
+    held = replay.ledger.tables.residencies
+    length = np.diff(held.first_run, append=len(replay.ledger.tables.request))
+    return np.repeat(frames_of(replay, held.death_seq), length)
+
+
+def _null_slots(
+    replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, end: Numbers
+) -> Numbers:
+    """Slots of computed tokens that stand in null entries: skipped when the table began, or let go since."""
+    tables, size = replay.ledger.tables, group.block_size * group.token_slots
+    first = runs[is_new(tables.table[runs])]
+    skipped = tables.position[first].astype(np.int64) * size
+    let_go = runs[dead[runs] < end[runs]]
+    gone = np.full(len(let_go), size)
+    return running_sum(
+        replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[let_go], gone), (end[let_go], -gone)
+    )
+
+
+def _shared(replay: Replay) -> Numbers:
+    """Written slots in tables beyond one for each block."""
+    ledger = replay.ledger
+    assert ledger.group is not None
+    sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
+    order = stable_order(ledger.address, int(ledger.address.max(initial=0)) + 1)
+    after = (np.maximum(ledger.refs - 1, 0) * sizes[ledger.group])[order]
+    before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
+    before[is_new(ledger.address[order])] = 0
+    change = np.empty(len(order), np.int64)
+    change[order] = after - before
+    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(change)))
+    return np.asarray(total[np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")])
+
+
+def _expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
+    """Slots in blocks of a group that hold what no holder reads any more."""
+    tables = replay.ledger.tables
+    runs = runs[np.argsort(tables.address[runs], kind="stable")]
+    begin = _first_expired(replay, group, runs, born, dead)
+    count = np.maximum(dead[runs] - begin, 0)
+    slots, total = group.state_slots or group.token_slots, np.zeros(replay.num_frames, np.int64)
+    # Blocks of one address stay together: whoever holds one is looked at with the others.
+    ends = np.append(np.flatnonzero(is_new(tables.address[runs]))[1:], len(runs))
+    pairs = np.cumsum(count)[ends - 1] if len(runs) else ends
+    cuts = np.unique(np.searchsorted(pairs, np.arange(_PAIRS_AT_ONCE, int(pairs[-1]), _PAIRS_AT_ONCE)) + 1)
+    last = 0
+    for cut in (*ends[np.minimum(cuts, len(ends)) - 1].tolist(), len(runs)):
+        some = slice(last, cut)
+        last = cut
+        of, nth = units_of_runs(count[some])
+        run, frame = runs[some][of], begin[some][of] + nth
+        amount = _amount(replay, group, run, frame)
+        np.add.at(total, *_of_blocks(replay, tables.address[run].astype(np.int64), frame, amount))
+    return total * slots
+
+
+def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
+    """The first frame in which a part of each block is read no more, or that in which it is given back."""
+    tables = replay.ledger.tables
+    if group.kind is CacheKind.MAMBA:
+        following = np.minimum(runs + 1, len(born) - 1)
+        is_older = (runs + 1 < len(born)) & (tables.table[following] == tables.table[runs])
+        return np.where(is_older, np.minimum(born[following], dead[runs]), dead[runs])
+    position = tables.position[runs].astype(np.int64) * group.block_size
+    low, high = born[runs].copy(), np.minimum(dead[runs], replay.num_frames)
+    while (low < high).any():  # what is computed never falls while a table is held
+        middle = (low + high) // 2
+        has = group.unread(replay.computed_at(tables.request[runs], middle)) > position
+        is_open = low < high
+        high = np.where(is_open & has, middle, high)
+        low = np.where(is_open & ~has, middle + 1, low)
+    return low
+
+
+def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
+    """Tokens, or states, that the table of a run does not need of it at a frame."""
+    if group.kind is CacheKind.MAMBA:
+        return np.ones(len(run), np.int64)
+    tables = replay.ledger.tables
+    unread = group.unread(replay.computed_at(tables.request[run], frame))
+    return np.asarray(np.clip(unread - tables.position[run].astype(np.int64) * group.block_size, 0, group.block_size))
+
+
+def _of_blocks(replay: Replay, address: Numbers, frame: Numbers, amount: Numbers) -> tuple[Numbers, Numbers]:
+    """Frames, and what has expired in one block in each, of amounts by holder: what is expired for all of them."""
+    ledger = replay.ledger
+    if not len(ledger.refs) or int(ledger.refs.max()) <= 1:
+        return frame, amount
+    key = address * replay.num_frames + frame
+    order = np.lexsort((amount, key))
+    first = np.flatnonzero(is_new(key[order]))
+    num_holders = np.diff(first, append=len(order))
+    least = amount[order][first]  # the smallest of each
+    at = key[order][first]
+    in_order = stable_order(ledger.address, int(ledger.address.max()) + 1)
+    op_key = ledger.address[in_order].astype(np.int64) * replay.num_frames + np.minimum(
+        frames_of(replay, ledger.seq[in_order]), replay.num_frames - 1
+    )
+    refs = ledger.refs[in_order][np.searchsorted(op_key, at, side="right") - 1]
+    return at % replay.num_frames, np.where(refs == num_holders, least, 0)

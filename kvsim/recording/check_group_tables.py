@@ -1,0 +1,128 @@
+"""What must hold for the tables of several KV-cache groups; the first row that breaks a rule is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.kv_groups.group import CacheKind
+from kvsim.recording.grouped import tables_of_groups
+from kvsim.recording.holdings import Tables
+from kvsim.recording.model import Recording
+from kvsim.recording.order import is_new
+from kvsim.recording.rules import require, within
+from kvsim.recording.tables import WHOLE_TABLE, Memory, MemoryKind
+
+
+def check_tables_of_groups(recording: Recording, folder: Path) -> None:
+    """Check that every table grows at its end, gives back what it has, and holds whatever is computed.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    memory, file = recording.memory, folder / "memory.parquet"
+    _check_rows(recording, file)
+    tables, operations = tables_of_groups(memory, len(recording.requests))
+    _check_growth(memory, file)
+    happened = np.bincount(operations.row, minlength=len(memory))
+    require(happened == memory.length, file, "length should be that of what the table holds and gives back")
+    is_part = (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE)
+    of_part = is_part[operations.row]
+    row, run = operations.row[of_part], operations.run[of_part]
+    holds = np.ones(len(memory), np.bool_)
+    offset = operations.address[of_part] - memory.address[row]
+    holds[row[tables.position[run] != memory.position[row] + offset]] = False
+    require(holds, file, "position should be where the unit stands that is given back")
+    _check_ends(tables, file)
+    _check_computed(recording, tables, folder / "schedule.parquet")
+    _check_free_units(recording, tables, folder / "steps.parquet")
+
+
+def _check_rows(recording: Recording, file: Path) -> None:
+    memory, pool = recording.memory, recording.meta.pool
+    owned = memory.kind != MemoryKind.EVICT
+    require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
+    if memory.repeat is not None:
+        require(memory.repeat == 1, file, "repeat is for pools of single slots")
+    released = memory.kind == MemoryKind.RELEASE
+    whole = released & (memory.address == WHOLE_TABLE)
+    require(~whole | (memory.length >= 0), file, "length should not be negative")
+    part = released & ~whole
+    require(~part | (memory.length > 0), file, "length should be positive")
+    assert pool.num_units is not None
+    end = pool.first_unit + pool.num_units
+    inside = (memory.address >= pool.first_unit) & (memory.address.astype(np.int64) + memory.length <= end)
+    require(~part | inside, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+    if memory.cached is not None:
+        most = np.where(part, memory.length, np.iinfo(np.int32).max)
+        require(
+            ~released | ((memory.cached >= 0) & (memory.cached <= most)), file, "cached should not be more than length"
+        )
+
+
+def _check_growth(memory: Memory, file: Path) -> None:
+    """Rows that append to a table stand behind each other; positions between them are null."""
+    whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
+    placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
+    rows = np.flatnonzero(placed | whole)
+    rows = rows[np.lexsort((rows, memory.groups[rows], memory.request[rows]))]
+    position = memory.position[rows].astype(np.int64)
+    end = np.where(whole[rows], 0, position + memory.length[rows])
+    before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
+    before[is_new(memory.request[rows]) | is_new(memory.groups[rows])] = 0
+    behind = whole[rows] | (position >= before)
+    require(behind, file, "position should not be before the end of the request's table", rows)
+
+
+def _check_ends(tables: Tables, file: Path) -> None:
+    """A request that gives tables back gives all of them back."""
+    held = tables.residencies
+    end = np.repeat(held.death_seq, np.diff(held.first_run, append=len(tables.request)))
+    stays = tables.death_seq > end
+    if stays.any():
+        row = int(tables.birth_row[int(np.argmax(stays))])
+        raise RecordingError(f"{file}, row {row}: the request gives back some of its tables, and never this one.")
+
+
+def _check_computed(recording: Recording, tables: Tables, file: Path) -> None:
+    """Every group of attention has room for whatever is computed, when it is computed."""
+    schedule, steps, pool = recording.schedule, recording.steps, recording.meta.pool
+    if not len(schedule):
+        return
+    last_step = schedule.step + schedule.repeats - 1
+    seq = steps.schedule_seq[last_step].astype(np.int64)
+    computed = schedule.computed_before + schedule.tokens.astype(np.int64) * schedule.repeats
+    span = int(max(int(tables.birth_seq.max(initial=0)), int(seq.max()))) + 2
+    wanted = schedule.request.astype(np.int64) * span + seq
+    for number, group in enumerate(pool.groups):
+        if group.kind is CacheKind.MAMBA:
+            continue
+        runs = np.flatnonzero(tables.group == number)
+        key = tables.request[runs].astype(np.int64) * span + tables.birth_seq[runs]
+        at = np.searchsorted(key, wanted, side="right") - 1
+        found = at >= 0
+        run = runs[np.maximum(at, 0)] if len(runs) else np.zeros(len(at), np.int64)
+        if not len(runs):
+            found[:] = False
+        else:
+            found &= tables.request[run] == schedule.request
+            residency = np.searchsorted(tables.residencies.first_run, run, side="right") - 1
+            found &= tables.residencies.death_seq[residency] > seq
+            found &= (tables.position[run].astype(np.int64) + 1) * group.block_size >= computed
+        require(found, file, f"more is computed than the request holds memory for in group {number}")
+
+
+def _check_free_units(recording: Recording, tables: Tables, file: Path) -> None:
+    """Where no unit is shared, `free_units` follow from the changes of ownership."""
+    memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
+    if num_units is None or (memory.kind == MemoryKind.SHARE).any():
+        return
+    moments = steps.schedule_seq
+    taken = np.searchsorted(np.sort(tables.birth_seq), moments, side="right")
+    given = np.searchsorted(np.sort(tables.death_seq), moments, side="right")
+    held = taken - given
+    require(held <= num_units, file, f"more units are held than the pool's {num_units}")
+    free = (steps.free_units == -1) | (steps.free_units == num_units - held)
+    require(free, file, "free_units should be what memory.parquet leaves of the pool")

@@ -1,0 +1,180 @@
+"""Who held which units of a pool that several KV-cache groups share: tables that let go of some units on their way.
+
+A request that is admitted gets a table in every group, and gives all of them back together: that is one residency. In
+between, a window gives back the units that it has left, one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.holdings import Residencies, Tables
+from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
+
+NO_RUN = -1
+_OPS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operations:
+    """What happened to which unit, in order."""
+
+    row: IntArray
+    """The row of `memory.parquet`."""
+    run: IntArray
+    """The run of `Tables` that is taken or given back; `NO_RUN` for an eviction."""
+    address: IntArray
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Ranges of operations that are looked at together."""
+        return list(pairwise([*range(0, len(self.row), _OPS_AT_ONCE), len(self.row)]))
+
+
+def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Tables, Operations]:
+    """The runs of all tables, each of one unit, and everything that happens to them."""
+    ends = _Ends.of(memory)
+    run_row, offset = _units(memory, (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE))
+    request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
+    position, address = memory.position[run_row] + offset, memory.address[run_row] + offset
+    residency = ends.following(request, memory.seq[run_row])
+    order = np.lexsort((position, run_row, group, residency, request))
+    request, group, position, address, run_row, residency = (
+        column[order] for column in (request, group, position, address, run_row, residency)
+    )
+    death_row = ends.rows(request, residency, group, len(memory))
+    let_go = _let_go(memory, request, group, address, run_row)
+    death_row = np.minimum(death_row, let_go)
+    narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
+    seq: IntArray = np.append(memory.seq, np.iinfo(narrow).max).astype(narrow)
+    begins = is_new(request) | is_new(residency)
+    table_begins = begins | is_new(group)
+    one = np.broadcast_to(np.int32(1), len(request))
+    first_run = np.flatnonzero(begins)
+    end_seq = np.append(ends.seq, np.iinfo(narrow).max)
+    is_ended = ends.is_of(request[first_run], residency[first_run])
+    tables = Tables(
+        request=request.astype(np.int32),
+        group=group.astype(np.int32),
+        table=np.cumsum(table_begins) - 1,
+        position=position.astype(np.int32),
+        address=address.astype(np.int32),
+        length=one,
+        requested=one,
+        repeat=one,
+        birth_row=run_row.astype(np.int32),
+        birth_seq=seq[run_row],
+        death_seq=seq[death_row],
+        first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+        residencies=Residencies(
+            request=request[first_run].astype(np.int32),
+            first_run=first_run,
+            birth_row=np.minimum.reduceat(run_row, first_run) if len(first_run) else run_row,
+            birth_seq=seq[np.minimum.reduceat(run_row, first_run)] if len(first_run) else seq[:0],
+            death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_run], len(ends.seq))], seq[-1]),
+        ),
+    )
+    return tables, _operations(memory, tables, death_row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ends:
+    """The moments at which requests give all their tables back, by request and then by time."""
+
+    request: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
+    key: npt.NDArray[np.int64]
+    """Of each release of a table: the end that it belongs to, and its group."""
+    row: npt.NDArray[np.int64]
+    """The row of each of these releases."""
+    num_groups: int
+    span: int
+
+    @classmethod
+    def of(cls, memory: Memory) -> _Ends:
+        whole = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
+        span = int(memory.seq[-1]) + 1 if len(memory) else 1
+        num_groups = int(memory.groups.max(initial=0)) + 1
+        event, number = np.unique(
+            memory.request[whole].astype(np.int64) * span + memory.seq[whole], return_inverse=True
+        )
+        key = number * num_groups + memory.groups[whole]
+        order = np.argsort(key, kind="stable")
+        return cls(
+            request=event // span, seq=event % span, key=key[order], row=whole[order], num_groups=num_groups, span=span
+        )
+
+    def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
+        """The number of the end that follows each moment of a request, or of the next request's first."""
+        return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
+
+    def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether an end is there at all, and of that request."""
+        found = number < len(self.request)
+        found[found] = self.request[number[found]] == request[found]
+        return found
+
+    def rows(self, request: IntArray, number: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
+        """The row that gives the table of a group back; `never` where none does."""
+        wanted = number * self.num_groups + group
+        at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
+        found = self.is_of(request, number)
+        found[found] = self.key[at[found]] == wanted[found]
+        rows = np.full(len(number), never, np.int64)
+        rows[found] = self.row[at[found]]
+        return rows
+
+
+def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """The row of every unit of the chosen rows, and its offset in it."""
+    rows = np.flatnonzero(chosen)
+    run, offset = units_of_runs(memory.length[rows])
+    return rows[run], offset
+
+
+def _let_go(
+    memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
+) -> npt.NDArray[np.int64]:
+    """For each run, the row in which its table let go of it before its end; beyond all rows where it did not."""
+    death_row = np.full(len(request), len(memory), np.int64)
+    rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
+    if not len(rows):
+        return death_row
+    gone = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset
+    number_of = np.unique(
+        np.concatenate([_place(request, group, address, memory), _place(*gone, memory)]), return_inverse=True
+    )[1].reshape(-1)
+    held, left = number_of[: len(request)], number_of[len(request) :]
+    span = len(memory) + 1
+    born = held * span + birth_row
+    order = np.argsort(born)
+    at = np.searchsorted(born[order], left * span + rows) - 1  # the last time that it was taken
+    run = order[np.maximum(at, 0)]
+    matches = (at >= 0) & (held[run] == left)
+    death_row[run[matches]] = rows[matches]
+    return death_row
+
+
+def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory) -> npt.NDArray[np.int64]:
+    """A number for every unit in every table."""
+    num_groups, end = int(memory.groups.max(initial=0)) + 1, int((memory.address + memory.length).max(initial=0)) + 1
+    return (request.astype(np.int64) * num_groups + group) * end + address
+
+
+def _operations(memory: Memory, tables: Tables, death_row: npt.NDArray[np.int64]) -> Operations:
+    """Everything in the order in which it happened: units of one release the last first."""
+    evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
+    dead = np.flatnonzero(death_row < len(memory))
+    runs = np.arange(len(tables.request))
+    row = np.concatenate((tables.birth_row, death_row[dead], evicted))
+    run = np.concatenate((runs, dead, np.full(len(evicted), NO_RUN)))
+    address = np.concatenate((tables.address, tables.address[dead], memory.address[evicted] + offset))
+    rank = np.concatenate((tables.position, -tables.position[dead], offset))
+    order = np.lexsort((rank, row))
+    return Operations(
+        row=row[order].astype(np.int64), run=run[order].astype(np.int32), address=address[order].astype(np.int32)
+    )

@@ -1,0 +1,112 @@
+"""Logs of models with several KV-cache groups, which the recording scheduler wrote inside vLLM 0.25.1.
+
+Its model was a fake; the engine made the golden pairs of `tests/conformance/golden_groups`, too: windows, chunks and
+recurrent states, short of memory and with shared prefixes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.conformance import verify_recording
+from kvsim.metrics import waste
+from kvsim.recording import Recording, Replay, read, write
+from kvsim.recording.eventlog import FILE_NAME
+from kvsim.recording.ledger import NOBODY
+
+LOGS = sorted((Path(__file__).parent / "logs_groups").glob("*.jsonl.gz"))
+GOLDEN = Path(__file__).parent.parent / "conformance" / "golden_groups"
+
+
+@pytest.fixture(params=LOGS, ids=lambda file: file.name.partition(".")[0])
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
+    folder = tmp_path / request.param.name.partition(".")[0]
+    folder.mkdir()
+    (folder / FILE_NAME).write_bytes(gzip.decompress(request.param.read_bytes()))
+    return read(folder)
+
+
+def steps_of_the_engine(name: str) -> list[dict[str, Any]]:
+    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in file]
+    return [item for item in records if item["kind"] == "schedule" and (item["total"] or item["preempted"])]
+
+
+def table_of(replay: Replay, request: int, group: int, length: int) -> list[int]:
+    """The table of a request as the engine tells it: null blocks where there is no unit."""
+    table = np.zeros(length, int)
+    position, address = replay.block_table(request, group)
+    table[position] = address
+    return list(table.tolist())
+
+
+def test_every_table_is_the_one_that_the_engine_had(recording: Recording) -> None:
+    replay, engine = Replay(recording), steps_of_the_engine(recording.name)
+    names = recording.requests.id
+    assert len(recording.steps) == len(engine)
+    for step, said in enumerate(engine):
+        replay.seek(step)
+        live = replay.live_requests()
+        assert [names[row] for row in live] == said["running"]
+        for row in live:
+            for group, told in enumerate(said["blocks"][names[row]]):
+                assert table_of(replay, int(row), group, len(told)) == told
+        assert int((replay.owner == NOBODY).sum()) == said["free"] == recording.steps.free_units[step]
+        keyed = set(said["keyed"])
+        assert set((np.flatnonzero(replay.cached) + replay.first_unit).tolist()) <= keyed
+
+
+def test_stepping_backward_shows_what_stepping_forward_did(recording: Recording) -> None:
+    replay, afresh = Replay(recording), Replay(recording)
+    for frame in range(replay.num_frames - 1, -1, -7):
+        replay.seek(frame)
+        afresh.seek(0)
+        afresh.seek(frame)
+        for name in ("owner", "position", "refs", "cached", "group"):
+            held = replay.owner != NOBODY
+            ours, theirs = getattr(replay, name), getattr(afresh, name)
+            assert np.array_equal(ours[held] if name == "group" else ours, theirs[held] if name == "group" else theirs)
+
+
+def test_what_is_not_touched_looks_as_before(recording: Recording) -> None:
+    replay = Replay(recording)
+    before = replay.slots()
+    for frame in range(1, replay.num_frames):
+        replay.seek(frame)
+        now, touched = replay.slots(), replay.touched(frame - 1, frame)
+        changed = np.flatnonzero((now != before).any(axis=1))
+        assert np.isin(changed, touched).all()
+        before = now
+
+
+def test_the_account_of_every_frame_is_that_of_its_units(recording: Recording) -> None:
+    replay = Replay(recording)
+    account = waste(replay)
+    assert (account.slots.sum(axis=1) == account.capacity).all()
+    for frame in range(replay.num_frames):
+        replay.seek(frame)
+        np.testing.assert_array_equal(replay.slots().sum(axis=0), account.slots[frame])
+
+
+def test_a_log_verifies_and_packs(recording: Recording, tmp_path: Path) -> None:
+    verdict = verify_recording(recording)
+    assert verdict.equal, verdict
+    packed = read(write(recording, tmp_path / "packed"))
+    assert packed.meta.pool == recording.meta.pool
+    assert verify_recording(packed) == verdict
+
+
+def test_a_block_that_is_let_go_too_late_is_noticed(recording: Recording) -> None:
+    groups = recording.meta.pool.groups
+    if not any(group.window for group in groups):
+        pytest.skip("no window to be off by one")
+    wider = tuple(replace(group, window=group.window + group.block_size) if group.window else group for group in groups)
+    meta = replace(recording.meta, pool=replace(recording.meta.pool, groups=wider))
+    assert not verify_recording(replace(recording, meta=meta)).equal
