@@ -173,6 +173,9 @@ def test_models_of_the_shipped_recordings(folder: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())
     served = {key: meta["engine"][key] for key in ("tensor_parallel_size", "kv_cache_dtype") if key in meta["engine"]}
     model = Model.from_shape(served | meta["model"])
+    if groups := meta.get("kv_cache_groups"):
+        assert sum(group["num_layers"] for group in groups) == model.num_layers
+        return
     assert model.kv_bytes_per_token * meta["pool"]["unit_tokens"] == meta["pool"]["bytes_per_unit"]
     assert model.num_parameters == find_model(meta["model"]["name"]).num_parameters
 

@@ -17,7 +17,7 @@ import pytest
 
 from kvsim.conformance import verify_recording
 from kvsim.metrics import waste
-from kvsim.recording import Recording, Replay, read, write
+from kvsim.recording import Recording, Replay, find, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.recording.ledger import NOBODY
 
@@ -110,3 +110,19 @@ def test_a_block_that_is_let_go_too_late_is_noticed(recording: Recording) -> Non
     wider = tuple(replace(group, window=group.window + group.block_size) if group.window else group for group in groups)
     meta = replace(recording.meta, pool=replace(recording.meta.pool, groups=wider))
     assert not verify_recording(replace(recording, meta=meta)).equal
+
+
+@pytest.mark.parametrize("name", ["vllm-h200-gemma-3-4b-windows", "vllm-h200-granite-h-350m-states"])
+def test_a_real_engine_is_followed_block_by_block(name: str) -> None:
+    recording = read(find(name))
+    verdict = verify_recording(recording)
+    assert verdict.equal, verdict
+    assert verdict.num_preemptions > 0
+    assert verdict.num_hits > 100
+    replay = Replay(recording)
+    account = waste(replay)
+    for frame in range(0, replay.num_frames, replay.num_frames // 40):
+        replay.seek(frame)
+        np.testing.assert_array_equal(replay.slots().sum(axis=0), account.slots[frame])
+        if frame < len(recording.steps):
+            assert int((replay.owner == NOBODY).sum()) == recording.steps.free_units[frame]
