@@ -109,7 +109,8 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
     """
     captured = not recording.meta.engine.get("enforce_eager")
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
-    return step_times(gpu, model, engine_of(recording), source=source, captured=captured)
+    num_seqs = recording.meta.engine.get("max_num_seqs")
+    return step_times(gpu, model, engine_of(recording), source=source, captured=captured, max_num_seqs=num_seqs)
 
 
 def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None) -> Validation:

@@ -131,7 +131,8 @@ class Scenario:
         source = self.flags["profile"]
         if source not in (None, "none") and not is_card(source) and find(source).engine != engine:
             source = None
-        return step_times(self.gpu, self.model, engine, source=source, captured=captured)
+        num_seqs = None if isinstance(policy, Static) else policy.scheduler.max_num_seqs
+        return step_times(self.gpu, self.model, engine, source=source, captured=captured, max_num_seqs=num_seqs)
 
     def simulate(self, policy: Policy, *, progress: Callable[[int, int], None] | None = None) -> Recording:
         """Run it under one policy."""

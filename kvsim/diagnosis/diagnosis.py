@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from kvsim.diagnosis.losses import Spell, losses_of, spells_of
 from kvsim.diagnosis.subject import load_of, server_of
 from kvsim.diagnosis.words import cause_words, moments, sureness
-from kvsim.fitting import Goal, Load, Outcome, Remedy, Search, Server, ranked
+from kvsim.fitting import Goal, Load, Outcome, Remedy, Search, Server
 from kvsim.fitting.answer import bands, remedy_dict
 from kvsim.fitting.outcome import outcome_of
-from kvsim.fitting.search import figures_of
+from kvsim.fitting.search import figures_of, helpful
 from kvsim.metrics import Summary, summarize
 from kvsim.simulation import Measured
 from kvsim.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
-
-_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +119,6 @@ def diagnose(
     base = search.band(server, load, simulated, least=missed)
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     tried = search.remedies(server, load, wanted, longest_tokens=int(lengths.max()), most=most)
-    lacks = wanted.shortfall(simulated)
-    helpful = [each for each in ranked(tried) if not each.outcome.error and _helps(each, simulated, lacks)]
     return Diagnosis(
         recording=recording,
         summary=summarize(recording),
@@ -132,15 +128,9 @@ def diagnose(
         measured=measured,
         simulated=simulated,
         band=base,
-        remedies=tuple(search.with_bands(helpful[:_SHOWN], load, least=missed)),
+        remedies=tuple(search.with_bands(helpful(tried, simulated, wanted), load, least=missed)),
         tried=tuple(tried),
     )
-
-
-def _helps(remedy: Remedy, before: Outcome, lacks: float) -> bool:
-    if lacks:
-        return remedy.fits or remedy.shortfall < 0.95 * lacks
-    return remedy.fits and remedy.outcome.output_tokens_per_s > 1.02 * before.output_tokens_per_s
 
 
 def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from kvsim.calibration.machines import pace_of
+from kvsim.calibration.observed import observe
+from kvsim.calibration.predict import counted_errors
 from kvsim.errors import BudgetError, UsageError
+from kvsim.extrapolation import Watched
 from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.policies import Paged
+from kvsim.steptime import TYPICAL, Pace, Roofline
 from kvsim.validation import as_sent, concurrency_of, policy_of
 
 if TYPE_CHECKING:
@@ -63,6 +69,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         captured=not engine.get("enforce_eager"),
         times=times,
     )
+    server = replace(server, pace=_pace(recording, server))
     try:
         account = server.budget()
     except BudgetError:
@@ -70,3 +77,12 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
     if num_blocks < _LEAST_SHARE * account.num_blocks or meta.source == "simulation":
         return replace(server, num_blocks=num_blocks).starting()
     return replace(server, unaccounted_bytes=kv_bytes - account.kv_bytes)
+
+
+def _pace(recording: Recording, server: Server) -> Pace:
+    """How much longer than usual the recorded machine's host and GPU took; hosts differ by a third."""
+    usual = server.step_time()
+    times = usual.times if isinstance(usual, Watched) else usual
+    if recording.meta.source == "simulation" or not isinstance(times, Roofline):
+        return TYPICAL
+    return pace_of([observe(recording)], partial(counted_errors, times))

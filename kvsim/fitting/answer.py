@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BudgetError
-from kvsim.fitting.search import Remedy, Search, ranked
+from kvsim.fitting.search import Remedy, Search, helpful
 from kvsim.fitting.words import limit_words, verdict_words
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from kvsim.fitting.load import Load
     from kvsim.fitting.outcome import Outcome
     from kvsim.fitting.server import Server
-
-_SHOWN = 6
-"""Changes that get a band, and are told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +95,10 @@ def answer(
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
-    largest = search.largest(starting, load, goal) if find_largest and not outcome.error else None
-    tried = search.remedies(starting, load, goal, longest_tokens=int(lengths.max()), most=most) if most else []
-    helpful = [each for each in ranked(tried) if _helps(each, outcome, goal)]
+    largest, tried = search.survey(
+        starting, load, goal, longest_tokens=int(lengths.max()), most=most,
+        find_largest=find_largest and not outcome.error,
+    )  # fmt: skip
     return Answer(
         server=starting,
         load=load,
@@ -109,20 +107,10 @@ def answer(
         band=search.band(starting, load, outcome),
         largest=largest,
         searched=find_largest,
-        remedies=tuple(search.with_bands(helpful[:_SHOWN], load)),
+        remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
         tried=tuple(tried),
         shortened_from=server.max_model_len if starting is not server else None,
     )
-
-
-def _helps(remedy: Remedy, before: Outcome, goal: Goal) -> bool:
-    """Whether a change brings the load nearer to fitting, or, where it fits already, more output from it."""
-    if remedy.outcome.error or remedy.change.fields == ("max_model_len",):
-        return remedy.fits
-    lacks = goal.shortfall(before)
-    if lacks:
-        return remedy.fits or remedy.shortfall < 0.95 * lacks
-    return remedy.fits and remedy.outcome.output_tokens_per_s > 1.02 * before.output_tokens_per_s
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import KvsimError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_quantization
+from kvsim.steptime import TYPICAL
 
 if TYPE_CHECKING:
     from kvsim.fitting.server import Server
@@ -141,7 +142,9 @@ def _gpus(server: Server) -> Iterator[Change]:
     for name in _GPUS:
         gpu = find_gpu(name)
         if gpu.name != server.gpu.name and gpu.bandwidth_bytes_per_s > server.gpu.bandwidth_bytes_per_s:
-            yield _change(server, Kind.GPUS, f"{gpu.name} instead of {server.gpu.name}", gpu=gpu, times=None)
+            yield _change(
+                server, Kind.GPUS, f"{gpu.name} instead of {server.gpu.name}", gpu=gpu, times=None, pace=TYPICAL
+            )
     for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
         words = f"{number} servers behind one queue instead of {server.replicas}"
         yield _change(server, Kind.GPUS, words, replicas=number)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvsim.engine.compiled import has_numba
 from kvsim.fitting.changes import Change, changes
+from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import basis_of, known_errors
 
@@ -22,10 +25,6 @@ _SPREAD = 2.0
 """A band is so many typical errors wide to either side: four predictions out of five lie within."""
 _UNKNOWN_PERCENT = 10.0
 """Typical error that is assumed where none is known."""
-_CLOSE = 0.04
-"""How closely the largest load is found, as a share of it."""
-_MOST_TIMES = 16
-"""The largest load is looked for up to so many times the one that was asked for."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft",
@@ -35,6 +34,10 @@ _FIGURES = {
 """Figures that have a band, and which known error is theirs."""
 _NOTICED = 0.98
 """A change that brings less than the rest to 1 is not worth making."""
+_NEARER = 0.95
+"""What still lacks after a change that helps, of what lacked before, at most."""
+_SHOWN = 6
+"""Changes that are told of."""
 _WORTH_COMPILING = 2_000_000
 """Output tokens over all points from which on machine code pays for being loaded: half a minute of interpreting."""
 
@@ -60,35 +63,45 @@ class Search:
     engine: EngineName = "auto"
     progress: Progress | None = None
 
+    def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What `tasks` return, in their order; on several cores they are handed to processes."""
+        jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
+        returned: Iterable[Any] = (task() for task in tasks)
+        if jobs > 1:
+            from joblib import Parallel, delayed  # noqa: PLC0415  half a second that one point does not need
+
+            returned = Parallel(n_jobs=jobs, return_as="generator")(delayed(task)() for task in tasks)
+        found = []
+        for result in returned:
+            found.append(result)
+            if self.progress is not None:
+                self.progress(len(found), len(tasks))
+        return found
+
     def outcomes(self, points: Sequence[tuple[Server, Load, float]]) -> list[Outcome]:
         """What each server does under its load with step times of a pace, in the order of `points`."""
-        report = self.progress or (lambda done, total: None)  # noqa: ARG005
-        jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(points))
-        if jobs <= 1:
-            found = []
-            for server, load, pace in points:
-                found.append(evaluate(server, load, engine=self.engine, pace=pace))
-                report(len(found), len(points))
-            return found
-        from joblib import Parallel, delayed  # noqa: PLC0415  half a second that one point does not need
+        return self.results([self._task(*point) for point in points])
 
-        found = []
-        parallel = Parallel(n_jobs=jobs, return_as="generator")
-        for outcome in parallel(
-            delayed(evaluate)(server, load, engine=self.engine, pace=pace) for server, load, pace in points
-        ):
-            found.append(outcome)
-            report(len(found), len(points))
-        return found
+    def _task(self, server: Server, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
+        return partial(evaluate, server, load, engine=self.engine, pace=pace)
 
     def remedies(self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60) -> list[Remedy]:
         """All changes of `server`, simulated, in the order of `changes`."""
+        return self.survey(server, load, goal, longest_tokens=longest_tokens, most=most, find_largest=False)[1]
+
+    def survey(
+        self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
+    ) -> tuple[float | None, list[Remedy]]:
+        """The largest load that fits `server`, if it is to be found, and all changes of `server`, at the same time."""
         candidates = changes(server, longest_tokens=longest_tokens, most=most)
-        outcomes = self.outcomes([(each.server, load, 1.0) for each in candidates])
-        return [
+        largest = partial(largest_load, server, load, goal, engine=self.engine)
+        tasks: list[Callable[[], Any]] = [largest] if find_largest else []
+        results = self.results([*tasks, *(self._task(each.server, load) for each in candidates)])
+        remedies = [
             Remedy(change=change, outcome=outcome, fits=goal.is_met(outcome), shortfall=goal.shortfall(outcome))
-            for change, outcome in zip(candidates, outcomes, strict=True)
+            for change, outcome in zip(candidates, results[len(tasks) :], strict=True)
         ]
+        return results[0] if find_largest else None, remedies
 
     def with_bands(
         self, remedies: Sequence[Remedy], load: Load, least: Mapping[str, float] | None = None
@@ -110,43 +123,6 @@ class Search:
     ) -> dict[str, tuple[float, float]]:
         """The same around one outcome; empty where nothing could be simulated."""
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
-
-    def largest(self, server: Server, load: Load, goal: Goal) -> float | None:
-        """The largest load that fits, in users, or in times the arrivals of an open loop; None where not even one user
-        or a sixteenth of the arrivals does, infinity where more fits than was looked for."""
-        start = float(load.users or 1)
-        scale = Scale(load)
-
-        def fits(size: float) -> bool:
-            return goal.is_met(evaluate(server, scale.at(size), engine=self.engine))
-
-        if fits(start):
-            low, high = start, 2 * start
-            while fits(high):
-                low, high = high, 2 * high
-                if high > _MOST_TIMES * start:
-                    return float("inf")
-        else:
-            high, low = start, start / 2
-            while not fits(low):
-                high, low = low, low / 2
-                if low < (1 if load.users else 1 / _MOST_TIMES):
-                    return None
-        while high - low > max(_CLOSE * high, 1.0 if load.users else 0.0):
-            middle = round((low + high) / 2) if load.users else (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A load, larger or smaller."""
-
-    load: Load
-
-    def at(self, size: float) -> Load:
-        """The load of `size` users, or with arrivals `size` times as fast."""
-        return self.load.of_users(max(round(size), 1)) if self.load.users else self.load.at_rate(size)
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
@@ -178,6 +154,22 @@ def _order(remedy: Remedy) -> tuple[Any, ...]:
     if remedy.fits:
         return (False, change.kind, change.server.num_gpus, len(change.fields), faster)
     return (True, remedy.shortfall, change.kind, len(change.fields), faster)
+
+
+def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
+    """Of `remedies`, best first, those that bring the load nearer to fitting than `before`; where that fits already,
+    those with more output.
+    """
+    lacks = goal.shortfall(before)
+
+    def helps(remedy: Remedy) -> bool:
+        if remedy.outcome.error:
+            return False
+        if lacks:
+            return remedy.fits or remedy.shortfall < _NEARER * lacks
+        return remedy.fits and _NOTICED * remedy.outcome.output_tokens_per_s > before.output_tokens_per_s
+
+    return [each for each in ranked(remedies) if helps(each)][:_SHOWN]
 
 
 def figures_of(outcome: Outcome) -> dict[str, float]:
@@ -222,5 +214,6 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int) -> EngineName:
-    """Interpreted for a few short simulations, compiled where loading machine code pays."""
-    return "compiled" if num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING else "auto"
+    """Interpreted for a few short simulations, compiled where loading machine code pays and numba is there."""
+    is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
+    return "compiled" if is_long and has_numba() else "auto"

@@ -13,17 +13,24 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvsim.budget import Budget, plan_budget
-from kvsim.errors import BudgetError, UsageError
+from kvsim.errors import BudgetError
+from kvsim.extrapolation import Watched
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
+from kvsim.kv_groups.specs import smallest_block
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine
+from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
+
+
+_MANY_SEQS = 512
+"""Beyond so many, `max_num_seqs` makes no difference to step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,8 @@ class Server:
     replicas: int = 1
     times: str | None = None
     """A profile or a machine card, by file or by name; None for the best that ships."""
+    pace: Pace = TYPICAL
+    """How much longer host and GPU take than those times say, where a recording of this machine tells."""
 
     @property
     def num_gpus(self) -> int:
@@ -75,18 +84,13 @@ class Server:
 
         Raises:
             BudgetError: the model and its cache do not fit.
-            UsageError: a setting cannot be right, or the model's layers are not simulated.
+            UsageError: a setting cannot be right.
         """
         budget = self.budget()
-        if not budget.plan.layout.is_uniform:
-            raise UsageError(
-                f"{self.model.name} has layers of several kinds, whose memory is not simulated yet; kvsim size says "
-                "how many blocks and sequences fit."
-            )
         kv_bytes = budget.kv_bytes + self.unaccounted_bytes
         if kv_bytes < 2 * budget.bytes_per_block:
             raise BudgetError(f"nothing is left on {self.gpu.name} for the KV cache of {self.model.name}.")
-        return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self._step_time())
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
 
     def policy(self) -> Paged:
         """What is simulated on it."""
@@ -144,16 +148,35 @@ class Server:
         return shlex.join(settings)
 
     def _block_size(self) -> int:
+        """What the engine is told; the blocks of several groups follow from it."""
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
-        return cache_layout(self.model, settings).groups[0].block_size
+        layout = cache_layout(self.model, settings)
+        return (
+            layout.groups[0].block_size
+            if layout.is_uniform
+            else self.block_size or smallest_block(self.model, settings)
+        )
 
-    def _step_time(self) -> StepTimeModel:
-        return _step_times(self.gpu, self.model, self.times, self.captured)
+    def step_time(self) -> StepTimeModel:
+        """How long its steps take; the label says what that rests on."""
+        usual = _step_times(self.gpu, self.model, self.times, self.captured, min(self.max_num_seqs, _MANY_SEQS))
+        if self.pace == TYPICAL:
+            return usual
+        told = f"host times {self.pace.host:.2f} and GPU times {self.pace.gpu:.2f} by the recording"
+        return paced(usual, self.pace, label=f"{usual.label}; {told}")
 
 
 @lru_cache(maxsize=64)
-def _step_times(gpu: Gpu, model: Model, source: str | None, captured: bool) -> StepTimeModel:
-    return step_times(gpu, model, "vllm", source=source, captured=captured)
+def _step_times(gpu: Gpu, model: Model, source: str | None, captured: bool, max_num_seqs: int) -> StepTimeModel:
+    return step_times(gpu, model, "vllm", source=source, captured=captured, max_num_seqs=max_num_seqs)
+
+
+def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
+    """`times` on a machine of that pace; as they are where they are a model of somebody's own."""
+    coefficients = times.times if isinstance(times, Watched) else times
+    if not isinstance(coefficients, Roofline):
+        return times
+    return replace(at_pace(pace, coefficients), label=label or times.label)
 
 
 @lru_cache(maxsize=1024)

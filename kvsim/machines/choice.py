@@ -75,7 +75,13 @@ def card_named(name: str | None) -> Card | None:
 
 
 def step_times(
-    gpu: Gpu, model: Model, engine: str, *, source: str | None = None, captured: bool = True
+    gpu: Gpu,
+    model: Model,
+    engine: str,
+    *,
+    source: str | None = None,
+    captured: bool = True,
+    max_num_seqs: int | None = None,
 ) -> StepTimeModel:
     """The step times of `engine` with `model`, as it is served, on `gpu`; their label says what they rest on.
 
@@ -86,10 +92,26 @@ def step_times(
         source: a profile or a machine card, by file or by name; "none" for the plain roofline of the data sheet; None
             for the best that ships.
         captured: False in an engine that captures no graphs.
+        max_num_seqs: sequences of vLLM's largest batch: it captures graphs of steps of up to twice as many tokens, and
+            launches larger ones kernel by kernel. None for so many that it makes no difference.
 
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
     """
+    times = _chosen(gpu, model, engine, source, captured=captured)
+    if engine != "vllm" or max_num_seqs is None:
+        return times
+    if isinstance(times, Watched):
+        times.times = _captured_up_to(times.times, 2 * max_num_seqs)
+        return times
+    return _captured_up_to(times, 2 * max_num_seqs) if isinstance(times, Roofline) else times
+
+
+def _captured_up_to(times: Roofline, num_tokens: int) -> Roofline:
+    return times if times.max_captured_tokens <= num_tokens else replace(times, max_captured_tokens=num_tokens)
+
+
+def _chosen(gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool) -> StepTimeModel:
     size = model.tensor_parallel_size
     if source is not None and source != "none":
         if is_card(source):

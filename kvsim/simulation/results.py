@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,11 @@ from kvsim.simulation.sums import Sums
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
+if TYPE_CHECKING:
+    from kvsim.engine.records import Records, Step
+
+_TOGETHER = 512
+"""Steps that are added up at once: slices of a closed loop have few, and adding up costs most by the slice."""
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
 """What `Sequence.open_row` says where there is none."""
@@ -50,23 +55,38 @@ class Totals:
         self._unit_slots = pool.unit_slots
         self._sums = Sums(pool.num_units * pool.unit_slots)
         self._limits: Limits | None = None
+        self._kept: list[npt.NDArray[Any]] = []
+        self._num_kept = 0
         self._computed_tokens = self._swapped_out = self._swapped_in = 0
 
     def take(self, engine: Engine) -> None:
-        """Add the steps of a slice."""
+        """Add the steps of a slice: later, with those of the next slices, where they are few and can be kept."""
+        if self._limits is None:
+            self._limits = _limits_of(engine)
         if num_steps := _num_steps(engine):
-            self._add(engine, num_steps)
+            if isinstance(engine.steps, np.ndarray):
+                self._kept.append(engine.steps[:num_steps].copy())
+                self._num_kept += num_steps
+                if self._num_kept >= _TOGETHER:
+                    self._add_kept()
+            else:
+                self._add(engine.steps, num_steps)
         if num_outputs := _num_outputs(engine):
             self._sums.end_s = float(engine.outputs[num_outputs - 1].time_s)
 
-    def _add(self, engine: Engine, num_steps: int) -> None:
-        def of(name: str) -> Any:
-            return column(engine.steps, name, num_steps)
+    def _add_kept(self) -> None:
+        """Add the steps that were kept, if there are any."""
+        if self._kept:
+            self._add(cast("Records[Step]", np.concatenate(self._kept)), self._num_kept)
+        self._kept, self._num_kept = [], 0
 
+    def _add(self, steps: Records[Step], num_steps: int) -> None:
+        def of(name: str) -> Any:
+            return column(steps, name, num_steps)
+
+        assert self._limits is not None
         unit_slots, free, unusable = self._unit_slots, of("free_units"), of("unusable_units")
         waiting, tokens = of("waiting"), of("num_tokens")
-        if self._limits is None:
-            self._limits = _limits_of(engine)
         kept: tuple[Any, Any] = self._limits.keeping(waiting, of("running"), tokens)
         frame = Frame(
             scheduled=of("num_scheduled"),
@@ -92,6 +112,7 @@ class Totals:
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
+        self._add_kept()
         num_late = engine.state[0].num_late
         for index in range(num_late):
             times = engine.times[int(engine.lists[index].late)]

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from kvsim.diagnosis import diagnose, glance, load_of, losses_of, server_of, spells_of
 from kvsim.errors import UsageError
 from kvsim.fitting import Kind, Search
+from kvsim.fitting.outcome import outcome_of
+from kvsim.fitting.search import figures_of
 from kvsim.hardware import find_gpu
 from kvsim.live.metrics import parse_metrics
 from kvsim.machines import step_times
@@ -19,8 +21,10 @@ from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.recording import Recording, find, read
 from kvsim.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation import Machine, simulate
+from kvsim.simulation import Machine, Measured, simulate
 from kvsim.workload import AllAtOnce, Fixed, LogNormal, Poisson, generate
+
+from ..conftest import REPOSITORY
 
 INTERPRETED = Search(engine="interpreted")
 
@@ -159,3 +163,23 @@ def test_at_once_arrivals_are_kept() -> None:
     load = load_of(simulate(work, Paged(scheduler=ContinuousSettings(max_model_len=600)), machine))
     assert load.workload.arrival_s.tolist() == [0.0] * 4
     assert load.rate_per_s is None
+
+
+RECORDED = REPOSITORY / "benchmarks" / "recordings"
+
+
+def test_the_effect_of_a_real_remedy_was_predicted_from_the_recording_without_it() -> None:
+    """A Llama-3-8B on an H200 with bursts short of memory, recorded with 0.16 and with 0.18 of the GPU's memory."""
+    before, after = read(RECORDED / "without"), read(RECORDED / "memory")
+    server, load = server_of(before), load_of(before)
+    assert server.pace.host == pytest.approx(1.2, abs=0.05), "this machine's host is slower than most"
+    assert server.num_blocks is None, "its pool is what its settings leave"
+    changed = replace(server, gpu_memory_utilization=0.18)
+    [predicted] = INTERPRETED.outcomes([(changed, load, 1.0)])
+    measured = outcome_of(load, [Measured.of(after)], changed.machine())
+    assert predicted.num_blocks == (after.meta.pool.num_units or 0) + 1
+    assert measured.output_tokens_per_s == pytest.approx(predicted.output_tokens_per_s, rel=0.01)
+    assert measured.num_preemptions < 0.25 * summarize(before).num_preemptions
+    for name, (low, high) in INTERPRETED.band(changed, load, predicted).items():
+        if name != "ttft_p99_s":  # a burst more or less of preemptions decides it
+            assert low <= figures_of(measured)[name] <= high, name

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
 from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
+from kvsim.fitting.largest import largest_load
 from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.metrics import Distribution
@@ -68,12 +69,13 @@ def test_the_largest_load_fits_and_a_larger_one_does_not() -> None:
     """By hand: 99 blocks hold 16 sequences of 90 tokens in whole blocks of 16."""
     on, goal = server(100), Goal()
     for asked in (4, 40):
-        largest = INTERPRETED.largest(on, users(asked), goal)
+        largest = largest_load(on, users(asked), goal, engine="interpreted")
         assert largest is not None
         assert 16 <= largest <= 18
         assert goal.is_met(run(on, users(asked).of_users(int(largest))))
         assert not goal.is_met(run(on, users(asked).of_users(int(largest * 1.3) + 1)))
-    assert INTERPRETED.largest(server(7, max_model_len=90), users(2), Goal(tpot_p99_s=1e-6)) is None
+    impossible = Goal(tpot_p99_s=1e-6)
+    assert largest_load(server(7, max_model_len=90), users(2), impossible, engine="interpreted") is None
 
 
 def test_a_queue_that_grows_is_an_overload_and_one_that_does_not_is_none() -> None:

@@ -1,0 +1,51 @@
+"""The largest load that fits a server, found by halving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.fitting.outcome import evaluate
+
+if TYPE_CHECKING:
+    from kvsim.fitting.goal import Goal
+    from kvsim.fitting.load import Load
+    from kvsim.fitting.server import Server
+    from kvsim.simulation import EngineName
+
+_CLOSE = 0.04
+"""How closely it is found, as a share of it."""
+_MOST_TIMES = 16
+"""It is looked for up to so many times the load that was asked for."""
+
+
+def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> float | None:
+    """The largest load that fits: in users, or in times the arrivals of an open loop.
+
+    None where not even one user or a sixteenth of the arrivals fits; infinity where more does than was looked for.
+    """
+    start = float(load.users or 1)
+
+    def fits(size: float) -> bool:
+        return goal.is_met(evaluate(server, scaled(load, size), engine=engine))
+
+    if fits(start):
+        low, high = start, 2 * start
+        while fits(high):
+            low, high = high, 2 * high
+            if high > _MOST_TIMES * start:
+                return float("inf")
+    else:
+        high, low = start, start / 2
+        while not fits(low):
+            high, low = low, low / 2
+            if low < (1 if load.users else 1 / _MOST_TIMES):
+                return None
+    while high - low > max(_CLOSE * high, 1.0 if load.users else 0.0):
+        middle = round((low + high) / 2) if load.users else (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def scaled(load: Load, size: float) -> Load:
+    """The load of `size` users, or with arrivals `size` times as fast."""
+    return load.of_users(max(round(size), 1)) if load.users else load.at_rate(size)
