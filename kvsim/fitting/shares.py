@@ -6,6 +6,7 @@ not add up; what none of them explains is the host, kernels that start, and wait
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,14 @@ class TimeShares:
     weights: float
     """Streaming the weights, once a step."""
     cache: float
-    """Reading keys and values."""
+    """Reading keys and values; NaN where several KV-cache groups hold them, whose tokens are not counted."""
     arithmetic: float
     """Matrix products of all tokens."""
 
     @property
     def bandwidth(self) -> float:
         """Reading memory."""
-        return self.weights + self.cache
+        return self.weights + (self.cache if self.cache == self.cache else 0.0)
 
     def as_dict(self) -> dict[str, float]:
         """As JSON has it."""
@@ -48,6 +49,6 @@ def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
     steps_per_s = summary.num_steps / summary.duration_s
     return TimeShares(
         weights=steps_per_s * times.weights_s,
-        cache=steps_per_s * held_tokens * times.context_token_s,
+        cache=math.nan if pool.groups else steps_per_s * held_tokens * times.context_token_s,
         arithmetic=summary.computed_tokens / summary.duration_s * times.token_s,
     )

@@ -116,10 +116,10 @@ def time_words(outcome: Outcome) -> str:
     shares = outcome.shares
     if shares is None:
         return ""
+    cache = "" if math.isnan(shares.cache) else f", {100 * shares.cache:.0f} % reading keys and values"
     return (
-        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights, "
-        f"{100 * shares.cache:.0f} % reading keys and values; the pool is at most {100 * outcome.peak_occupancy:.0f} % "
-        "full."
+        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights"
+        f"{cache}; the pool is at most {100 * outcome.peak_occupancy:.0f} % full."
     )
 
 
