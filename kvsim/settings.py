@@ -46,6 +46,15 @@ class Growth(Enum):
     """Somebody is preempted at once: extents cannot move."""
 
 
+class Eviction(Enum):
+    """Which block of host memory makes room for another (vLLM's `eviction_policy`)."""
+
+    LRU = "lru"
+    """The least recently used one."""
+    ARC = "arc"
+    """Of those used once or of those used again, whichever list is longer than it should be."""
+
+
 def _positive(**settings: int) -> None:
     for name, value in settings.items():
         if value < 1:
@@ -84,7 +93,8 @@ class ContinuousSettings:
 class PagedSettings:
     """The paged cache; the defaults are vLLM 0.25.1's.
 
-    Host memory and speculative decoding, both off by default, are modelled and not verified; see docs/conformance.md.
+    Speculative decoding and the swap of vLLM 0.x, both off by default, are modelled and not verified; see
+    docs/conformance.md.
     """
 
     block_size: int = 16
@@ -95,8 +105,23 @@ class PagedSettings:
     """Whether every layer keeps every token whatever its window, as in a cache without groups."""
     watermark: float = 0.0
     """Share of the pool that admission leaves free while anything runs."""
+    kv_offloading_size: float = 0.0
+    """Host memory, in GiB, of vLLM's native offload: computed blocks are copied there and come back as prefix hits."""
+    kv_offloading_block_size: int = 0
+    """Tokens of a block of host memory, a multiple of `block_size`; 0 for `block_size`."""
+    kv_offloading_eviction: Eviction = Eviction.LRU
+    kv_offloading_prompt_only: bool = True
+    """Blocks of generated tokens are not copied."""
+    store_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link to host memory, in 10^9 bytes per second."""
+    load_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link from host memory, in 10^9 bytes per second."""
+    copy_latency_s: float = 20e-6
+    """Seconds that a copy of the offload takes however small it is."""
     swap_gib: float = 0.0
-    """Host memory, in GiB, to which preempted sequences are copied instead of being computed again; 0 for none."""
+    """Host memory, in GiB, to which vLLM 0.x copied preempted sequences instead of computing them again; 0 for none.
+    vLLM 0.25.1 has no such swap.
+    """
     swap_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
     """Speed of the link to it in either direction, in 10^9 bytes per second."""
     num_speculative_tokens: int = 0
@@ -110,6 +135,18 @@ class PagedSettings:
         _positive(block_size=self.block_size)
         if not 0 <= self.watermark < 1:
             raise UsageError(f"watermark should be at least 0 and below 1, not {self.watermark}.")
+        if not 0 <= self.kv_offloading_size < 1e6:
+            raise UsageError(f"kv_offloading_size should be a size in GiB, 0 or more, not {self.kv_offloading_size}.")
+        if self.kv_offloading_block_size < 0 or self.kv_offloading_block_size % self.block_size:
+            raise UsageError(
+                f"kv_offloading_block_size should be a multiple of the block size of {self.block_size} tokens, not "
+                f"{self.kv_offloading_block_size}."
+            )
+        for name in ("store_gb_per_s", "load_gb_per_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise UsageError(f"{name} should be a positive speed in GB/s, not {getattr(self, name)}.")
+        if not 0 <= self.copy_latency_s < 1e3:
+            raise UsageError(f"copy_latency_s should be a number of seconds, 0 or more, not {self.copy_latency_s}.")
         if not 0 <= self.swap_gib < 1e6:
             raise UsageError(f"swap_gib should be a size in GiB, 0 or more, not {self.swap_gib}.")
         if not 0 < self.swap_gb_per_s < 1e6:

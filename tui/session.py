@@ -10,6 +10,7 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
+from kvsim.recording.host_memory import HostMemory, host_memory
 from kvsim.recording.ledger import NOBODY
 from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
@@ -191,6 +192,11 @@ class Session:
         """Requests that have been refused at the player's clock."""
         requests = self.recording.requests
         return int(((requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)).sum())
+
+    @cached_property
+    def host(self) -> HostMemory | None:
+        """What stands in host memory, step by step; None where blocks are not offloaded."""
+        return host_memory(self.recording)
 
     def show(self) -> None:
         """Make the replay's frame the player's."""

@@ -113,6 +113,7 @@ class DrivenEngine:
             },
             **(extra or {}),
         }
+        self._forget()
         scratch = self._scratch / "log"
         self._scheduler.kvsim.start(FileSink(scratch), meta)
         try:
@@ -134,7 +135,7 @@ class DrivenEngine:
     ) -> float:
         """Serve `workload`, with an empty prefix cache to begin with; return the seconds it took."""
         prompts = token_ids(workload, self._vocab_size, seed)
-        self._engine.reset_prefix_cache()
+        self._forget()
         arrivals = workload.arrival_s.tolist() if concurrency is None else [0.0] * len(workload)
         limit = len(workload) if concurrency is None else concurrency
         begin = time.monotonic()
@@ -154,6 +155,11 @@ class DrivenEngine:
         while self._engine.engine_core.engine_core.scheduler.has_requests():
             self._engine.step()  # one more call tells the engine of the last finish
         return time.monotonic() - begin
+
+    def _forget(self) -> None:
+        """Empty the prefix cache, and host memory where blocks are offloaded."""
+        offloads = self._scheduler.connector is not None
+        self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 
     def _send(self, workload: Workload, prompts: list[list[int]], row: int) -> None:
         from vllm import SamplingParams  # noqa: PLC0415

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from kvsim.capture.groups import layout_of
+from kvsim.capture.offload import OffloadWatch, has_offload
 from kvsim.capture.sinks import Sink
 from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
@@ -53,6 +54,7 @@ class SchedulerRecorder:
         self.sink: Sink | None = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
+        self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
         self._watch_memory()
 
     def check(self) -> None:
@@ -64,6 +66,12 @@ class SchedulerRecorder:
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         if os.environ.get(_RETENTION):
             raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
+        connector = getattr(self._scheduler, "connector", None)
+        if connector is not None and self._offload is None:
+            raise RecordingError(
+                f"the engine moves its cache with {type(connector).__name__}, and kvsim records none "
+                "but vLLM's native offload."
+            )
 
     def start(self, sink: Sink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already holds are not part of it.
@@ -72,12 +80,16 @@ class SchedulerRecorder:
             RecordingError: it cannot be recorded; nothing is.
         """
         self.check()
+        if self._offload is not None:
+            self._offload.start()
+            meta = meta | {"policy": meta["policy"] | self._offload.settings()}
         self._meta = meta
         self._begin_s: float | None = None
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]  # entries in each request's table, by group
         self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]  # where its blocks stand, for windows
         self._rows: dict[str, int] = {}
+        self._all_rows: dict[str, int] = {}  # of requests that have ended too: a copy may be reported afterwards
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -106,7 +118,7 @@ class SchedulerRecorder:
     @_harmless
     def arrived(self, request: Any) -> None:
         """`request` was added to the queue."""
-        self._rows[request.request_id] = self._num_rows
+        self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
         self._report(*self._arrival(request))
@@ -123,7 +135,9 @@ class SchedulerRecorder:
     def scheduled(self, output: Any) -> None:
         """The scheduler has decided the step in `output`."""
         tokens: dict[str, int] = output.num_scheduled_tokens
-        if not tokens and not self._num_preempted:
+        if self._offload is not None:  # a step that computes nothing may begin copies, and report them
+            self._offload.scheduled(output, self._all_rows)
+        elif not tokens and not self._num_preempted:
             return
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
@@ -172,6 +186,9 @@ class SchedulerRecorder:
     def aborted(self) -> None:
         """Requests were finished from outside."""
         time_s = self._now()
+        if self._offload is not None:  # one that loads keeps its blocks until that has ended
+            gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
+            self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
         for request in self._ended:
             self._end(request, time_s)
         self._ended.clear()
@@ -216,11 +233,11 @@ class SchedulerRecorder:
             self._report(word, row, begin, blocks, *self._of_group(group))
 
     @_harmless
-    def _freeing(self, request: Any) -> None:
+    def _freeing(self, request: Any, deferred: bool = False) -> None:
         name = request.request_id
-        if name not in self._rows:
+        if name not in self._all_rows:
             return
-        row = self._rows[name]
+        row = self._all_rows[name]
         for group, manager in enumerate(self._manager.coordinator.single_type_managers):
             self._places[group].pop(name, None)
             if not self._held[group].pop(name, 0):
@@ -231,8 +248,11 @@ class SchedulerRecorder:
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
                 self._report_let_go(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0
-            self._report("release", row, num_held, num_cached, *self._of_group(group))
-        if request.is_finished():
+            if deferred and self._offload is not None:
+                self._offload.deferring(row, num_held, num_cached)
+            else:
+                self._report("release", row, num_held, num_cached, *self._of_group(group))
+        if request.is_finished() and name in self._rows:
             self._ended.append(request)
 
     @_harmless
@@ -254,10 +274,17 @@ class SchedulerRecorder:
         """What an event says of its group: nothing, where there is one."""
         return (group,) if len(self._layout.groups) > 1 else ()
 
+    @_harmless
+    def freed(self, num_tables: int) -> None:
+        """The blocks of tables that were lost while steps were under way are free now."""
+        if self._offload is not None:
+            self._offload.freed(num_tables)
+
     def _watch_memory(self) -> None:
         """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
+        pop_blocks = getattr(manager, "pop_blocks_for_free", None)
 
         def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate_slots(request, *args, **kwargs)
@@ -272,6 +299,10 @@ class SchedulerRecorder:
             self._freeing(request)
             return free(request)
 
+        def watched_pop(request: Any) -> Any:
+            self._freeing(request, True)
+            return pop_blocks(request)  # type: ignore[misc]
+
         def watched_evict(block: Any) -> Any:
             evicted = evict(block)
             if evicted and self.sink is not None:
@@ -279,6 +310,8 @@ class SchedulerRecorder:
             return evicted
 
         manager.allocate_slots, manager.free = watched_allocate, watched_free
+        if pop_blocks is not None:
+            manager.pop_blocks_for_free = watched_pop
         pool._maybe_evict_cached_block = watched_evict
         self._watch_windows()
 
@@ -353,6 +386,10 @@ class SchedulerRecorder:
         if self._begin_s is None:
             self._begin_s = now
         return round(now - self._begin_s, 9)
+
+    def _report_if_recording(self, *event: Any) -> None:
+        if self.sink is not None:
+            self._report(*event)
 
     def _report(self, *event: Any) -> None:
         self._lines.append(eventlog.line(*event))

@@ -85,6 +85,11 @@ class _Recording:
         self.kvsim.aborted()
         return finished
 
+    def _drain_deferred_frees(self) -> None:
+        before = len(self.deferred_frees)  # type: ignore[attr-defined]
+        super()._drain_deferred_frees()  # type: ignore[misc]
+        self.kvsim.freed(before - len(self.deferred_frees))  # type: ignore[attr-defined]
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.kvsim.preempted(request)
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]

@@ -59,10 +59,19 @@ def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
         ("requests", requests),
         ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{servers}"),
         ("KV cache", f"{pool_words(meta)}{' on each GPU' if num_gpus > 1 else ''}{kept}"),
+        *_host_rows(policy),
         ("limits", _limit_words(policy)),
         *times_rows(meta.engine.get("step_time")),
     ]
     return [row for row in rows if row[1]] if pool.num_units else rows
+
+
+def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
+    """How much host memory there is for blocks, if any, and over which link."""
+    if not policy.get("kv_offloading_size"):
+        return []
+    there, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
+    return [("host memory", f"{policy['kv_offloading_size']:g} GiB, {there:.1f} GB/s there and {back:.1f} GB/s back")]
 
 
 def times_rows(label: Any) -> list[Row]:
@@ -113,6 +122,9 @@ def _figures(summary: Summary, band: Band | None) -> list[Row]:
     rows.append(("batch", f"{_number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
     full = f"{_percent(summary.mean_occupancy)} held on average, {_percent(summary.peak_occupancy)} at most"
     rows.append(("pool", f"{full}; {_number(wasted_percent(summary), '.1f')} % wasted"))
+    if summary.swapped_out_bytes or summary.swapped_in_bytes:
+        there, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
+        rows.append(("host memory", f"{there} copied there, {back} back"))
     lost = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
     others = "".join(f", {count:,} {name}" for name, count in lost.items() if count)
     return [*rows, ("served", f"{summary.num_finished:,}{others}")]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
+from kvsim.cli.offload import offload_settings
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, is_generated, workload_and_source
 from kvsim.errors import UsageError
@@ -76,6 +77,7 @@ class Scenario:
                 enable_prefix_caching=self._caches_prefixes(),
                 hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
                 watermark=flags["watermark"],
+                **offload_settings(flags, self.gpu),
                 **self._modelled(),
             ),
         )

@@ -85,10 +85,38 @@ _OPTIONS = (
         help="Share of the pool that admission leaves free.",
     ),
     _paged(
+        "--kv-offloading-size",
+        type=float,
+        metavar="GIB",
+        help="Host memory of vLLM's native offload: blocks are copied there and come back as prefix hits.  [none]",
+    ),
+    _paged(
+        "--kv-offloading-block-size",
+        type=int,
+        metavar="TOKENS",
+        help="With --kv-offloading-size: tokens of a block on the host.  [the block size]",
+    ),
+    _paged(
+        "--kv-offloading-eviction",
+        type=click.Choice(["lru", "arc"]),
+        help="With --kv-offloading-size: which block on the host makes room for another.  [lru]",
+    ),
+    _paged(
+        "--kv-offloading-outputs",
+        is_flag=True,
+        help="With --kv-offloading-size: copy blocks of generated tokens too.",
+    ),
+    _paged(
+        "--kv-offloading-gb-per-s",
+        type=float,
+        metavar="GB/S",
+        help="With --kv-offloading-size: speed of the link each way.  [the machine card's; 80% of PCIe 5.0 x16]",
+    ),
+    _paged(
         "--swap-gib",
         type=float,
         metavar="GIB",
-        help="Host memory to which preempted sequences are copied, not recomputed.  [none; a model, not vLLM's]",
+        help="Host memory to which vLLM 0.x copied preempted sequences; no vLLM of today does.  [none; a model]",
     ),
     _paged(
         "--swap-gb-per-s",

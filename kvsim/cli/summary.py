@@ -45,8 +45,8 @@ def print_summaries(
     row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
     row("kept waiting by fragmentation", [f"{summary.num_fragmented_requests:,}" for summary in summaries])
     if any(summary.swapped_out_bytes for summary in summaries):
-        row("swapped out", [size(summary.swapped_out_bytes) for summary in summaries])
-        row("swapped in", [size(summary.swapped_in_bytes) for summary in summaries])
+        row("copied to host memory", [size(summary.swapped_out_bytes) for summary in summaries])
+        row("copied from host memory", [size(summary.swapped_in_bytes) for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
     notes = [time_source(recording) for recording in recordings]

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw output per second against the first flag that varies.",
+    help="Draw output per second against the first flag that varies; what kv-offloading-size is worth, where it alone "
+    "does.",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
@@ -89,9 +90,11 @@ def command(
         outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=report)
     if figure is not None:
         from kvsim.plots import save
+        from kvsim.plots.host_memory import AXIS, draw_host_memory
         from kvsim.plots.sweep import draw_sweep
 
-        save(draw_sweep(output, list(axes)), figure, made_by="sweep")
+        picture = draw_host_memory(output) if list(axes) == [AXIS] else draw_sweep(output, list(axes))
+        save(picture, figure, made_by="sweep")
     facts = {
         "done": outcome.num_done,
         "kept": outcome.num_kept,

@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
-from kvsim.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings)
 
@@ -92,8 +92,9 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             example = field.default.value if isinstance(field.default, Enum) else field.default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")
     try:
-        if "order" in values:
-            values["order"] = Order(values["order"])
+        for name, kinds in (("order", Order), ("kv_offloading_eviction", Eviction)):
+            if name in values:
+                values[name] = kinds(values[name])
         return kind(**values)
     except (UsageError, ValueError) as error:
         raise RecordingError(f"{file}: {str(error).rstrip('.')}.") from error
@@ -111,6 +112,26 @@ def _check_hashes(recording: Recording) -> None:
             f"recording {recording.name!r} has no prompt_hashes of request {name!r}, which shares a prefix; without "
             "them nobody can tell which prefixes are equal."
         )
+
+
+def host_blocks_of(meta: Meta) -> int:
+    """Blocks of host memory that a recorded engine had for its offload; 0 for none.
+
+    Raises:
+        RecordingError: it was made with a setting of the offload that kvsim does not know.
+    """
+    policy = meta.policy
+    if int(policy.get("store_threshold") or 0) > 1:
+        raise RecordingError(
+            "the recorded engine stores blocks that were looked up several times (store_threshold), and kvsim knows "
+            "only offloads that store every block."
+        )
+    if "host_blocks" in policy:
+        return int(policy["host_blocks"])
+    size = float(policy.get("kv_offloading_size") or 0)
+    block_size = int(policy.get("kv_offloading_block_size") or meta.pool.unit_tokens)
+    num_gpus = int(meta.model.get("tensor_parallel_size", 1))
+    return int(size * (1 << 30)) // (block_size // meta.pool.unit_tokens * meta.pool.bytes_per_unit * num_gpus)
 
 
 def _told(meta: Meta) -> dict[str, Any]:

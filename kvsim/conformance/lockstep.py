@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.conformance.changes import Change, Changes
+from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.recorded import Event, Recorded
+from kvsim.conformance.recorded_copies import CopiesInLockstep, RecordedCopies
 from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.conformance.words import StepFacts, changes_in_words, step_in_words
 from kvsim.engine.driver import Driver
 from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
+from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
 from kvsim.recording import MemoryKind, Recording, RequestStatus
@@ -65,14 +67,17 @@ class _Lockstep:
             recorded.num_blocks - 1,
             no_times(),
             refused=np.asarray(recording.requests.status == RequestStatus.REFUSED),
+            unit_bytes=OFFLOAD_BLOCK_BYTES,
             initial_free=recorded.initial_free,
             layout=recorded.layout,
+            copies_are_timed=False,
             records_memory=True,
             compiled=compiled,
         )
         self._driver = Driver(engine, compiled=compiled)
         self._state = engine.state[0]
         self._changes = Changes(self._driver, tell_lengths=recorded.tells_lengths)
+        self._copies = CopiesInLockstep(self._driver, RecordedCopies(recording))
         self._depth = 2 if settings.async_scheduling else 1
         self._names: list[str] = recording.requests.id.tolist()
         self._arrived: set[int] = set()
@@ -131,9 +136,10 @@ class _Lockstep:
         self._next_change, expected, evicted = self._recorded.changes(self._next_change, seq)
         changes = self._changes.drain()
         ours, theirs = self._facts(), self._recorded.step_facts(step, evicted)
-        if ours != theirs or not self._equal_but_for_aborts(changes, expected):
-            told = step_in_words(theirs, expected, self._names)
-            return difference(moment, told, step_in_words(ours, changes, self._names))
+        copies, told_copies = self._copies.decided(), self._copies.recorded(step)
+        if ours != theirs or copies != told_copies or not self._equal_but_for_aborts(changes, expected):
+            told = step_in_words(theirs, expected, self._names) | told_copies
+            return difference(moment, told, step_in_words(ours, changes, self._names) | copies)
         self._num_steps += 1
         return None
 
@@ -147,13 +153,20 @@ class _Lockstep:
                 f"recording {self._recording.name!r}: the output of step {step} is processed out of turn; outputs come "
                 "in the order of their steps."
             )
-        if len(self._in_flight) < self._depth and (found := self._schedule_nothing(f"a call before {moment}")):
+        if self._is_a_call_missing() and (found := self._schedule_nothing(f"a call before {moment}")):
             return found
         self._in_flight.popleft()
+        if unknown := self._copies.report(step):
+            return difference(moment, {"copies reported": unknown}, {"copies reported": []})
         self._driver.update()
+        self._copies.settle(step)
         self._changes.take()
         self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
         return self._compare_changes(moment, expected)
+
+    def _is_a_call_missing(self) -> bool:
+        """Whether the engine has looked for more to schedule, and left no step behind; with an offload it does."""
+        return self._recording.copies is None and len(self._in_flight) < self._depth
 
     def _schedule_nothing(self, moment: str) -> Difference | None:
         """Make the call that left no step behind: it must find nothing to do."""
@@ -208,10 +221,12 @@ class _Lockstep:
         return kind == MemoryKind.RELEASE and aborted and self._stands(row, RUNNING)
 
     def _abort_by_time(self, now_s: float) -> None:
-        """Abort what should be gone by `now_s` and holds no memory, whose release would tell."""
+        """Abort what should be gone by `now_s` and holds no memory, whose release would tell just when."""
         while self._aborts_due and self._aborts_due[-1][0] <= now_s:
             row = self._aborts_due.pop()[1]
-            if self._stands(row, WAITING) or self._stands(row, PREEMPTED):
+            # With an offload, a release comes when it can, and does not tell when its request left.
+            told_late = (RUNNING, LOADING) if self._recording.copies is not None else ()
+            if any(self._stands(row, status) for status in (WAITING, PREEMPTED, *told_late)):
                 self._abort(row)
 
     def _stands(self, row: int, status: int) -> bool:

@@ -14,7 +14,7 @@ from kvsim.conformance.oracle_groups import layout_of
 from kvsim.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,6 +43,8 @@ _TOLD_BY_GROUP = {"groups", "ncached", "crc"}
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
 """What an oracle with several groups says otherwise: in a list of groups, or as a checksum."""
 _LONGEST_MODEL = 131_072
+OFFLOAD_BLOCK_BYTES = 1 << 20
+"""What a block takes on the host, in bytes: a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
 _MOST = 1 << 24
 """No number of blocks, tokens or calls in an oracle workload is larger: the oracle would run for days."""
@@ -80,6 +82,10 @@ class OracleWorkload:
     """The KV-cache groups of an oracle that has several kinds of layers; None for one of full attention."""
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept; None for all."""
+    load_steps: int = 1
+    """Steps that a copy from the host takes, the one that begins it included; where blocks are offloaded."""
+    store_steps: int = 1
+    """Steps that a copy to the host takes, likewise."""
 
 
 def read_workload(file: Path) -> OracleWorkload:
@@ -115,6 +121,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     num_blocks = fields.integer("num_blocks", None, minimum=2)
     block_size = fields.integer("block_size", 16, minimum=1)
     longest = min((num_blocks - 1) * block_size, _LONGEST_MODEL)
+    offload = _Fields(_object(document.get("offload", {}), where), f"{where}, offload")
     try:
         scheduler = ContinuousSettings(
             max_num_seqs=fields.integer("max_num_seqs", 128),
@@ -130,6 +137,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             block_size=block_size,
             enable_prefix_caching=fields.flag("enable_prefix_caching", default=True),
             watermark=fields.fraction("watermark", 0.0),
+            **_offload(offload, block_size),
         )
     except (UsageError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
@@ -154,7 +162,30 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             if document.get("retention_interval") is not None
             else None
         ),
+        load_steps=offload.integer("load_delay", 1, minimum=1),
+        store_steps=offload.integer("store_delay", 1, minimum=1),
     )
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise WorkloadError(f"{where}: offload should be an object, not {value!r}.")
+    return value
+
+
+def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
+    """The settings of the offload, so that host memory has as many blocks as the oracle gives it."""
+    if not fields.document:
+        return {}
+    if fields.integer("store_threshold", 0) > 1:
+        raise WorkloadError(f"{fields.where}: kvsim does not know store_threshold; it should be 0 or 1.")
+    factor, host_blocks = fields.integer("factor", 1, minimum=1), fields.integer("host_blocks", None, minimum=1)
+    return {
+        "kv_offloading_size": host_blocks * factor * OFFLOAD_BLOCK_BYTES / (1 << 30),
+        "kv_offloading_block_size": factor * block_size,
+        "kv_offloading_eviction": Eviction(fields.document.get("policy", "lru")),
+        "kv_offloading_prompt_only": fields.flag("prompt_only", default=True),
+    }
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
-from kvsim.conformance.comparable import check_comparable, check_prompts, settings_of
+from kvsim.conformance.comparable import check_comparable, check_prompts, host_blocks_of, settings_of
+from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.words import StepFacts
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.settings import ContinuousSettings, PagedSettings
@@ -40,7 +41,12 @@ class Recorded:
         self.recording, meta = recording, recording.meta
         assert meta.pool.num_units is not None
         self.scheduler = settings_of(ContinuousSettings, recording)
-        self.cache = settings_of(PagedSettings, recording, block_size=meta.hash_block_size)
+        block_size = meta.hash_block_size
+        host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
+        host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
+        self.cache = settings_of(
+            PagedSettings, recording, block_size=block_size, kv_offloading_size=host_bytes / (1 << 30)
+        )
         layout = meta.pool.layout
         self.layout = None if layout is None else replace(layout, hash_block_size=meta.hash_block_size)
         """The KV-cache groups; None where one group of full attention holds all layers."""

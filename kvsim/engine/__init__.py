@@ -7,6 +7,8 @@ The functions run as they stand, or are compiled as they stand by numba. From th
     kv_cache       tables over groups       host_swap      what leaves the GPU         speculation    drafted tokens
     extents        a contiguous range       reservations   one extent a sequence       memory         either of the two
     waiting_queue  who is next              scheduler      who computes what           static_batch   padded rectangles
+    host_pool      slots on the host        host_jobs      copies under way            copies         when they end
+    offload        what is copied when      tiered         queue and frees with it     running        what a step holds
     clock          host and GPU             journal        what a recording says       totals         where slots go
 
     packing        a workload becomes records               driver         an engine that is run, or stepped by hand

@@ -16,11 +16,11 @@ from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import RECTANGULAR, Engine
 from kvsim.steptime import Roofline, StepShape, StepTime, Strain
 
-IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED = range(9)
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
 """What happened last. Nothing is left to do until another request is sent; a step was scheduled; an output was
 processed; there may be no room to write down another step; the clock reached the time that was given; a request has
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
-batch was formed.
+batch was formed; more loads began in one step than can be written down.
 """
 
 
@@ -47,18 +47,31 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 if next_s >= until_s:
                     return REACHED
                 state.host_s = max(state.host_s, next_s)
+            memory.pass_time(engine, until_s)
+            if state.host_s >= until_s:
+                return REACHED
             take_arrivals(engine)
             if settings.answers and state.num_ended > num_ended:
                 return ANSWERED  # refused
         moment = next_moment(engine)
         if moment == SCHEDULED:
-            if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
-                return STALLED
-            if settings.checking:
-                return CHECK
+            outcome = _after_step(engine)
+            if outcome != SCHEDULED:
+                return outcome
         elif settings.answers and state.num_ended > num_ended:
             return ANSWERED
     return FULL
+
+
+@part
+def _after_step(engine: Engine) -> int:
+    """Whether the caller has to act because of the step that was scheduled."""
+    state = engine.state[0]
+    if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
+        return STALLED
+    if memory.is_crowded(engine):
+        return CROWDED
+    return CHECK if engine.settings[0].checking else SCHEDULED
 
 
 @part
@@ -84,9 +97,9 @@ def next_moment(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Whether a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
     state = engine.state[0]
-    if state.num_running > 0 or state.num_waiting == 0:
+    if state.num_running > 0 or state.num_waiting == 0 or memory.has_pending(engine):
         return False
-    state.subject = waiting_queue.peek(engine)
+    state.subject = memory.next_waiting(engine)
     return True
 
 
@@ -123,16 +136,18 @@ def schedule(engine: Engine) -> None:
     state.seq += 1
     launched = engine.launched[state.next_launched]
     scheduler.schedule(engine)
-    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0
+    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or memory.notes_every_step(engine)
     if not launched.is_recorded:
         return
     shape = _write_down(engine)
+    memory.begin_copies(engine)
     cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
     begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
     gpu_s, strain = steptime.strained_gpu_s(cost, begin_s, Strain(state.strain, state.strained_at_s))
     state.strain, state.strained_at_s = strain.level, strain.at_s
     state.gpu_free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
     state.host_s += cost.launch_s
+    memory.poll_copies(engine)
     launched.turnaround_s = cost.turnaround_s
     launched.done_s = state.gpu_free_s
 
@@ -181,6 +196,7 @@ def has_room(engine: Engine) -> bool:
         state.num_steps - state.first_step < settings.most_steps
         and state.num_memory_rows <= settings.most_memory_rows
         and state.num_schedule_rows <= settings.most_schedule_rows
+        and memory.has_room_for_copies(engine)
     )
 
 

@@ -9,11 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import steptime
-from kvsim.engine import clock, packing, quiet, scheduler, static_batch, totals, waiting_queue
+from kvsim.engine import (
+    clock,
+    host_jobs,
+    host_pool,
+    offload,
+    packing,
+    quiet,
+    scheduler,
+    static_batch,
+    totals,
+    waiting_queue,
+)  # fmt: skip
 from kvsim.engine.compiled import machine_code, part
+from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import MemoryRow, Sequence, Table
-from kvsim.engine.state import RECTANGULAR, Engine
+from kvsim.engine.state import RECTANGULAR, TIERED, Engine
 
 _ADVANCE, _MOMENT, _ADD, _SCHEDULE, _UPDATE, _ABORT = range(6)
 
@@ -96,6 +108,14 @@ class Driver:
         """The running sequences, in order of admission."""
         return self._listed("running", self.engine.state[0].num_running)
 
+    def holders(self) -> list[int]:
+        """The sequences that hold memory: they run, load or have loaded, or their blocks are not free yet."""
+        if self.engine.settings[0].memory != TIERED:
+            return self.running()
+        loading = [job.sequence for job in self.jobs().values() if job.is_load]
+        loaded = [node for node in self.set_aside() if self.sequence(node).num_units]
+        return [*self.running(), *dict.fromkeys([*loaded, *loading]), *self.deferred()]
+
     def waiting(self) -> list[int]:
         """The waiting sequences, the head first."""
         engine, num_waiting = self.engine, self.engine.state[0].num_waiting
@@ -131,9 +151,11 @@ class Driver:
 
     def blocks(self, node: int, group: int = 0) -> list[int]:
         """The block ids in a table of a sequence; empty while it does not run."""
+        return self.table(node, group) if self.engine.sequences[node].num_units else []
+
+    def table(self, node: int, group: int = 0) -> list[int]:
+        """The block ids in a table of a sequence that has one, or whose blocks are not free yet."""
         engine, sequence = self.engine, self.engine.sequences[node]
-        if sequence.num_units == 0:
-            return []
         settings = engine.settings[0]
         table: Table = engine.tables[sequence.place * settings.num_groups + group]
         first = sequence.place * settings.entries_per_place + engine.groups[group].first_entry
@@ -147,6 +169,52 @@ class Driver:
             block = int(self.engine.blocks[block].next)
         return queue
 
+    def set_aside(self) -> list[int]:
+        """The sequences before the queue, of an engine with a second tier: they load, or are looked up again."""
+        host = self.engine.host
+        return [int(host.set_aside[index]) for index in range(host.state[0].num_set_aside)]
+
+    def deferred(self) -> list[int]:
+        """The sequences whose blocks are free as soon as the steps under way are done, in that order."""
+        host = self.engine.host
+        return [int(host.deferred[index]) for index in range(host.state[0].num_deferred)]
+
+    def jobs(self) -> dict[int, Job]:
+        """The copies between GPU and host that were not reported yet, by record, in the order of their numbers."""
+        jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
+        while record != NO_JOB:
+            jobs[record] = self.engine.host.jobs[record]
+            record = int(jobs[record].next)
+        return jobs
+
+    def slots(self, job: Job) -> list[int]:
+        """The slots of host memory that a copy reads or writes, in order."""
+        engine = self.engine
+        if job.is_load:
+            keys = [int(offload.key_of(engine, job.sequence, index)) for index in range(job.begin, job.end)]
+            return [int(host_pool.slot_of(host_pool.find(engine, key))) for key in keys]
+        slots, block = [], int(job.first_written)
+        while block != NO_HOST_BLOCK:
+            slots.append(int(host_pool.slot_of(block)))
+            block = int(engine.host.blocks[block].next_of_job)
+        return slots
+
+    def blocks_of_job(self, job: Job) -> list[int]:
+        """The blocks of the GPU that a copy reads or writes, in order, as long as they belong to its sequence."""
+        if job.is_load:
+            return self.blocks(job.sequence)[-job.num_blocks :]
+        size, sources = self.engine.host.settings[0].blocks_per_slot, self.engine.host.sources
+        return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
+
+    def report(self, job: int, call: int) -> None:
+        """Report a copy with the output of a step, counted like calls of the scheduler from 1."""
+        host_jobs.report(self.engine, job, call)
+
+    def use_slots(self, slots: list[int]) -> None:
+        """Take idle slots of host memory for used just now, the last of these last."""
+        for slot in slots:
+            host_pool.use(self.engine, host_pool.block_of(slot))
+
     def changes(self) -> list[MemoryRow]:
         """The changes of ownership that the last slice or action brought, in order."""
         return [self.engine.memory_rows[index] for index in range(self.engine.state[0].num_memory_rows)]
@@ -154,6 +222,8 @@ class Driver:
     def _begin_slice(self) -> None:
         state = self.engine.state[0]
         state.first_step, state.first_output, state.num_memory_rows = state.num_steps, state.num_outputs, 0
+        if self.engine.settings[0].memory == TIERED:
+            self.engine.host.state[0].num_copy_rows = 0
         self.engine = packing.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:

@@ -45,16 +45,16 @@ def admit(engine: Engine, node: int, hit_tokens: int, computed: int, num_tokens:
     sequence.place = engine.lists[state.num_free_places].free_place
     sequence.num_units = 0
     for group in range(settings.num_groups):
-        _attach_hits(engine, node, group, hit_tokens)
+        attach_hits(engine, node, group, hit_tokens)
     for group in range(settings.num_groups):
-        _extend(engine, node, group, total, slots)
+        extend(engine, node, group, total, slots)
     if settings.host_blocks > 0:
         host_swap.bring_back(engine, node, hit_tokens)
     sequence.cache_at = settings.cache_tokens * (hit_tokens // settings.cache_tokens + 1)
     if not settings.prefix_caching:
         sequence.cache_at = NEVER
     cache_blocks(engine, node, min(total, sequence.num_tokens))
-    _find_room(engine, node, computed)
+    find_room(engine, node, computed)
     return True
 
 
@@ -76,9 +76,9 @@ def grow(engine: Engine, node: int, num_tokens: int) -> bool:
     if needed > engine.state[0].num_free:
         return False
     for group in range(settings.num_groups):
-        _extend(engine, node, group, total, slots)
+        extend(engine, node, group, total, slots)
     cache_blocks(engine, node, min(total, sequence.num_tokens))
-    _find_room(engine, node, computed)
+    find_room(engine, node, computed)
     return True
 
 
@@ -136,7 +136,7 @@ def free(engine: Engine, node: int) -> None:
 
 
 @part
-def _attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
+def attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
     """Begin a table of an admitted sequence with the blocks that were found for it, null where they are not needed."""
     record = engine.groups[group]
     table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
@@ -159,7 +159,7 @@ def _attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None
 
 
 @part
-def _extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> None:
+def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> None:
     """Append free blocks, of which there are enough, to a table, up to so many tokens."""
     record = engine.groups[group]
     table, first = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
@@ -190,7 +190,7 @@ def _extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: i
 
 
 @part
-def _find_room(engine: Engine, node: int, computed: int) -> None:
+def find_room(engine: Engine, node: int, computed: int) -> None:
     """Find out how far a sequence can go on without touching its tables."""
     room = NEVER
     for group in range(engine.settings[0].num_groups):

@@ -37,3 +37,13 @@ def remove(nodes: Records[Node], node: int) -> None:
     before, after = nodes[node].previous, nodes[node].next
     nodes[before].next = after
     nodes[after].previous = before
+
+
+@part
+def insert_before(nodes: Records[Node], place: int, node: int) -> None:
+    """Put `node` before `place`: a record in a list, or one that stands for both ends of a list."""
+    before = nodes[place].previous
+    nodes[node].previous = before
+    nodes[node].next = place
+    nodes[before].next = node
+    nodes[place].previous = node

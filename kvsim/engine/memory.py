@@ -1,25 +1,34 @@
-"""Room for sequences: in blocks, or in contiguous reservations. What a scheduler asks of either."""
+"""Room for sequences: in blocks, with or without a second tier, or in contiguous reservations.
+
+What a scheduler asks of any.
+"""
 
 from __future__ import annotations
 
-from kvsim.engine import groups, host_swap, kv_cache, reservations, totals
+from kvsim.engine import copies, groups, host_swap, kv_cache, reservations, tiered, totals, waiting_queue
 from kvsim.engine.compiled import chosen_by_memory, part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
-find_hits = chosen_by_memory(kv_cache.find_hits, reservations.find_hits)
+find_hits = chosen_by_memory(kv_cache.find_hits, reservations.find_hits, kv_cache.find_hits)
 """Leading tokens of a waiting sequence that the pool holds already."""
-admit = chosen_by_memory(kv_cache.admit, reservations.admit)
+admit = chosen_by_memory(kv_cache.admit, reservations.admit, kv_cache.admit)
 """Make room for some tokens of a waiting sequence behind those computed; without any effect where there is none."""
-grow = chosen_by_memory(kv_cache.grow, reservations.grow)
+grow = chosen_by_memory(kv_cache.grow, reservations.grow, kv_cache.grow)
 """Make room for some more tokens of a running sequence; without any effect where there is none."""
-unusable_units = chosen_by_memory(kv_cache.unusable_blocks, reservations.unusable_slots, kv_cache.unusable_blocks)
+unusable_units = chosen_by_memory(
+    kv_cache.unusable_blocks, reservations.unusable_slots, kv_cache.unusable_blocks, kv_cache.unusable_blocks
+)
 """Free units in pieces too small for the head of the queue, though their sum would do."""
-expired_slots = chosen_by_memory(groups.expired_slots, reservations.expired_slots, reservations.expired_slots)
+expired_slots = chosen_by_memory(
+    groups.expired_slots, reservations.expired_slots, groups.expired_slots, reservations.expired_slots
+)
 """Slots that are held and hold tokens that no later step reads."""
-shared_tokens = chosen_by_memory(kv_cache.shared_tokens, reservations.shared_tokens, reservations.shared_tokens)
+shared_tokens = chosen_by_memory(
+    kv_cache.shared_tokens, reservations.shared_tokens, kv_cache.shared_tokens, reservations.shared_tokens
+)
 """Of so many tokens that a step reads, those that several sequences read in the same place."""
-cache_known = chosen_by_memory(kv_cache.cache_blocks, reservations.cache_tokens)
+cache_known = chosen_by_memory(kv_cache.cache_blocks, reservations.cache_tokens, kv_cache.cache_blocks)
 """Put what a running sequence has computed, and whose values are known, at the disposal of others."""
 _take_back = chosen_by_memory(kv_cache.free, reservations.free)
 
@@ -32,8 +41,7 @@ def has_room(sequence: Sequence, num_tokens: int) -> bool:
 
 
 @part
-def free(engine: Engine, node: int) -> None:
-    """Take everything back from a sequence. Its status says whether it was preempted and will be back."""
+def _free_at_once(engine: Engine, node: int) -> None:
     settings, sequence = engine.settings[0], engine.sequences[node]
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -44,3 +52,56 @@ def free(engine: Engine, node: int) -> None:
     totals.lose_tokens(engine, node)
     _take_back(engine, node)
     sequence.num_units = 0
+
+
+@part
+def _never(engine: Engine) -> bool:  # noqa: ARG001  a second tier looks at its copies
+    return False
+
+
+@part
+def _do_nothing(engine: Engine) -> None:
+    pass
+
+
+@part
+def _ignore(engine: Engine, launched: int) -> None:
+    pass
+
+
+@part
+def _pass_no_time(engine: Engine, until_s: float) -> None:
+    pass
+
+
+@part
+def _always(engine: Engine) -> bool:  # noqa: ARG001  as above
+    return True
+
+
+free = chosen_by_memory(_free_at_once, _free_at_once, tiered.free)
+"""Take everything back from a sequence. Its status says whether it was preempted and will be back."""
+next_waiting = chosen_by_memory(waiting_queue.peek, waiting_queue.peek, tiered.next_waiting)
+"""The sequence that is admitted next; one waits."""
+leave_queue = chosen_by_memory(waiting_queue.remove, waiting_queue.remove, tiered.leave_queue)
+"""Take out a sequence, wherever it waits."""
+has_pending = chosen_by_memory(_never, _never, tiered.has_pending)
+"""Whether something has to be waited for although no sequence computes."""
+end_step = chosen_by_memory(_do_nothing, _do_nothing, tiered.end_step)
+"""A step is scheduled, and what each sequence computes is known."""
+begin_update = chosen_by_memory(_ignore, _ignore, tiered.begin_update)
+"""The GPU has done a step, whose output is processed next."""
+notes_every_step = chosen_by_memory(_never, _never, _always)
+"""Whether steps are written down that compute and preempt nothing: they may begin copies, or report them."""
+is_crowded = chosen_by_memory(_never, _never, tiered.is_crowded)
+"""Whether more began in one step than can be written down."""
+has_room_for_copies = chosen_by_memory(_always, _always, tiered.has_room_for_copies, _always)
+"""Whether the copies that the next step reports can be written down."""
+begin_copies = chosen_by_memory(_do_nothing, _do_nothing, copies.begin)
+"""A step was scheduled: copies that it decides begin, and the host waits for some."""
+poll_copies = chosen_by_memory(_do_nothing, _do_nothing, copies.poll)
+"""The kernels of a step are launched."""
+pass_time = chosen_by_memory(_pass_no_time, _pass_no_time, copies.pass_time)
+"""Let time pass while nothing but copies goes on."""
+end_update = chosen_by_memory(_do_nothing, _do_nothing, tiered.end_update)
+"""The output of a step was processed."""

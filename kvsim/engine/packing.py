@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import prefix_hits, records, reservations, speculation
+from kvsim.engine import host_packing, prefix_hits, records, reservations, speculation
 from kvsim.engine.records import NEVER, Numbers, Records, column, fill, make, make_growing, numbers
 from kvsim.engine.state import (
     ALIGNED,
@@ -26,6 +26,7 @@ from kvsim.engine.state import (
     RECTANGULAR,
     RESERVED,
     SLIDING_WINDOW,
+    TIERED,
     Engine,
 )  # fmt: skip
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
@@ -127,6 +128,7 @@ def pack(
     *,
     refused: npt.NDArray[np.bool_],
     unit_bytes: int = 0,
+    num_gpus: int = 1,
     initial_free: list[int] | None = None,
     layout: KVCacheLayout | None = None,
     retention_tokens: int | None = None,
@@ -134,6 +136,7 @@ def pack(
     stamp_at_entry: bool = False,
     records_memory: bool = False,
     records_schedule: bool = False,
+    copies_are_timed: bool = True,
     checking: bool = False,
     compiled: bool = False,
 ) -> Engine:
@@ -145,15 +148,21 @@ def pack(
     size, paged = len(demand.prompt), isinstance(policy, Paged)
     batch = min(policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs, size)
     layout = layout or _one_group(policy)
-    if isinstance(policy, Paged) and not layout.is_uniform:
-        _check_modelled(policy.cache)
-    widths = _table_widths(demand, policy, layout, num_units) if isinstance(policy, Paged) else [1]
+    widths, places = [1], batch
+    if isinstance(policy, Paged):
+        if not layout.is_uniform:
+            _check_modelled(policy.cache)
+        host_packing.check_offload(policy, len(layout.groups))
+        places = host_packing.num_places(policy, num_units, size)
+        widths = _table_widths(demand, policy, layout, num_units, places)
     width = sum(widths)
     settings, state = make(records.Settings, 1, compiled=compiled), make(records.State, 1, compiled=compiled)
-    chosen = _settings(policy, num_units, batch, width) | {"checking": checking, "answers": answers}
+    chosen = _settings(policy, num_units, batch, places, width) | {"checking": checking, "answers": answers}
     chosen |= {"records_memory": records_memory, "records_schedule": records_schedule, "stamp_at_entry": stamp_at_entry}
     num_holes = 2 * _most_holes(policy, batch, num_units)
-    margin = _memory_margin(policy, batch, width + len(layout.groups))
+    rows_of_loads = host_packing.rows_of_loads(policy, num_units, size, width)
+    most_rows = FIRST_ROWS + rows_of_loads - host_packing.rows_of_table(width)
+    margin = _memory_margin(policy, batch, width + len(layout.groups)) + rows_of_loads
     if isinstance(policy, Paged) and policy.cache.swap_gib:
         chosen |= _host_memory(policy.cache, unit_bytes)
     chosen |= _grouping(layout, policy)
@@ -162,7 +171,7 @@ def pack(
     for name, value in chosen.items():
         setattr(settings[0], name, value)
     settings[0].leaves_alone = _leaves_alone(settings[0])
-    state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, batch
+    state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, places
     state[0].num_free_host_blocks = settings[0].host_blocks
 
     engine = Engine(
@@ -178,14 +187,17 @@ def pack(
         batch=_numbers(batch, compiled=compiled),
         batch_tokens=_numbers(batch, compiled=compiled),
         emitting=_numbers(2 * batch, compiled=compiled),
-        lists=make(records.Lists, 2 * batch, compiled=compiled),
+        lists=make(records.Lists, max(2 * batch, places), compiled=compiled),
         launched=make(records.Launched, 2, compiled=compiled),
         groups=_groups(layout, widths, policy, retention_tokens, compiled=compiled),
-        tables=make(records.Table, batch * len(layout.groups) if paged else 0, compiled=compiled),
-        entries=_numbers((batch + 1) * width if paged else 0, compiled=compiled),
+        tables=make(records.Table, places * len(layout.groups) if paged else 0, compiled=compiled),
+        entries=_numbers((places + 1) * width if paged else 0, compiled=compiled),
         prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
         blocks=_blocks(num_units if paged else 0, initial_free, compiled=compiled),
         buckets=make(records.Bucket, _num_buckets(demand, policy, num_units), compiled=compiled),
+        host=host_packing.host_tier(
+            policy, num_units, size, unit_bytes, num_gpus, most_rows, is_timed=copies_are_timed, compiled=compiled
+        ),
         holes=make(records.Hole, num_holes, compiled=compiled),
         rectangle=make(records.Rectangle, 1, compiled=compiled),
         first_uses=_first_uses(demand, policy, compiled=compiled),
@@ -199,7 +211,7 @@ def pack(
             records.ScheduleRow, 2 * batch + FIRST_ROWS if records_schedule else 0, compiled=compiled
         ),
     )
-    fill(engine.lists, 0, free_place=np.arange(2 * batch)[::-1] - batch)
+    fill(engine.lists, 0, free_place=places - 1 - np.arange(len(engine.lists)))
     if initial_free is not None:
         state[0].num_free = len(initial_free)
     if isinstance(policy, Contiguous):
@@ -224,15 +236,22 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in ("memory", "step_times", "steps", "outputs", "memory_rows"):
+        if name in ("memory", "host", "step_times", "steps", "outputs", "memory_rows"):
             continue
-        end = num_rows if name == "schedule_rows" else len(old)
-        if new.dtype.names is None:
-            new[:end] = old[:end]
-        else:
-            for field in new.dtype.names:
-                new[field][:end] = column(old, field, end)
+        _copy(old, new, num_rows if name == "schedule_rows" else len(old))
+    tiers: Any = zip(source.host, target.host, strict=True)
+    for old, new in tiers:
+        _copy(old, new, len(old))
     return target
+
+
+def _copy(old: Any, new: Any, end: int) -> None:
+    """Copy the first `end` records, or numbers, of an interpreted engine into a compiled one."""
+    if new.dtype.names is None:
+        new[:end] = old[:end]
+        return
+    for field in new.dtype.names:
+        new[field][:end] = column(old, field, end)
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
@@ -284,14 +303,14 @@ def no_times() -> Roofline:
     return Roofline(**zeros | hardly_any | {"label": "no time", "max_captured_tokens": 0})
 
 
-def _settings(policy: Policy, num_units: int, batch: int, width: int) -> dict[str, Any]:
+def _settings(policy: Policy, num_units: int, batch: int, places: int, width: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_num_seqs": batch,
         "max_model_len": policy.max_model_len,
         "unit_tokens": policy.unit_tokens,
         "num_units": num_units,
         "entries_per_place": width,
-        "first_hit": batch * width,
+        "first_hit": places * width,
         "most_steps": STEPS_PER_SLICE,
         "most_memory_rows": FIRST_ROWS,
         "most_schedule_rows": FIRST_ROWS,
@@ -322,7 +341,7 @@ def _settings(policy: Policy, num_units: int, batch: int, width: int) -> dict[st
                 "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
             )
         return settings | {
-            "memory": PAGED,
+            "memory": TIERED if policy.cache.kv_offloading_size else PAGED,
             "prefix_caching": policy.cache.enable_prefix_caching,
             "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
             "lookahead_tokens": policy.cache.num_speculative_tokens,
@@ -362,18 +381,17 @@ def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * _GIGA)}
 
 
-def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int) -> list[int]:
+def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int) -> list[int]:
     """Entries of the longest table of every group."""
     tokens = int((demand.prompt + demand.output).max(initial=1)) + 2 * policy.cache.num_speculative_tokens
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
     width = sum(widths)
-    batch = min(policy.scheduler.max_num_seqs, len(demand.prompt))
-    if width * batch > _MOST_ENTRIES:
+    if width * places > _MOST_ENTRIES:
         raise BudgetError(
-            f"{batch:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
-            f"{width * batch:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
+            f"{places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
+            f"{width * places:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
             "a larger --block-size."
         )
     return widths
@@ -401,14 +419,14 @@ def _first_holes(engine: Engine, policy: Contiguous, num_units: int) -> list[tup
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Whether nothing concerns a sequence that only decodes: drafts, moves and victims out of turn would."""
-    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority)
+    """Whether nothing concerns a sequence that only decodes: drafts, moves, victims out of turn and copies would."""
+    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.memory == TIERED)
 
 
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:
     """The most changes of ownership in one step."""
-    if isinstance(policy, Paged):  # every sequence gets a whole table, block by block, and is released
-        return batch * (3 * width + 2)
+    if isinstance(policy, Paged):
+        return batch * host_packing.rows_of_table(width)
     if isinstance(policy, Static):
         return 3 * batch
     # every sequence is released and admitted, each of which may move all others

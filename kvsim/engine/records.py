@@ -446,6 +446,8 @@ class Launched:
     """A step under way."""
 
     is_recorded: bool = False
+    computes: bool = False
+    """It computes tokens; kept where there is a second tier."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0

@@ -6,16 +6,16 @@
 
 from __future__ import annotations
 
-from kvsim.engine import groups, memory, quiet, speculation, waiting_queue
-from kvsim.engine.compiled import part
-from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
+from kvsim.engine import groups, memory, quiet, running, speculation, tiered, waiting_queue
+from kvsim.engine.compiled import chosen_by_memory, part
+from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 
 @part
 def has_work(engine: Engine) -> bool:
     """Whether another call of `schedule` is due."""
     state = engine.state[0]
-    return state.num_running > 0 or state.num_waiting > 0 or state.unflushed
+    return state.num_running > 0 or state.num_waiting > 0 or state.unflushed or memory.has_pending(engine)
 
 
 @part
@@ -27,7 +27,7 @@ def schedule(engine: Engine) -> None:
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
     budget = _serve_running(engine, settings.max_num_batched_tokens)
     if state.num_preempted == 0:
-        budget = _admit(engine, budget)
+        budget = admit_waiting(engine, budget)
     state.num_tokens_in_batch = settings.max_num_batched_tokens - budget
     state.written += state.num_tokens_in_batch * settings.token_slots
     state.num_in_batch = state.num_listed + state.num_quiet
@@ -55,6 +55,7 @@ def schedule(engine: Engine) -> None:
     state.num_prefill_tokens, state.context_tokens = num_prefill_tokens, context_tokens
     state.attention_pairs = attention_pairs
     engine.launched[state.next_launched].num_emitting = num_emitting
+    memory.end_step(engine)
     state.next_launched = 1 - state.next_launched
     state.num_in_flight += 1
     state.unflushed = False
@@ -67,6 +68,7 @@ def update(engine: Engine) -> None:
     launched = oldest(engine)
     first = launched * settings.max_num_seqs
     state.num_in_flight -= 1
+    memory.begin_update(engine, launched)
     num_ended = state.num_ended
     for index in range(first, first + engine.launched[launched].num_emitting):
         node = engine.emitting[index]
@@ -90,8 +92,9 @@ def update(engine: Engine) -> None:
         if sequence.num_tokens >= sequence.end_tokens:
             memory.free(engine, node)
             if sequence.status == PREEMPTED:
-                waiting_queue.remove(engine, node)
+                memory.leave_queue(engine, node)
             leave(engine, node, FINISHED)
+    memory.end_update(engine)
     if state.num_ended > num_ended:
         _drop_what_left(engine)
         state.unflushed = True
@@ -109,8 +112,8 @@ def oldest(engine: Engine) -> int:
 def abort(engine: Engine, node: int) -> None:
     """Drop a sequence at once, wherever it stands; outputs still under way are ignored."""
     sequence = engine.sequences[node]
-    if sequence.status in (WAITING, PREEMPTED):
-        waiting_queue.remove(engine, node)
+    if sequence.status in (WAITING, PREEMPTED, LOADING):
+        memory.leave_queue(engine, node)
     memory.free(engine, node)
     leave(engine, node, ABORTED)
     engine.state[0].unflushed = True
@@ -167,57 +170,33 @@ def _serve_running(engine: Engine, budget: int) -> int:
             _preempt(engine, victim)
             if victim == node:
                 return budget
-        _put_into_batch(engine, node, num_tokens)
+        running.put_into_batch(engine, node, num_tokens)
         budget -= num_tokens
     quiet.catch_up_all(engine, index, launched)  # those that get nothing
     return budget
 
 
 @part
-def _admit(engine: Engine, budget: int) -> int:
+def _admit_from_queue(engine: Engine, budget: int) -> int:
     """Admit from the head of the queue for as long as the head fits; nothing overtakes it."""
     settings, state = engine.settings[0], engine.state[0]
-    threshold = settings.long_prefill_token_threshold
     while state.num_waiting > 0 and budget > 0 and state.num_running < settings.max_num_seqs:
         node = waiting_queue.peek(engine)
         sequence = engine.sequences[node]
         hit_tokens = memory.find_hits(engine, node)
         computed = max(hit_tokens, sequence.parked_tokens)
-        num_tokens = sequence.num_tokens - computed
-        if 0 < threshold < num_tokens:
-            num_tokens = threshold
-        if not settings.chunked_prefill and num_tokens > budget:
-            break
-        num_tokens = min(num_tokens, budget)
+        num_tokens = running.num_tokens_to_begin_with(engine, node, computed, budget)
         if settings.aligns_steps:
             num_tokens = groups.aligned_tokens(engine, node, computed, num_tokens, state.num_uncached)
-            if num_tokens == 0:
-                break
+        if num_tokens == 0:
+            break
         if not memory.admit(engine, node, hit_tokens, computed, num_tokens):
             break
         waiting_queue.remove(engine, node)
-        engine.running[state.num_running] = node
-        engine.quiet_until[state.num_running] = 0
-        state.num_running += 1
-        if sequence.status == WAITING:
-            engine.times[node].first_scheduled_s = state.host_s
-            sequence.cached_tokens = computed
-            state.num_admitted += 1
-        state.num_new_seqs += 1
-        sequence.status = RUNNING
-        sequence.computed = computed
         state.written += computed * settings.token_slots
-        _put_into_batch(engine, node, num_tokens)
+        running.join(engine, node, computed, num_tokens)
         budget -= num_tokens
     return budget
-
-
-@part
-def _put_into_batch(engine: Engine, node: int, num_tokens: int) -> None:
-    state = engine.state[0]
-    engine.batch[state.num_listed] = node
-    engine.batch_tokens[state.num_listed] = num_tokens
-    state.num_listed += 1
 
 
 @part
@@ -285,3 +264,7 @@ def _drop_what_left(engine: Engine) -> None:
             engine.quiet_until[kept] = engine.quiet_until[index]
             kept += 1
     state.num_running = kept
+
+
+admit_waiting = chosen_by_memory(_admit_from_queue, _admit_from_queue, tiered.admit_waiting)
+"""Admit waiting sequences within a budget of tokens; return what is left of it."""

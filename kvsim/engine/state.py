@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kvsim.engine.host_tier import HostTier
 from kvsim.engine.records import (
     Block,
     Bucket,
@@ -26,10 +27,11 @@ from kvsim.engine.records import (
     Times,
 )  # fmt: skip
 
-PAGED, RESERVED, RECTANGULAR = range(3)
-"""What the memory is: blocks, contiguous reservations, or the rectangle of a static batch."""
-WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED = range(5)
-"""Where a sequence stands."""
+PAGED, RESERVED, TIERED, RECTANGULAR = range(4)
+"""What the memory is: blocks, contiguous reservations, blocks with a second tier of them on the host, or the rectangle
+of a static batch."""
+WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
+"""Where a sequence stands; one that loads waits, and has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
 """What a group of layers keeps: every token, the last ones, those of a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
@@ -80,6 +82,8 @@ class Engine(NamedTuple):
     blocks: Records[Block]
     buckets: Records[Bucket]
     """The prefix cache: a block is in the bucket of its key."""
+    host: HostTier
+    """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
     holes: Records[Hole]
     """Free slots of a contiguous memory, in order of address."""
     rectangle: Records[Rectangle]

@@ -15,6 +15,7 @@ import numpy as np
 from kvsim.atomic import whole_file
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
+from kvsim.recording.host_memory import host_memory
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_TRACKS = 1000
 """With more requests, a track is a lane that serves one after the other: the viewer cannot draw more."""
-_ENGINE, _REQUESTS, _POOL = 1, 2, 3
+_ENGINE, _REQUESTS, _POOL, _HOST = 1, 2, 3, 4
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 
@@ -36,6 +37,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
       that schedules ahead has overlapping steps, and slices must not overlap); preemptions are instants.
     - `requests`: for each, a slice of waiting, one of its prompt and one of its answer.
     - `KV pool`: a counter in bytes per state, and counters of sequences running and requests waiting.
+    - `host memory`, where blocks are offloaded: what stands there, what goes there and what comes back, in bytes.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -61,6 +63,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
         for name, counts in (("running", steps.running), ("waiting", steps.waiting)):
             trace.counter(uuid, name, steps.start_s, counts)
             uuid += 1
+        _write_host(trace, recording, uuid)
     return Path(path)
 
 
@@ -153,6 +156,23 @@ def _write_steps(trace: _Trace, recording: Recording) -> None:
             trace.instant(_ENGINE, f"{preempted} preempted", start_s)
         kind = "prefill and decode" if notes[2] and notes[3] else "prefill" if notes[2] else "decode"
         trace.slice(_ENGINE, kind, max(start_s, before_s), end_s, **dict(zip(names, notes, strict=True)))
+
+
+def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
+    """What stands in host memory, and what crosses the link, in bytes."""
+    host = host_memory(recording)
+    if host is None:
+        return
+    trace.track(_HOST, "host memory")
+    unit_bytes = recording.meta.pool.bytes_per_unit
+    values = {
+        "on the host": host.used * host.slot_bytes,
+        "going there": host.going * unit_bytes,
+        "coming back": host.coming * unit_bytes,
+    }
+    time_s = np.append(recording.steps.start_s, recording.duration_s)
+    for number, (name, counts) in enumerate(values.items()):
+        trace.counter(uuid + number, name, time_s, counts, parent=_HOST, is_bytes=True)
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:

@@ -26,7 +26,7 @@ def draw_sweep(
     Raises:
         UsageError: the table cannot be read, has no such runs, or too many lines to tell apart.
     """
-    rows = _rows(Path(table), axes)
+    rows = rows_of(Path(table), axes)
     shown = [name for name in axes if name != _REPEATS] or [_REPEATS]
     x_name, line_names = shown[0], shown[1:]
     lines: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
@@ -80,7 +80,12 @@ def _words(name: str, value: Any) -> str:
     return str(value) if name == "policy" else f"{name.replace('_', ' ')} {value}"
 
 
-def _rows(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
+def rows_of(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
+    """The runs in the table of a sweep that could be served and have the settings named in `axes`.
+
+    Raises:
+        UsageError: the table cannot be read, or has no such runs.
+    """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.parquet as pq  # noqa: PLC0415
 

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
+from kvsim.recording.tables import Copies, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
 
 
 class Sink(Protocol):
@@ -42,6 +43,8 @@ class RecordingBuilder:
                 (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory)
             )
         }  # fmt: skip
+        self.copies = CopiesUnderWay()
+        """Between GPU and host, if there are any."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
@@ -146,6 +149,7 @@ class RecordingBuilder:
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
+        self.copies.processed(step)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """`request` has `count` more outputs."""
@@ -212,7 +216,7 @@ class RecordingBuilder:
         if self._sink is not None:
             self._sink.append(table)
         else:
-            self._growing[table.name].extend(table)
+            self._take(table)
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
@@ -229,6 +233,7 @@ class RecordingBuilder:
             steps=self._steps.so_far(self._seq + 1),
             schedule=schedule,
             memory=self._memory.so_far(),
+            copies=self.copies.so_far(),
         )
 
     def close(self) -> None:
@@ -238,6 +243,14 @@ class RecordingBuilder:
         self._sink.append(self._steps.so_far(self._seq + 1))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
+        if (copies := self.copies.so_far()) is not None:
+            self._sink.append(copies)
+
+    def _take(self, table: Table) -> None:
+        if isinstance(table, Copies):
+            self.copies.extend(table)
+        else:
+            self._growing[table.name].extend(table)
 
     def _hand_over(self, sink: Sink) -> None:
         """Give `sink` what is final, of tables of which there is much."""

@@ -11,6 +11,8 @@ so whatever is left after a crash can be read. The vocabulary is the builder's::
     ["step", {column: value, ...}]                                the step is scheduled
     ["output", step, time_s]                                      its output was processed
     ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
+    ["copy", number, is_load, request, [units], [slots]]          the step being scheduled copies blocks to or from host
+    ["await", [numbers]]   ["copied", number, [slots]]            it waits for copies; one is reported with the output
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
@@ -64,6 +66,12 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.release(_row(builder, request), num_units, num_cached, *group)
             case ["let_go", request, list(positions), list(units), list(kept), group]:
                 builder.let_go(_row(builder, request), positions, units, kept, group)
+            case ["copy", int(number), bool(is_load), request, list(units), list(slots)]:
+                builder.copies.begin(number, is_load, _row(builder, request), units, slots, builder.num_steps)
+            case ["await", list(numbers)]:
+                builder.copies.awaited(numbers, builder.num_steps)
+            case ["copied", int(number), list(slots)]:
+                builder.copies.report(number, slots)
             case ["evict", list(units)]:
                 builder.evict(units)
             case ["emit", request, time_s, count]:
@@ -111,6 +119,7 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
             if event[0] != "meta" or len(event) != 2 or not isinstance(event[1], dict):
                 raise RecordingError(f'{source}, line 1: a log should begin with ["meta", {{...}}].')
             meta = event[1]
+            builder.copies.configure(meta.get("policy"))
             continue
         try:
             apply(builder, event)

@@ -11,7 +11,7 @@ from kvsim.errors import RecordingError
 from kvsim.recording import eventlog, provenance
 from kvsim.recording.check import check
 from kvsim.recording.model import Recording
-from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
@@ -40,6 +40,8 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
             writer.append(table)
+        if recording.copies is not None:
+            writer.append(recording.copies)
         return writer.commit(recording.meta)
 
 
@@ -88,7 +90,8 @@ def _read_tables(folder: Path) -> Recording:
     from kvsim.recording.parquet import read_table  # noqa: PLC0415
 
     with ThreadPoolExecutor() as pool:
-        memory, steps, schedule, requests = (
+        copies, memory, steps, schedule, requests = (
+            pool.submit(read_table, folder, Copies, identity) if (folder / "copies.parquet").exists() else None,
             pool.submit(read_table, folder, Memory, identity) if has_memory else None,
             pool.submit(read_table, folder, Steps, identity),
             pool.submit(read_table, folder, Schedule, identity),
@@ -101,6 +104,7 @@ def _read_tables(folder: Path) -> Recording:
             schedule=schedule.result(),
             # An engine whose cache has no addresses, such as generate(), leaves this file out.
             memory=Memory.empty() if memory is None else memory.result(),
+            copies=None if copies is None else copies.result(),
             name=folder.resolve().name,
         )
 

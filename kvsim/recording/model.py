@@ -1,4 +1,4 @@
-"""A recording in memory: its provenance and its four tables."""
+"""A recording in memory: its provenance and its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
-from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
 
 FORMAT = "kvsim-recording"
 VERSION = 1
@@ -126,6 +126,8 @@ class Recording:
     steps: Steps
     schedule: Schedule
     memory: Memory
+    copies: Copies | None = None
+    """Of an engine that offloads blocks to host memory."""
     name: str = ""
     """The folder's name, for titles."""
 

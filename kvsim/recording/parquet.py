@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 from kvsim.contents import oversized
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
-from kvsim.recording.tables import Column, Memory, Requests, Schedule, Steps, Table, text_column
+from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
 """Rows of a column that are converted at a time."""
 
-AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory)
+AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory, Copies)
 
 
 class _Hashing:

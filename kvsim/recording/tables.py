@@ -1,4 +1,4 @@
-"""The four tables of a recording, as frozen dataclasses of numpy columns.
+"""The tables of a recording, as frozen dataclasses of numpy columns.
 
 A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and
 whether a file may leave it out. Reading, writing and checking all follow these declarations.
@@ -42,6 +42,15 @@ class RequestStatus(IntEnum):
     """Never admitted: no pool of this size, or no model of this length, could have served it."""
 
 
+class CopyKind(IntEnum):
+    """Which way a copy between GPU and host goes; the names in the file are these in lower case."""
+
+    STORE = 0
+    """To the host."""
+    LOAD = 1
+    """From the host."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """How one column is stored: its numpy type, or the enumeration whose lower-case names stand in the file."""
@@ -74,7 +83,7 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
 
 
 class Table:
-    """What the four tables have in common."""
+    """What the tables have in common."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -170,7 +179,7 @@ class Steps(Table):
     could.
     """
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Copied to the host before the step; absent where there is no host memory to swap to."""
+    """Copied to the host, as the step decided; absent where blocks go to no host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
     """Copied back from there."""
     allocated_bytes: IntArray | None = optional_column("int64")
@@ -240,3 +249,29 @@ class Memory(Table):
     def empty(cls) -> Memory:
         """No changes at all, for engines whose memory has no addresses."""
         return cls(**{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Copies(Table):
+    """One row per block that is copied between GPU and host, in the order in which copies are reported to be done.
+
+    Inside one copy the rows stand in the order in which the host memory became idle, which decides what is evicted.
+    Those that are never reported come last.
+    """
+
+    name: ClassVar[str] = "copies"
+
+    copy: IntArray = column("int32")
+    """Number of the copy: copies are numbered in the order in which they are decided."""
+    kind: IntArray = column("uint8", names=CopyKind)
+    request: IntArray = column("int32")
+    begun_step: IntArray = column("int32")
+    """The step that decided it."""
+    awaited_step: IntArray = column("int32")
+    """The first step that had to wait for it, because it took blocks that were still being copied; -1 for none."""
+    reported_step: IntArray = column("int32")
+    """The step with whose output it was reported to be done; -1 where the recording ends before."""
+    address: IntArray = column("int32")
+    """The block on the GPU."""
+    slot: IntArray = column("int32")
+    """The block on the host; it may have room for several of the GPU's."""

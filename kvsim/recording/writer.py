@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
-from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
+from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, Table
 from kvsim.scratch import replace_folder, scratch_beside
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RecordingWriter:
             self._scratch = self._stack.enter_context(scratch_beside(target))
             self._new = self._scratch / "new"
             self._new.mkdir()
-        for table in (Requests, Steps, Schedule, Memory):
+        for table in (Requests, Steps, Schedule, Memory, Copies):
             self._files[table.name] = TableFile(self._new / f"{table.name}.parquet")
         return self
 

@@ -12,7 +12,7 @@ from kvsim.engine.extents import rounded
 from kvsim.engine.groups import num_unread_tokens
 from kvsim.engine.memory import expired_slots
 from kvsim.engine.records import column
-from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, Engine
+from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.engine.driver import Driver
+
+
+_OF_BLOCKS = (PAGED, TIERED)
 
 
 def check(driver: Driver) -> None:
@@ -34,7 +37,7 @@ def check(driver: Driver) -> None:
     if memory == RECTANGULAR:
         _check_rectangle(engine)
         return
-    if memory == PAGED:
+    if memory in _OF_BLOCKS:
         _check_blocks(driver)
     else:
         _check_extents(driver)
@@ -45,7 +48,7 @@ def breakdown(driver: Driver) -> Breakdown:
     """Where every slot goes now, counted block by block or extent by extent."""
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    slots = _held_in_blocks(driver) if settings.memory == PAGED else _held_in_extents(driver)
+    slots = _held_in_blocks(driver) if settings.memory in _OF_BLOCKS else _held_in_extents(driver)
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
     slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
@@ -67,12 +70,12 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
     unit_slots = engine.settings[0].unit_slots
     contents: dict[int, tuple[int, int, int]] = {}
     """Slots written, of these expired, and not written yet, of every block that is held."""
-    for node in driver.running():
+    for node in driver.holders():
         sequence = engine.sequences[node]
-        computed = sequence.computed + sequence.rejected
+        computed = _num_computed(driver, node)
         for number in range(engine.settings[0].num_groups):
             group = engine.groups[number]
-            blocks = driver.blocks(node, number)
+            blocks = driver.table(node, number)
             skipped = num_unread_tokens(engine, number, sequence.computed)
             for index, block in enumerate(blocks):
                 if block == NULL_BLOCK:
@@ -102,7 +105,7 @@ def _check_blocks(driver: Driver) -> None:
     state, refs, keys = engine.state[0], column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
     groups = range(engine.settings[0].num_groups)
-    listed = (block for node in driver.running() for group in groups for block in driver.blocks(node, group))
+    listed = (block for node in driver.holders() for group in groups for block in driver.table(node, group))
     held = Counter(block for block in listed if block != NULL_BLOCK)
     expected = np.zeros(len(refs), np.int64)
     expected[[*held]] = [*held.values()]
@@ -159,6 +162,14 @@ def _check_totals(driver: Driver) -> None:
             raise IntegrityError(
                 f"{counted[slot_state]} slots are {slot_state.name.lower()}, and by the running totals {value}."
             )
+
+
+def _num_computed(driver: Driver, node: int) -> int:
+    """Slots that a sequence has written and that are not free."""
+    sequence = driver.sequence(node)
+    if sequence.num_units == 0:  # its blocks are not free yet
+        return int(driver.engine.host.asked[node].dead_tokens)
+    return int(sequence.computed + sequence.rejected)
 
 
 def _check_rectangle(engine: Engine) -> None:

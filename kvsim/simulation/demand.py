@@ -19,7 +19,7 @@ def demand_of(workload: Workload, policy: Policy, layout: KVCacheLayout | None, 
     prompt = workload.prompt_tokens.astype(np.int64)
     # An answer that would run past the longest sequence is cut there, and so is the limit on it.
     longest = np.maximum(policy.max_model_len - prompt, 1)
-    caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
+    caching = isinstance(policy, Paged) and (policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0)
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
         keys = prompt_keys(workload, hash_tokens(workload, policy, layout))

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.records import column, fill
-from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, Engine
+from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, TIERED, Engine
 from kvsim.metrics import Limits
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
-from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
 from kvsim.simulation.measured import Frame, Measured
 from kvsim.simulation.sums import Sums
 from kvsim.steptime import StepShape
@@ -142,6 +142,8 @@ class Tables:
         self._take_steps(engine)
         self._take_memory(engine)
         self._take_schedule(engine)
+        if engine.settings[0].memory == TIERED:
+            self._take_copies(engine)
 
     def finish(self, requests: Requests) -> None:
         """Hand over the requests; the run is over."""
@@ -161,7 +163,7 @@ class Tables:
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
         optional = {}
-        if engine.settings[0].host_blocks:
+        if engine.settings[0].host_blocks or engine.settings[0].memory == TIERED:
             optional = {
                 "swapped_out_units": steps["swapped_out"].astype(np.int32),
                 "swapped_in_units": steps["swapped_in"].astype(np.int32),
@@ -206,6 +208,13 @@ class Tables:
                 **group,
             )
         )
+
+    def _take_copies(self, engine: Engine) -> None:
+        """Hand over the copies between GPU and host that were reported in the slice."""
+        host = engine.host
+        columns = {name: column(host.copy_rows, name, host.state[0].num_copy_rows) for name, _ in Copies.columns()}
+        columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
+        self._builder.append(Copies(**columns))
 
     def _take_schedule(self, engine: Engine) -> None:
         """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import simpy
 
-from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, STALLED
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import Engine
-from kvsim.errors import StalledError
+from kvsim.errors import BudgetError, StalledError
 from kvsim.kernels import Batch, KernelsSeen
 from kvsim.simulation.check import check
 
@@ -81,6 +81,11 @@ class Server:
             elif outcome == STALLED:
                 node = driver.engine.state[0].subject
                 raise stalled(node - 1, driver.sequence(node).num_tokens)
+            elif outcome == CROWDED:
+                raise BudgetError(
+                    "more requests begin to load from host memory in one step than a recording has room for; run "
+                    "without -o, or with a smaller --kv-offloading-size."
+                )
             elif outcome == IDLE:
                 if not self._sent.triggered:
                     yield self._sent

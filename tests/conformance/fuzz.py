@@ -1,7 +1,8 @@
 """Compare kvsim with the oracle on generated workloads; a difference is made small and kept beside the golden ones.
 
-python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--realistic]
-python -m tests.conformance.fuzz --workloads 3000 --seed 1 --oracle DIR --script vllm_oracle_groups.py --groups
+python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--kind realistic]
+python -m tests.conformance.fuzz --workloads 3000 --seed 1 --oracle DIR --script vllm_oracle_groups.py --kind grouped
+python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle_offload.py --kind offloaded
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from kvsim.errors import WorkloadError
 from .group_workloads import Document, grouped
 from .oracle import Oracle, OracleFailedError
 from .shrink import shrink
-from .workloads import realistic, small
+from .workloads import offloaded, realistic, small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 GOLDEN = Path(__file__).with_name("golden")
 GOLDEN_GROUPS = Path(__file__).with_name("golden_groups")
+KINDS = {"small": small, "realistic": realistic, "grouped": grouped, "offloaded": offloaded}
 
 
 def _say(text: object) -> None:
@@ -107,8 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--realistic", action="store_true")
-    parser.add_argument("--groups", action="store_true", help="layers of several kinds, for the oracle that knows them")
+    parser.add_argument("--kind", choices=KINDS, default="small")
     parser.add_argument(
         "--oracle", type=Path, default=os.environ.get("KVSIM_ORACLE"), help="folder with src and venv in it"
     )
@@ -117,8 +118,7 @@ def main() -> None:
     if options.oracle is None or options.script is None:
         parser.error("the oracle is needed: give --oracle and --script, or set KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT")
     with Oracle(options.oracle, options.script) as oracle:
-        generate = grouped if options.groups else realistic if options.realistic else small
-        counts = fuzz(oracle, num_workloads=options.workloads, seed=options.seed, generate=generate)
+        counts = fuzz(oracle, num_workloads=options.workloads, seed=options.seed, generate=KINDS[options.kind])
     _say(json.dumps(counts, indent=2))
 
 

@@ -24,6 +24,10 @@ _HOST = "engine/host_swap.py"
 _SPECULATION = "engine/speculation.py"
 _STATIC = "engine/static_batch.py"
 _TOTALS = "engine/totals.py"
+_TIERED = "engine/tiered.py"
+_RUNNING = "engine/running.py"
+_OFFLOAD = "engine/offload.py"
+_SLOTS = "engine/host_pool.py"
 _CONFORMANCE = "conformance/oracle.py"
 
 
@@ -190,8 +194,8 @@ MUTATIONS = (
     Mutation(
         "new blocks are taken before hits are held",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        _attach_hits(engine, node, group, hit_tokens)\n    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    if settings.host",
-        "    aside = len(engine.entries) - needed\n    for index in range(needed):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    for group in range(settings.num_groups):\n        _attach_hits(engine, node, group, hit_tokens)\n    block_pool.free(engine, aside, aside + needed)\n    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    if settings.host",
+        "    for group in range(settings.num_groups):\n        attach_hits(engine, node, group, hit_tokens)\n    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    if settings.host",
+        "    aside = len(engine.entries) - needed\n    for index in range(needed):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    for group in range(settings.num_groups):\n        attach_hits(engine, node, group, hit_tokens)\n    block_pool.free(engine, aside, aside + needed)\n    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    if settings.host",
     ),
     Mutation(
         "a prompt is cached when its first output is known, not when it is scheduled",
@@ -202,14 +206,14 @@ MUTATIONS = (
     Mutation(
         "blocks that a running request fills are not cached when they are scheduled",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    _find_room",
-        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    _find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    find_room",
     ),
     Mutation(
         "tokens whose values are not known are cached too",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    _find_room",
-        "    for group in range(settings.num_groups):\n        _extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, total)\n    _find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, total)\n    find_room",
     ),
     Mutation(
         "blocks of outputs are never cached",
@@ -292,9 +296,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the threshold for long prompts is ignored at admission",
-        _SCHEDULER,
-        "        if 0 < threshold < num_tokens:\n            num_tokens = threshold\n        if not settings.chunked_prefill",
-        "        if not settings.chunked_prefill",
+        _RUNNING,
+        "    if 0 < settings.long_prefill_token_threshold < num_tokens:\n        num_tokens = settings.long_prefill_token_threshold\n",
+        "",
     ),
     Mutation(
         "a running request may fill the longest sequence",
@@ -318,8 +322,8 @@ MUTATIONS = (
     Mutation(
         "requests are admitted in a step that preempts",
         _SCHEDULER,
-        "    if state.num_preempted == 0:\n        budget = _admit",
-        "    if True:\n        budget = _admit",
+        "    if state.num_preempted == 0:\n        budget = admit",
+        "    if True:\n        budget = admit",
     ),
     Mutation(
         "one request more than allowed runs",
@@ -329,21 +333,21 @@ MUTATIONS = (
     ),
     Mutation(
         "prompts are cut although chunked prefill is off",
-        _SCHEDULER,
+        _RUNNING,
         "if not settings.chunked_prefill and num_tokens > budget:",
         "if False:",
     ),
     Mutation(
         "admission forgets what it scheduled",
         _SCHEDULER,
-        "        state.written += computed * settings.token_slots\n        _put_into_batch(engine, node, num_tokens)\n        budget -= num_tokens\n",
-        "        state.written += computed * settings.token_slots\n        _put_into_batch(engine, node, num_tokens)\n",
+        "        state.written += computed * settings.token_slots\n        running.join(engine, node, computed, num_tokens)\n        budget -= num_tokens\n",
+        "        state.written += computed * settings.token_slots\n        running.join(engine, node, computed, num_tokens)\n",
     ),
     Mutation(
         "an admitted request runs before the others",
-        _SCHEDULER,
-        "        engine.running[state.num_running] = node\n        engine.quiet_until[state.num_running] = 0\n        state.num_running += 1\n",
-        "        for place in range(state.num_running, 0, -1):\n            engine.running[place] = engine.running[place - 1]\n            engine.quiet_until[place] = engine.quiet_until[place - 1]\n        engine.running[0] = node\n        engine.quiet_until[0] = 0\n        state.num_running += 1\n",
+        _RUNNING,
+        "    engine.running[state.num_running] = node\n    engine.quiet_until[state.num_running] = 0\n    state.num_running += 1\n",
+        "    for place in range(state.num_running, 0, -1):\n        engine.running[place] = engine.running[place - 1]\n        engine.quiet_until[place] = engine.quiet_until[place - 1]\n    engine.running[0] = node\n    engine.quiet_until[0] = 0\n    state.num_running += 1\n",
     ),
     Mutation(
         "a request that does not fit is overtaken by the one behind it",
@@ -353,9 +357,9 @@ MUTATIONS = (
     ),
     Mutation(
         "hits are computed again",
-        _SCHEDULER,
-        "        sequence.computed = computed\n        state.written += computed * settings.token_slots\n",
-        "        sequence.computed = 0\n",
+        _RUNNING,
+        "    sequence.computed = computed\n",
+        "    sequence.computed = 0\n",
     ),
     # Queues.
     Mutation(
@@ -796,5 +800,150 @@ MUTATIONS = (
         _CACHE,
         "    for group in range(settings.num_groups):\n        groups.let_go(engine, node, group, computed)\n    for group in range(settings.num_groups):\n        needed +=",
         "    for group in range(settings.num_groups):\n        needed +=",
+    ),
+    # The second tier.
+    Mutation(
+        "a victim's blocks are free at once, although a step under way may write to them",
+        _TIERED,
+        "if asked.last_step <= host.state[0].num_steps_processed or not engine.settings[0].ahead:",
+        "if True:",
+    ),
+    Mutation(
+        "blocks are free when the step before the last is processed",
+        _TIERED,
+        "host.state[0].num_steps_begun, sequence.computed",
+        "host.state[0].num_steps_begun - 1, sequence.computed",
+    ),
+    Mutation(
+        "an empty step counts among those that must be processed",
+        _TIERED,
+        "    if not engine.launched[launched].computes:\n        return\n",
+        "",
+    ),
+    Mutation(
+        "who was set aside comes behind the queue",
+        _TIERED,
+        "    if host.num_looked_at < host.num_set_aside:\n        return engine.host.set_aside[host.num_looked_at]\n    return engine.sequences[HEAD].next",
+        "    if engine.sequences[HEAD].next != HEAD or host.num_looked_at >= host.num_set_aside:\n        return engine.sequences[HEAD].next\n    return engine.host.set_aside[host.num_looked_at]",
+        also=(
+            (
+                "    host, state = engine.host.state[0], engine.state[0]\n    if host.num_looked_at < host.num_set_aside:\n        host.num_looked_at += 1",
+                "    host, state = engine.host.state[0], engine.state[0]\n    if engine.host.asked[node].is_set_aside:\n        host.num_looked_at += 1",
+            ),
+        ),
+    ),
+    Mutation(
+        "an aborted load gives back its blocks at once",
+        _TIERED,
+        "if sequence.num_units == 0 or (sequence.status == LOADING and asked.num_jobs > 0):",
+        "if sequence.num_units == 0:",
+    ),
+    Mutation(
+        "a sequence with unfinished copies is looked up all the same",
+        _OFFLOAD,
+        "    if asked.num_jobs > 0:\n        return LATER\n    found",
+        "    found",
+    ),
+    Mutation(
+        "a lookup leaves the order of evictions alone",
+        _OFFLOAD,
+        "    _touch(engine, node)\n    return found",
+        "    return found",
+    ),
+    Mutation(
+        "a store leaves the order of evictions alone",
+        _OFFLOAD,
+        "            last = _write(engine, node, index, job, last)\n    _touch(engine, node)\n",
+        "            last = _write(engine, node, index, job, last)\n",
+    ),
+    Mutation(
+        "a load reserves nothing for prompts under way",
+        _OFFLOAD,
+        "if needed > free - _num_reserved(engine):",
+        "if needed > free:",
+    ),
+    Mutation(
+        "less than a host block is loaded",
+        _OFFLOAD,
+        "    if end * slot_tokens - hit_tokens < slot_tokens:\n        return 0\n",
+        "",
+    ),
+    Mutation(
+        "a block that another sequence loads is loaded again",
+        _OFFLOAD,
+        "return LATER if is_read and engine.settings[0].prefix_caching else",
+        "return",
+    ),
+    Mutation(
+        "what is being written is loaded",
+        _OFFLOAD,
+        "    if is_written:\n        return LATER\n",
+        "",
+    ),
+    Mutation(
+        "a whole prompt that was loaded leaves nothing to compute first",
+        _OFFLOAD,
+        "if sequence.computed == sequence.num_tokens:",
+        "if sequence.computed >= 0:",
+    ),
+    Mutation(
+        "blocks that were loaded cannot be hit by others",
+        _OFFLOAD,
+        "    kv_cache.cache_blocks(engine, node, sequence.computed)\n",
+        "",
+    ),
+    Mutation(
+        "stores of a victim are not waited for",
+        _OFFLOAD,
+        "    if host.asked[record.sequence].preempted_in == state.num_scheduled:\n        return True\n",
+        "",
+    ),
+    Mutation(
+        "stores of a request that has ended are not waited for",
+        _OFFLOAD,
+        "if host.handed_out[host.sources[source]] == state.num_scheduled:",
+        "if False:",
+    ),
+    Mutation(
+        "blocks of generated tokens are always stored",
+        _OFFLOAD,
+        "    if host.settings[0].prompt_only:\n        num_tokens = min(num_tokens, sequence.prompt_tokens)\n",
+        "",
+    ),
+    Mutation(
+        "what was stored once is never stored again",
+        _OFFLOAD,
+        "    asked.stored = end\n    if num_new",
+        "    asked.stored = max(asked.stored, end)\n    if num_new",
+    ),
+    Mutation(
+        "a slot that was given back is taken before one that was never used",
+        _SLOTS,
+        "    if state.num_used < tier.settings[0].num_slots:\n        block",
+        "    if state.last_given_back == 0:\n        block",
+    ),
+    Mutation(
+        "the most recently used block of the host is evicted",
+        _SLOTS,
+        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)",
+        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)\n            linked_list.remove(tier.blocks, block)\n            linked_list.insert_before(tier.blocks, tier.blocks[RECENT].next, block)",
+    ),
+    Mutation(
+        "blocks that the caller has asked for are evicted for it",
+        _SLOTS,
+        "tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings",
+        "tier.blocks[block].readers != 0",
+    ),
+    Mutation(
+        "ARC takes a block that is being written for used twice",
+        _SLOTS,
+        "elif place == RECENT and record.readers != WRITING:",
+        "elif place == RECENT:",
+    ),
+    Mutation(
+        "ARC never learns from its ghosts",
+        _SLOTS,
+        "            _adapt(engine, place)\n",
+        "            pass\n",
     ),
 )

@@ -38,10 +38,16 @@ class Oracle:
         )
 
     @classmethod
-    def from_environment(cls) -> Oracle | None:
-        """The oracle that KVSIM_ORACLE (installation) and KVSIM_ORACLE_SCRIPT (file) name; None where they do not."""
+    def from_environment(cls, other_script: str = "") -> Oracle | None:
+        """The oracle that KVSIM_ORACLE (installation) and KVSIM_ORACLE_SCRIPT (file) name, or `other_script` beside it.
+
+        None where there is none.
+        """
         installation, script = os.environ.get("KVSIM_ORACLE"), os.environ.get("KVSIM_ORACLE_SCRIPT")
-        return cls(Path(installation), Path(script)) if installation and script else None
+        if not installation or not script:
+            return None
+        file = Path(script).with_name(other_script) if other_script else Path(script)
+        return cls(Path(installation), file) if file.exists() else None
 
     def __enter__(self) -> Oracle:
         return self

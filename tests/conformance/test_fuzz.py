@@ -10,7 +10,7 @@ import pytest
 from .fuzz import compare
 from .oracle import Oracle
 from .shrink import shrink
-from .workloads import realistic, small
+from .workloads import offloaded, realistic, small
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,24 @@ def oracle() -> Iterator[Oracle]:
         pytest.skip("KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT name no oracle")
     with found as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def oracle_with_offload() -> Iterator[Oracle]:
+    found = Oracle.from_environment("vllm_oracle_offload.py")
+    if found is None:
+        pytest.skip("KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT name no oracle with an offload beside its script")
+    with found as running:
+        yield running
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_generated_workloads_with_an_offload_are_decided_as_the_oracle_does(
+    oracle_with_offload: Oracle, number: int
+) -> None:
+    verdict, _ = compare(oracle_with_offload, offloaded(Random(f"suite/{number}")))
+    assert verdict.equal, verdict
+    assert verdict.num_steps > 0
 
 
 @pytest.mark.parametrize(

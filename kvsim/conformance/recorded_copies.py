@@ -1,0 +1,110 @@
+"""Copies between GPU and host memory in a recording of a paged engine with an offload, laid out for comparison.
+
+When a copy is reported is no decision of the scheduler's: it is taken from the recording, as is the order in which the
+blocks of one copy become idle. Everything else is compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvsim.engine.state import TIERED
+from kvsim.recording import Recording
+from kvsim.recording.tables import CopyKind
+
+if TYPE_CHECKING:
+    from kvsim.engine.driver import Driver
+    from kvsim.engine.host_tier import Job
+
+Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
+"""Number, direction, request, and pairs of a host block and a block in ascending order."""
+
+
+class RecordedCopies:
+    """The copies of a recording, by step."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._begun: dict[int, list[Begun]] = defaultdict(list)
+        self._awaited: dict[int, set[int]] = defaultdict(set)
+        self._reported: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        copies = recording.copies
+        if copies is None:
+            return
+        columns = [getattr(copies, name).tolist() for name, _ in copies.columns()]
+        rows = list(zip(*columns, strict=True))
+        for number, _, _, _, awaited_step, reported_step, _, slot in rows:
+            if awaited_step >= 0:
+                self._awaited[awaited_step].add(number)
+            order = self._reported[reported_step][number]
+            if slot not in order:
+                order.append(slot)
+        pairs: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, *_, address, slot in rows:
+            pairs[number].append((slot, address))
+        for number, (kind, request, step) in {row[0]: row[1:4] for row in rows}.items():
+            direction = CopyKind(kind).name.lower()
+            self._begun[step].append((number, direction, request, tuple(sorted(pairs[number]))))
+
+    def begun(self, step: int) -> list[Begun]:
+        """The copies that a step decided, in order."""
+        return sorted(self._begun.get(step, []))
+
+    def awaited(self, step: int) -> list[int]:
+        """The copies that a step was the first to wait for."""
+        return sorted(self._awaited.get(step, ()))
+
+    def reported(self, step: int) -> dict[int, list[int]]:
+        """The copies that were reported with the output of a step, each with its host blocks in order."""
+        return dict(self._reported.get(step, {}))
+
+
+class CopiesInLockstep:
+    """Reports copies to an engine as they were reported in a recording, and says what it decides."""
+
+    def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
+        self._driver, self._recorded = driver, recorded
+        self._awaited: set[int] = set()
+
+    @property
+    def _is_tiered(self) -> bool:
+        return bool(self._driver.engine.settings[0].memory == TIERED)
+
+    def decided(self) -> dict[str, Any]:
+        """What the step scheduled last decided about copies."""
+        if not self._is_tiered:
+            return {}
+        driver, step = self._driver, self._driver.engine.state[0].num_scheduled
+        jobs = list(driver.jobs().values())
+        awaited = {int(job.number) for job in jobs if job.flushed_in == step} - self._awaited
+        self._awaited |= awaited
+        begun = sorted(self._begun(job) for job in jobs if job.begun_in == step)
+        return {"copies": begun, "waits for copies": sorted(awaited)}
+
+    def recorded(self, step: int) -> dict[str, Any]:
+        """What the recording says of that."""
+        if not self._is_tiered:
+            return {}
+        return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
+
+    def report(self, step: int) -> list[int]:
+        """Before the output of `step` is processed: say what is reported with it; return what was never begun."""
+        reported = self._recorded.reported(step)
+        records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
+        for number in reported:
+            if number in records:
+                self._driver.report(records[number], self._driver.engine.host.state[0].num_updates + 1)
+        return sorted(reported.keys() - records.keys())
+
+    def settle(self, step: int) -> None:
+        """After it: the host blocks of one copy became idle in the recorded order."""
+        for slots in self._recorded.reported(step).values():
+            self._driver.use_slots(slots)
+
+    def _begun(self, job: Job) -> Begun:
+        driver = self._driver
+        slots, blocks = driver.slots(job), driver.blocks_of_job(job)
+        size = int(driver.engine.host.settings[0].blocks_per_slot)
+        missing = len(slots) * size - len(blocks)
+        pairs = sorted((slots[(missing + index) // size], block) for index, block in enumerate(blocks))
+        return int(job.number), "load" if job.is_load else "store", int(job.sequence) - 1, tuple(pairs)

@@ -1,0 +1,90 @@
+"""The link between GPU and host memory: when each copy begins and ends, and which step reports it.
+
+Copies of one direction follow each other; the two directions do not meet, and kernels go on meanwhile. As in vLLM
+0.25.1, a load begins with the step that decides it, a store with the step after and behind all kernels launched so far,
+and what has ended when the kernels of a step are launched is reported with the output of that step.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvsim.engine.compiled import part
+from kvsim.engine.host_jobs import report
+from kvsim.engine.host_tier import NO_JOB
+from kvsim.engine.state import Engine
+
+_SETTLED_CALLS = 2
+"""So many calls of the scheduler in a row that decide nothing: the next decides nothing either until a copy ends."""
+
+
+@part
+def begin(engine: Engine) -> None:
+    """A step was scheduled: give its copies to the link, and let the host wait for those that it cannot go without."""
+    state, host = engine.state[0], engine.host
+    job = host.jobs[NO_JOB].next
+    while job != NO_JOB:
+        record = host.jobs[job]
+        if not record.is_on_link and not record.is_load and record.begun_in < state.num_scheduled:
+            begin_s = max(host.state[0].store_free_s, state.host_s, state.gpu_free_s)
+            _put_on_link(engine, job, begin_s, host.settings[0].store_block_s)
+            host.state[0].store_free_s = record.done_s
+        job = record.next
+    job = host.jobs[NO_JOB].next
+    while job != NO_JOB:
+        if host.jobs[job].flushed_in == state.num_scheduled:
+            state.host_s = max(state.host_s, host.jobs[job].done_s)
+        job = host.jobs[job].next
+    job = host.jobs[NO_JOB].next
+    while job != NO_JOB:
+        record = host.jobs[job]
+        if not record.is_on_link and record.is_load:
+            begin_s = max(host.state[0].load_free_s, state.host_s)
+            _put_on_link(engine, job, begin_s, host.settings[0].load_block_s)
+            host.state[0].load_free_s = record.done_s
+        job = record.next
+
+
+@part
+def poll(engine: Engine) -> None:
+    """The step is launched: what has ended by now is reported with its output, stores first."""
+    if engine.host.settings[0].is_timed:
+        _poll(engine, False)
+        _poll(engine, True)
+
+
+@part
+def pass_time(engine: Engine, until_s: float) -> None:
+    """Where nothing can be decided before a copy ends or a request arrives, go on to that time, or to `until_s`."""
+    state, host = engine.state[0], engine.host
+    if host.state[0].num_settled_calls < _SETTLED_CALLS:
+        return
+    host.state[0].num_settled_calls = 0
+    next_s = until_s
+    if state.num_arrived < state.num_submitted:
+        next_s = min(next_s, engine.times[engine.lines[state.num_arrived].arrived].arrival_s)
+    job = host.jobs[NO_JOB].next
+    while job != NO_JOB:
+        next_s = min(next_s, host.jobs[job].done_s)
+        job = host.jobs[job].next
+    if next_s < math.inf:
+        state.host_s = max(state.host_s, next_s)
+
+
+@part
+def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
+    record = engine.host.jobs[job]
+    record.is_on_link = True
+    record.done_s = begin_s + engine.host.settings[0].job_s + record.num_blocks * block_s
+
+
+@part
+def _poll(engine: Engine, is_load: bool) -> None:
+    state, host = engine.state[0], engine.host
+    job = host.jobs[NO_JOB].next
+    while job != NO_JOB:
+        record = host.jobs[job]
+        is_due = record.is_on_link and record.reported_in == 0 and record.done_s <= state.host_s
+        if is_due and record.is_load == is_load:
+            report(engine, job, state.num_scheduled)
+        job = record.next

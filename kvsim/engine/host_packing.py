@@ -1,0 +1,160 @@
+"""The second tier of an engine, as it is when a run begins."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+
+from kvsim.engine.host_tier import (
+    NUM_LISTS,
+    Asked,
+    CopyRow,
+    HostBlock,
+    HostList,
+    HostSettings,
+    HostState,
+    HostTier,
+    Job,
+)
+from kvsim.engine.records import make, make_growing, numbers
+from kvsim.errors import BudgetError, UsageError
+from kvsim.policies import Paged, Policy
+from kvsim.settings import Eviction, Order
+
+_GIB, _GIGA = 1 << 30, 1e9
+_FIRST_COPY_ROWS = 1 << 14
+_LOADS_PER_STEP = 1024
+"""More than this begin in no step whose changes of ownership are written down."""
+
+
+def check_offload(policy: Paged, num_groups: int) -> None:
+    """Check that the offload of `policy` is one that is known here.
+
+    Raises:
+        UsageError: it is not.
+    """
+    cache = policy.cache
+    if not cache.kv_offloading_size:
+        return
+    if cache.swap_gib:
+        raise UsageError(
+            "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "
+            "give one of them."
+        )
+    if cache.num_speculative_tokens:
+        raise UsageError(
+            "kvsim does not know what --kv-offloading-size and speculative decoding do together; leave out one of them."
+        )
+    if policy.scheduler.order is Order.PRIORITY:
+        raise UsageError(
+            "kvsim knows --kv-offloading-size for requests in order of arrival; leave out --order priority."
+        )
+    if num_groups > 1:
+        raise UsageError(
+            f"kvsim knows --kv-offloading-size for models with one group of full attention, and this one has "
+            f"{num_groups} KV-cache groups; leave it out."
+        )
+
+
+def blocks_per_slot(policy: Paged) -> int:
+    """GPU blocks in a host block."""
+    return (policy.cache.kv_offloading_block_size or policy.cache.block_size) // policy.cache.block_size
+
+
+def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
+    """Host blocks that the host memory of `policy` holds, where a block has `block_bytes` bytes on each GPU.
+
+    Raises:
+        BudgetError: it holds none.
+    """
+    bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
+    found = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
+    if not found:
+        raise BudgetError(
+            f"{policy.cache.kv_offloading_size} GiB of host memory hold no host block of {bytes_per_slot} bytes; give "
+            "--kv-offloading-size more, or leave it out."
+        )
+    return found
+
+
+def most_loading(policy: Paged, num_units: int, size: int) -> int:
+    """The most sequences of `size` that can load at once: each holds blocks that nobody else has."""
+    return min(size, num_units // blocks_per_slot(policy))
+
+
+def num_places(policy: Paged, num_units: int, size: int) -> int:
+    """Tables that there can be at once: of what runs and, with an offload, of what loads and of victims whose blocks
+    are not free yet.
+    """
+    batch = min(policy.scheduler.max_num_seqs, size)
+    if not policy.cache.kv_offloading_size:
+        return batch
+    return min(size, 5 * batch + most_loading(policy, num_units, size))
+
+
+def rows_of_loads(policy: Policy, num_units: int, size: int, width: int) -> int:
+    """Changes of ownership in one step, beside those of what runs, that there is room for."""
+    if not _has_offload(policy):
+        return 0
+    return min(most_loading(policy, num_units, size), _LOADS_PER_STEP) * rows_of_table(width)
+
+
+def rows_of_table(width: int) -> int:
+    """The most changes of ownership of one sequence in one step: it gets a whole table, block by block, or loses it."""
+    return 3 * width + 2
+
+
+def host_tier(
+    policy: Policy,
+    num_units: int,
+    size: int,
+    block_bytes: int,
+    num_gpus: int,
+    rows: int,
+    *,
+    is_timed: bool,
+    compiled: bool,
+) -> HostTier:
+    """The second tier for `size` requests and `num_units` blocks to hand out, each of `block_bytes` on every GPU.
+
+    Where nothing is offloaded it is an empty tuple. A load begins in a step only as long as there are at most `rows`.
+    """
+    if not _has_offload(policy):
+        return cast("HostTier", ())
+    cache, slots, per_slot = policy.cache, num_slots(policy, block_bytes, num_gpus), blocks_per_slot(policy)
+    adaptive = cache.kv_offloading_eviction is Eviction.ARC
+    num_records = NUM_LISTS + (3 * slots if adaptive else slots)
+    settings = make(HostSettings, 1, compiled=compiled)
+    record = settings[0]
+    record.num_slots, record.blocks_per_slot, record.slot_tokens = slots, per_slot, per_slot * cache.block_size
+    record.adaptive, record.prompt_only = adaptive, cache.kv_offloading_prompt_only
+    record.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
+    record.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
+    record.job_s, record.is_timed, record.most_rows = cache.copy_latency_s, is_timed, rows
+    record.most_copy_rows = _FIRST_COPY_ROWS
+    state = make(HostState, 1, compiled=compiled)
+    state[0].num_free = slots
+    blocks = make(HostBlock, num_records, compiled=compiled)
+    heads: Any = blocks
+    for index in range(NUM_LISTS):
+        heads[index].next = heads[index].previous = index
+    most_jobs = min(slots, num_units) + most_loading(policy, num_units, size)
+    return HostTier(
+        settings=settings,
+        state=state,
+        blocks=blocks,
+        lists=make(HostList, NUM_LISTS, compiled=compiled),
+        buckets=numbers(np.zeros(1 << num_records.bit_length(), np.int64), compiled=compiled),
+        sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
+        jobs=make(Job, most_jobs + 1, compiled=compiled),
+        asked=make(Asked, size + 1, compiled=compiled),
+        set_aside=numbers(np.zeros(size, np.int64), compiled=compiled),
+        deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
+        handed_out=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
+        copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
+    )
+
+
+def _has_offload(policy: Policy) -> TypeGuard[Paged]:
+    return isinstance(policy, Paged) and policy.cache.kv_offloading_size > 0

@@ -1,0 +1,215 @@
+"""What an engine keeps of a second tier in host memory, as vLLM 0.25.1's native offload has it; see `offload`.
+
+An engine without one has an empty tuple in its place, and nothing of this module in its compiled code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvsim.engine.records import Node, Numbers, Records, Small
+
+RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
+"""Lists of host blocks; each is also the record that stands for both of its ends. Least recently used there is only
+`RECENT`, which holds the idle ones. ARC has all four, and busy blocks stand in them too."""
+NUM_LISTS = 4
+"""Records before that of slot 0."""
+NO_HOST_BLOCK = 0
+WRITING = -1
+"""Readers of a block whose copy to the host has not ended."""
+NO_JOB = 0
+
+
+@dataclass(slots=True)
+class HostSettings:
+    """What the second tier is. Nothing here changes during a run."""
+
+    num_slots: int = 0
+    """Host blocks that there is room for."""
+    blocks_per_slot: int = 0
+    """GPU blocks in a host block."""
+    slot_tokens: int = 0
+    """Tokens of a host block."""
+    adaptive: bool = False
+    """Blocks are evicted as ARC does, instead of the least recently used first."""
+    prompt_only: bool = False
+    """Blocks of generated tokens stay where they are."""
+    store_block_s: float = 0.0
+    """Seconds in which one GPU block crosses the link to the host."""
+    load_block_s: float = 0.0
+    """Seconds in which one GPU block crosses the link from the host."""
+    job_s: float = 0.0
+    """Seconds that a copy takes however small it is."""
+    is_timed: bool = False
+    """The clock says when a copy has ended; otherwise the caller does."""
+    most_copy_rows: int = 0
+    """Rows of copies that may be there when a step begins."""
+    most_rows: int = 0
+    """Rows of memory with which another load may begin."""
+
+
+@dataclass(slots=True)
+class HostState:
+    """The numbers of the second tier that change from step to step."""
+
+    num_used: int = 0
+    """Slots that were ever handed out: they are taken in order first."""
+    last_given_back: int = 0
+    """The slot that is taken next once all were: the one evicted last."""
+    num_free: int = 0
+    num_ghosts_used: int = 0
+    last_free_ghost: int = 0
+    recent_target: float = 0.0
+    """How many blocks ARC wants in `RECENT`."""
+    num_sparings: int = 0
+    """How often blocks were looked up that must not be evicted."""
+    num_jobs: int = 0
+    """Copies that were begun and not reported."""
+    next_job: int = 0
+    """The number of the next copy."""
+    num_job_records: int = 0
+    last_free_job: int = 0
+    first_reported: int = 0
+    last_reported: int = 0
+    num_updates: int = 0
+    """Steps whose output was processed, empty ones included."""
+    num_set_aside: int = 0
+    """Sequences before the queue: they load, or are looked up again."""
+    num_looked_at: int = 0
+    """Sequences among these that the pass under way has looked at."""
+    num_kept: int = 0
+    """Sequences that it has set aside."""
+    num_steps_begun: int = 0
+    """Steps that were scheduled and compute something."""
+    num_steps_processed: int = 0
+    """Steps that computed something and whose output was processed."""
+    num_deferred: int = 0
+    """Sequences whose tables are gone and whose blocks are not free yet."""
+    num_settled_calls: int = 0
+    """Calls of the scheduler in a row that decided nothing."""
+    store_free_s: float = 0.0
+    """When the link to the host has done all copies that were given to it."""
+    load_free_s: float = 0.0
+    """When the link from the host has."""
+    num_copy_rows: int = 0
+    is_crowded: bool = False
+    """A load could not be written down: more began in one step than there is room for."""
+
+
+@dataclass(slots=True)
+class HostBlock(Node):
+    """One host block, or the ghost of one: a key that was evicted not long ago."""
+
+    key: int = 0
+    readers: Small = 0
+    """Loads that read it; `WRITING` while it is being written."""
+    stands_in: Small = 0
+    """The list in which it stands, if it stands in one."""
+    next_alike: Small = 0
+    """The next record in its bucket."""
+    spared: int = 0
+    """The last sparing that it was named in."""
+    next_of_job: Small = 0
+    """The next block that the same copy writes."""
+
+
+@dataclass(slots=True)
+class HostList:
+    """How long a list of host blocks is."""
+
+    length: int = 0
+    num_idle: int = 0
+    """Blocks that no copy reads or writes."""
+
+
+@dataclass(slots=True)
+class Job(Node):
+    """One copy over the link: of blocks of one sequence, in one direction."""
+
+    number: int = 0
+    """Copies are numbered in the order in which they are decided."""
+    sequence: Small = 0
+    is_load: bool = False
+    begin: Small = 0
+    """The first host block of the sequence that it covers."""
+    end: Small = 0
+    first_written: Small = 0
+    """The first block that a store writes; the others are linked by `next_of_job`."""
+    num_blocks: Small = 0
+    """GPU blocks that are copied."""
+    begun_step: Small = 0
+    """The recorded step that decided it."""
+    awaited_step: Small = 0
+    """The first recorded step that had to wait for it, or -1."""
+    begun_in: int = 0
+    """The call of the scheduler that decided it, counted from 1."""
+    flushed_in: int = 0
+    """The last call that had to wait for it."""
+    reported_in: int = 0
+    """The step with whose output it is reported, counted like calls."""
+    next_reported: Small = 0
+    is_on_link: bool = False
+    done_s: float = 0.0
+
+
+@dataclass(slots=True)
+class CopyRow:
+    """One block that was copied, as in a recording."""
+
+    copy: Small = 0
+    kind: Small = 0
+    request: Small = 0
+    begun_step: Small = 0
+    awaited_step: Small = 0
+    reported_step: Small = 0
+    address: Small = 0
+    slot: Small = 0
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the second tier knows of one request."""
+
+    num_jobs: Small = 0
+    stored: Small = 0
+    """Leading host blocks that need not be stored any more."""
+    num_told: Small = 0
+    """Entries of its table that were handed out in earlier steps."""
+    is_prefilling: bool = False
+    """It was admitted without its whole prompt, or loads: what it still needs is reserved against other loads."""
+    is_set_aside: bool = False
+    last_step: int = 0
+    """The last step that computes something for it."""
+    free_after: int = 0
+    """The step whose output must be processed before its blocks are free."""
+    dead_tokens: Small = 0
+    """What it had computed in these blocks."""
+    preempted_in: int = 0
+
+
+class HostTier(NamedTuple):
+    """The second tier of an engine that has one."""
+
+    settings: Records[HostSettings]
+    """One record, as is `state`."""
+    state: Records[HostState]
+    blocks: Records[HostBlock]
+    """Heads of lists, then slots, then ghosts."""
+    lists: Records[HostList]
+    buckets: Numbers
+    """The first record of every bucket of keys."""
+    sources: Numbers
+    """GPU blocks that a slot is written from, slot after slot."""
+    jobs: Records[Job]
+    """Pending ones stand in a list in order of their numbers, behind record 0."""
+    asked: Records[Asked]
+    """One for each sequence."""
+    set_aside: Numbers
+    """Sequences before the queue, in order."""
+    deferred: Numbers
+    """Sequences whose blocks are not free yet, in order."""
+    handed_out: Numbers
+    """For every GPU block, the last call of the scheduler that handed it out."""
+    copy_rows: Records[CopyRow]
+    """Copies that were reported in this slice of the run, if they are written down."""

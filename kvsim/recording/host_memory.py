@@ -1,0 +1,67 @@
+"""The second tier of a recorded run, step by step: what stands on the host, what goes there, what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.recording.model import Meta, Recording
+from kvsim.recording.tables import CopyKind, IntArray
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostMemory:
+    """One entry for every step, right after it was scheduled, and one more for the end of the run."""
+
+    num_slots: int
+    """Blocks that the host has room for."""
+    slot_bytes: int
+    used: IntArray
+    """Blocks on the host that hold something or are being written."""
+    going: IntArray
+    """GPU blocks that are being copied to the host."""
+    coming: IntArray
+    """GPU blocks that are being copied back."""
+    stored: IntArray
+    """GPU blocks that were copied to the host so far, those under way included."""
+    loaded: IntArray
+    """GPU blocks that were copied back so far, those under way included."""
+
+
+def host_memory(recording: Recording) -> HostMemory | None:
+    """The second tier of `recording`; None where blocks were not offloaded."""
+    copies, meta, num_frames = recording.copies, recording.meta, len(recording.steps) + 1
+    if copies is None:
+        return None
+    reported = np.where(copies.reported_step < 0, num_frames, copies.reported_step + 1)
+    first_use = np.full(int(copies.slot.max(initial=-1)) + 1, num_frames)
+    np.minimum.at(first_use, copies.slot, copies.begun_step)
+    is_load = copies.kind == CopyKind.LOAD
+
+    def by_frame(begun: IntArray) -> IntArray:
+        return np.asarray(np.bincount(begun, minlength=num_frames + 1)[:num_frames].cumsum())
+
+    begun = [by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load)]
+    done = [by_frame(np.minimum(reported[rows], num_frames)) for rows in (~is_load, is_load)]
+    num_slots, slot_bytes = _size(meta)
+    return HostMemory(
+        num_slots=num_slots,
+        slot_bytes=slot_bytes,
+        used=by_frame(first_use[first_use < num_frames]),
+        going=begun[0] - done[0],
+        coming=begun[1] - done[1],
+        stored=begun[0],
+        loaded=begun[1],
+    )
+
+
+def _size(meta: Meta) -> tuple[int, int]:
+    """Blocks of host memory and the bytes of one, over all GPUs."""
+    policy, pool = meta.policy, meta.pool
+    block_size = int(policy.get("kv_offloading_block_size") or pool.unit_tokens)
+    slot_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
+    told = policy.get("host_blocks")
+    return int(told if told is not None else float(policy["kv_offloading_size"]) * _GIB // slot_bytes), slot_bytes
