@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.fit import engine_of
-from kvsim.conformance.comparable import settings_of
+from kvsim.conformance.comparable import host_blocks_of, settings_of
 from kvsim.errors import UsageError
 from kvsim.extrapolation import KEY, Watched
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.importers import workload_of
-from kvsim.machines import served_model, step_times
+from kvsim.machines import card_of, host_link, served_model, step_times
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.policies import Paged, Policy, Static
 from kvsim.profiles import Profile, carried, match
-from kvsim.recording import Recording
+from kvsim.recording import Meta, Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, ProgressCallback, simulate
@@ -194,13 +194,25 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
     scheduler = settings_of(ContinuousSettings, recording)
     # What an engine with several KV-cache groups was told, where the pool says what they have in common.
     block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
-    cache = settings_of(PagedSettings, recording, block_size=block_size)
+    cache = settings_of(PagedSettings, recording, block_size=block_size, **_host_memory(recording.meta))
     unit_bytes = pool.bytes_per_unit
     if (
         not pool.groups and "kv_cache_groups" not in recording.meta.extra
     ):  # as large as the simulation makes them, whoever wrote it down
         unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
+
+
+def _host_memory(meta: Meta) -> dict[str, float]:
+    """The settings of the host memory that blocks were offloaded to, and of the link, as they are known of the GPU."""
+    num_blocks, pool = host_blocks_of(meta), meta.pool
+    if not num_blocks:
+        return {"kv_offloading_size": 0.0}
+    block_size = int(meta.policy.get("kv_offloading_block_size") or pool.unit_tokens)
+    num_gpus = int(meta.engine.get("tensor_parallel_size", 1))
+    block_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * num_gpus
+    told = {name: meta.policy[name] for name in ("load_gb_per_s", "store_gb_per_s") if name in meta.policy}
+    return {"kv_offloading_size": num_blocks * block_bytes / (1 << 30)} | host_link(card_of(find_gpu(meta.gpu))) | told
 
 
 def as_sent(recording: Recording) -> Workload:

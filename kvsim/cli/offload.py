@@ -18,13 +18,12 @@ _REST_ON_SIZE = (
     "kv_offloading_outputs",
     "kv_offloading_gb_per_s",
 )
-_GIGA = 1e9
 
 
 def offload_settings(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
     """The settings of the offload that the flags ask for; those that are not given keep their defaults.
 
-    The link is as fast as told, as the machine card says, or as `PagedSettings` assumes.
+    The link is as fast as told, as vLLM drives the one on the machine card, or as `PagedSettings` assumes.
 
     Raises:
         UsageError: a flag says nothing without `--kv-offloading-size`.
@@ -47,12 +46,9 @@ def offload_settings(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
 
 
 def _link(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
-    from kvsim.machines import card_named, card_of
+    from kvsim.machines import card_named, card_of, host_link
 
     speed = flags["kv_offloading_gb_per_s"]
     if speed is not None:
         return {"load_gb_per_s": speed, "store_gb_per_s": speed}
-    card = card_named(flags["profile"]) or card_of(gpu)
-    if not card.measured:
-        return {}
-    return {"load_gb_per_s": card.to_gpu_bytes_per_s / _GIGA, "store_gb_per_s": card.to_host_bytes_per_s / _GIGA}
+    return dict(host_link(card_named(flags["profile"]) or card_of(gpu)))

@@ -110,7 +110,7 @@ _OPTIONS = (
         "--kv-offloading-gb-per-s",
         type=float,
         metavar="GB/S",
-        help="With --kv-offloading-size: speed of the link each way.  [the machine card's; 80% of PCIe 5.0 x16]",
+        help="With --kv-offloading-size: speed of the link each way.  [from the machine card; 80% of PCIe 5.0 x16]",
     ),
     _paged(
         "--swap-gib",

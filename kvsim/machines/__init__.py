@@ -7,6 +7,7 @@ sheet. The error of each kind is that of predictions for recordings that were le
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.choice import card_named, from_card, is_card, served_model, step_times
 from kvsim.machines.errors import Basis, basis_of, known_errors
+from kvsim.machines.host_link import host_link
 
 __all__ = [
     "Basis",
@@ -14,6 +15,7 @@ __all__ = [
     "card_named",
     "card_of",
     "from_card",
+    "host_link",
     "is_card",
     "known_errors",
     "linked",
