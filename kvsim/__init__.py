@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvsim.importers import read_workload, workload_of
     from kvsim.metrics import Summary, summarize
     from kvsim.models import Model, all_models, find_model
+    from kvsim.own_policy import Allocator, OwnPolicy
     from kvsim.policies import Contiguous, Paged, Static
     from kvsim.recording import Recording, Replay, shipped_names, write
     from kvsim.settings import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allocator": "kvsim.own_policy",
     "AllAtOnce": "kvsim.workload",
     "Budget": "kvsim.budget",
     "Comparison": "kvsim.api.comparison",
@@ -77,6 +79,7 @@ _HOME = {
     "LogNormal": "kvsim.workload",
     "Machine": "kvsim.simulation",
     "Model": "kvsim.models",
+    "OwnPolicy": "kvsim.own_policy",
     "Order": "kvsim.settings",
     "Paged": "kvsim.policies",
     "PagedSettings": "kvsim.settings",
@@ -122,6 +125,7 @@ _HOME = {
 
 __all__ = [
     "AllAtOnce",
+    "Allocator",
     "Budget",
     "Comparison",
     "Constant",
@@ -138,6 +142,7 @@ __all__ = [
     "Machine",
     "Model",
     "Order",
+    "OwnPolicy",
     "Paged",
     "PagedSettings",
     "Poisson",

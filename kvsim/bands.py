@@ -17,7 +17,7 @@ from kvsim.steptime import Pace, Roofline, at_pace
 
 if TYPE_CHECKING:
     from kvsim.metrics import Summary
-    from kvsim.policies import Policy
+    from kvsim.policies import AnyPolicy
     from kvsim.simulation import Options
     from kvsim.workload import Workload
 
@@ -62,7 +62,7 @@ def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
 
 
 def band_of(
-    workload: Workload, policy: Policy, machine: Machine, summary: Summary, **options: Unpack[Options]
+    workload: Workload, policy: AnyPolicy, machine: Machine, summary: Summary, **options: Unpack[Options]
 ) -> Band | None:
     """The band around `summary`, from runs with step times as far off as such times usually are.
 

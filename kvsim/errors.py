@@ -6,6 +6,7 @@
     ├── WorkloadError               a request or a workload file that no policy could serve
     ├── BudgetError                 the memory does not add up: nothing is left for the KV cache, or too little
     ├── StalledError                no request can ever make progress: a real engine would wait for ever
+    ├── PolicyError                 a policy that a user wrote did what no policy may
     ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
     ├── DefectError                 the interface failed: a defect of kvsim
     └── UsageError                  exit code 2: a setting, flag or argument that cannot be right
@@ -61,6 +62,10 @@ class BudgetError(KvsimError):
 
 class StalledError(KvsimError):
     """Requests are waiting and none can ever be scheduled."""
+
+
+class PolicyError(KvsimError):
+    """A policy that a user wrote did what no policy may: named a request that is not there, handed out a unit twice."""
 
 
 class IntegrityError(KvsimError):

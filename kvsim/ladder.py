@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Policy, Static
 from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def rung_recordings(
     return recordings
 
 
-def with_ample_memory(machine: Machine, policy: Policy, workload: Workload) -> Machine:
+def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> Machine:
     """`machine` with room for every sequence that `policy` may run at a time, at its longest."""
     num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))

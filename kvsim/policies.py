@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
+from kvsim.own_policy import OwnPolicy
 from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 
@@ -67,13 +68,30 @@ class Static:
 
 
 Policy: TypeAlias = Paged | Contiguous | Static
+"""What comes with kvsim, and is compiled."""
+AnyPolicy: TypeAlias = Policy | OwnPolicy
+"""And what is written by others, in Python."""
 POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
 
 
-def describe(policy: Policy) -> Mapping[str, Any]:
-    """The policy and all its settings, flat, as they stand in a recording's `meta.json`."""
-    settings = asdict(policy)
-    flat = {key: value for part in settings.values() for key, value in part.items()}
-    return {"name": policy.name} | {
+def base_of(policy: AnyPolicy) -> Policy:
+    """The built-in policy that `policy` is, or departs from: one of your own departs from vLLM's."""
+    if isinstance(policy, Paged | Contiguous | Static):
+        return policy
+    if policy.allocator is None:
+        return Paged(scheduler=policy.scheduler, cache=policy.cache)
+    units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=False)
+    return Paged(scheduler=policy.scheduler, cache=units)
+
+
+def describe(policy: AnyPolicy) -> Mapping[str, Any]:
+    """The policy and all its settings, flat, as they stand in a recording's `meta.json`.
+
+    One of your own is described as the policy that it departs from, with its own name as `rules`.
+    """
+    base = base_of(policy)
+    flat = {key: value for part in asdict(base).values() for key, value in part.items()}
+    described = {"name": base.name} | {
         key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
     }
+    return described if base is policy else described | {"rules": policy.name}

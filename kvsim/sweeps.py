@@ -8,6 +8,7 @@ only those. A worker that dies takes its point with it and nothing else; what ca
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -26,7 +27,8 @@ from kvsim.atomic import whole_file
 from kvsim.errors import KvsimError, MissingExtraError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.overwriting import MARK_KEY, mark
-from kvsim.policies import Policy, describe
+from kvsim.own_policy import OwnPolicy
+from kvsim.policies import AnyPolicy, describe
 from kvsim.scratch import alone_in
 from kvsim.simulation import Machine, Measured, measure
 from kvsim.workload import Workload
@@ -48,7 +50,7 @@ class Point:
     settings: Mapping[str, Setting]
     """What tells it from the other points; columns of the table."""
     workload: Workload
-    policy: Policy
+    policy: AnyPolicy
     machine: Machine
     refuse_misfits: bool = False
     """Refuse requests that could never be served; otherwise the run is a row with an error."""
@@ -58,7 +60,7 @@ class Point:
         """Equal for equal runs: a digest of everything that the result depends on."""
         machine, workload = self.machine, self.workload
         on = ", ".join(f"{field.name}={getattr(machine, field.name)!r}" for field in fields(machine))
-        settings = sorted(describe(self.policy).items())
+        settings = sorted(describe(self.policy).items()) + source_of(self.policy)
         digest = hashlib.sha256(f"(Machine({on}), {settings!r}, {self.refuse_misfits!r})".encode())
         digest.update(json.dumps(dict(self.settings), sort_keys=True).encode())
         for column in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.max_tokens,
@@ -72,6 +74,27 @@ class Point:
             digest.update(workload.prompt_token_ids.offsets.tobytes())
             digest.update(workload.prompt_token_ids.values.tobytes())
         return digest.hexdigest()[:16]
+
+
+def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
+    """What a policy of a user's own does, as text: its module, or its class where it was typed, and what it was given.
+
+    Raises:
+        UsageError: nobody can tell, so two runs could be taken for one.
+    """
+    if not isinstance(policy, OwnPolicy):
+        return []
+    kind = type(policy)
+    try:
+        module = inspect.getmodule(kind)
+        has_file = module is not None and getattr(module, "__file__", None) is not None
+        text = inspect.getsource(module if has_file and module is not None else kind)
+    except (OSError, TypeError) as error:
+        raise UsageError(
+            f"the source of the policy {policy.name!r} cannot be read, so its runs cannot be told from others; write "
+            "it into a file."
+        ) from error
+    return [("source", text), ("values", repr(sorted(vars(policy).items())))]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -53,9 +53,7 @@ class Comparison:
         Raises:
             RecordingError: a recording has no steps.
         """
-        names = labels or [
-            LABELS.get(recording.meta.policy_name, recording.meta.policy_name) for recording in recordings
-        ]
+        names = labels or [LABELS.get(recording.meta.rules_name, recording.meta.rules_name) for recording in recordings]
         lanes = [Lane(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
         durations_s = [lane.session.player.duration_s for lane in self.lanes]

@@ -260,6 +260,8 @@ def headline(session: Session, *, short: bool) -> list[str]:
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
     policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
+    if meta.rules_name != meta.policy_name:
+        policy = meta.rules_name
     model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)

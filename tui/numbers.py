@@ -28,7 +28,7 @@ def _row(session: Session) -> dict[str, object]:
     frame, meta = session.player.frame, session.recording.meta
     return {
         "recording": session.recording.name,
-        "policy": meta.policy_name,
+        "policy": meta.rules_name,
         "step": frame,
         "time_s": f"{session.player.clock_s:.6f}",
         "running": session.counts("running")[frame],

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from kvsim.errors import UnknownNameError
 from kvsim.importers import read_workload, workload_of
-from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
+from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, Paged, Static
 from kvsim.recording import Recording, find
 from kvsim.recording import read as read_recording
 from kvsim.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
@@ -20,7 +20,7 @@ RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
 """A recording, its folder, or the name of one that comes with kvsim."""
 WorkloadLike: TypeAlias = Workload | Recording | str | os.PathLike[str]
 """Requests: a workload, a recording whose requests are served again, or the name of either, or of a trace file."""
-PolicyLike: TypeAlias = Policy | str
+PolicyLike: TypeAlias = AnyPolicy | str
 """A policy, or the name of a built-in one: "paged", "contiguous" or "static"."""
 
 
@@ -52,7 +52,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
     return workload_of(recording), recording
 
 
-def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> Policy:
+def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
     """The policy that was given, or the named one with vLLM's defaults on the GPU of `machine`.
 
     `max_model_len` is the longest sequence in tokens; the model's, if left out.

@@ -18,7 +18,7 @@ from kvsim.simulation import Machine
 from kvsim.steptime.card import load_card
 
 if TYPE_CHECKING:
-    from kvsim.policies import Policy
+    from kvsim.policies import AnyPolicy
     from kvsim.steptime import StepTimeModel
 
 MachineLike: TypeAlias = Machine | Recording | str
@@ -109,7 +109,7 @@ def machine(
     )
 
 
-def machine_for(given: MachineLike | None, source: Recording | None, policy: Policy | str) -> Machine:
+def machine_for(given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str) -> Machine:
     """The machine that was given or named, with the step times of the engine that `policy` is the rule of.
 
     Where none was given, it is that of the recording which the requests are from, or `DEFAULT_MACHINE`.

@@ -78,7 +78,7 @@ class Run(Recording):
         if at_s is None:
             begin_story(session, playing=False)
         session.show()
-        title = f"{self.meta.policy_name}, after {seconds(session.player.clock_s)}"
+        title = f"{self.meta.rules_name}, after {seconds(session.player.clock_s)}"
         return Still(svg_of_stills([(title, session)], ColorBy.STATE, width, height))
 
     def play(self, *, at_s: float | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,8 @@ from kvsim.api.rows import Rows
 from kvsim.api.run import Run
 from kvsim.errors import UsageError
 from kvsim.hardware import GIB
-from kvsim.policies import POLICY_NAMES, Policy
+from kvsim.own_policy import OwnPolicy
+from kvsim.policies import POLICY_NAMES, AnyPolicy
 from kvsim.profiles import Profile
 from kvsim.simulation import Machine, Options
 
@@ -220,7 +222,7 @@ def calibrate(
     return fitted
 
 
-def _simulate(workload: Workload, policy: Policy, on: Machine, options: Options) -> Run:
+def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Options) -> Run:
     return Run.of(simulation.simulate(workload, policy, on, **options))
 
 
@@ -252,13 +254,17 @@ def _machine_with(
     return machine(**{"gpu": gpu, "model": model} | dict(changes))
 
 
-def _with_setting(policy: Policy, name: str, value: Any) -> Policy:
+def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
     """`policy` with one setting of its scheduler or its cache changed."""
     for part in ("scheduler", "cache"):
         settings: Any = getattr(policy, part, None)
         if settings is not None and name in {field.name for field in fields(settings)}:
-            changed: Policy = replace(policy, **{part: replace(settings, **{name: value})})
-            return changed
+            changed = replace(settings, **{name: value})
+            if not isinstance(policy, OwnPolicy):
+                return replace(policy, **{part: changed})
+            own = copy(policy)
+            setattr(own, part, changed)
+            return own
     raise UsageError(f"{name} is no setting of the policy {policy.name} and no argument of kvsim.machine.")
 
 

@@ -97,7 +97,7 @@ def _warn(recording: Recording | Measured) -> None:
     """One line on standard error where the step times were asked for more than they were fitted to."""
     beyond = recording.meta.extra.get(KEY, ())
     if beyond:
-        echo(f"warning: {recording.meta.policy_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
+        echo(f"warning: {recording.meta.rules_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
 
 
 def time_source(recording: Recording | Measured) -> str:

@@ -32,6 +32,11 @@ def check_comparable(recording: Recording) -> None:
             f"recording {recording.name!r} is of a {meta.policy_name} cache from {meta.source}; only a paged one, from "
             "vLLM or from kvsim run --policy paged, can be compared block for block."
         )
+    if meta.rules_name != meta.policy_name:
+        raise RecordingError(
+            f"recording {recording.name!r} was made under rules of its own ({meta.rules_name}); only vLLM's can be "
+            "compared with vLLM's."
+        )
     if meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"):
         raise RecordingError(
             f"recording {recording.name!r} was made with swapping or speculation, which kvsim models and vLLM 0.25.1 "

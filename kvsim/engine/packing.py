@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from kvsim.engine.state import (
     MAMBA,
     NEXT_FIT,
     NO_KEY,
+    OWN,
     PAGED,
     RECTANGULAR,
     RESERVED,
@@ -35,6 +36,9 @@ from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Ragged
+
+if TYPE_CHECKING:
+    from kvsim.engine.own import OwnRules
 
 STEPS_PER_SLICE = 1 << 14
 """Steps after which what was recorded is taken away, and progress reported."""
@@ -139,6 +143,7 @@ def pack(
     copies_are_timed: bool = True,
     checking: bool = False,
     compiled: bool = False,
+    rules: tuple[OwnRules, ...] = (),
 ) -> Engine:
     """An engine that has not begun, and knows `demand` as soon as a request is sent.
 
@@ -168,14 +173,17 @@ def pack(
     chosen |= _grouping(layout, policy)
     if retention_tokens is not None:
         chosen["retention_tokens"] = retention_tokens
+    if rules and rules[0].allocator is not None:
+        chosen["memory"] = OWN
     for name, value in chosen.items():
         setattr(settings[0], name, value)
-    settings[0].leaves_alone = _leaves_alone(settings[0])
+    settings[0].leaves_alone = not rules and _leaves_alone(settings[0])
     state[0].seq, state[0].num_free, state[0].num_free_places = -1, num_units, places
     state[0].num_free_host_blocks = settings[0].host_blocks
 
     engine = Engine(
         memory=(0,) * settings[0].memory,
+        rules=rules,
         settings=settings,
         step_times=step_times(step_time, compiled=compiled),
         state=state,
@@ -236,7 +244,7 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in ("memory", "host", "step_times", "steps", "outputs", "memory_rows"):
+        if name in ("memory", "rules", "host", "step_times", "steps", "outputs", "memory_rows"):
             continue
         _copy(old, new, num_rows if name == "schedule_rows" else len(old))
     tiers: Any = zip(source.host, target.host, strict=True)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from kvsim.engine import groups, memory, quiet, running, speculation, tiered, waiting_queue
-from kvsim.engine.compiled import chosen_by_memory, part
+from kvsim.engine.compiled import chosen_by_memory, compiled_as, part
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 
@@ -25,9 +25,7 @@ def schedule(engine: Engine) -> None:
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
-    budget = _serve_running(engine, settings.max_num_batched_tokens)
-    if state.num_preempted == 0:
-        budget = admit_waiting(engine, budget)
+    budget = fill_step(engine)
     state.num_tokens_in_batch = settings.max_num_batched_tokens - budget
     state.written += state.num_tokens_in_batch * settings.token_slots
     state.num_in_batch = state.num_listed + state.num_quiet
@@ -131,6 +129,24 @@ def leave(engine: Engine, node: int, status: int) -> None:
 
 
 @part
+def _fill_step(engine: Engine) -> int:
+    """Give the step its tokens: first those that run, then those that wait. Return what is left of its budget."""
+    settings, state = engine.settings[0], engine.state[0]
+    budget = _serve_running(engine, settings.max_num_batched_tokens)
+    if state.num_preempted == 0:
+        budget = admit_waiting(engine, budget)
+    return budget
+
+
+def fill_step(engine: Engine) -> int:
+    """The same, by the rules of a policy in Python, if the engine has any."""
+    return engine.rules[0].fill_step(engine) if engine.rules else _fill_step(engine)
+
+
+compiled_as(fill_step, _fill_step)
+
+
+@part
 def _serve_running(engine: Engine, budget: int) -> int:
     """Give every running sequence its next tokens; return what is left of `budget`."""
     settings, state = engine.settings[0], engine.state[0]
@@ -162,7 +178,7 @@ def _serve_running(engine: Engine, budget: int) -> int:
         if num_tokens <= 0:
             continue
         while not (memory.has_room(sequence, num_tokens) or memory.grow(engine, node, num_tokens)):
-            victim = _remove_victim(engine)
+            victim = _remove(engine, choose_victim(engine, node))
             tokens = _take_out_of_batch(engine, victim)
             if tokens >= 0:
                 budget += tokens
@@ -181,7 +197,7 @@ def _admit_from_queue(engine: Engine, budget: int) -> int:
     """Admit from the head of the queue for as long as the head fits; nothing overtakes it."""
     settings, state = engine.settings[0], engine.state[0]
     while state.num_waiting > 0 and budget > 0 and state.num_running < settings.max_num_seqs:
-        node = waiting_queue.peek(engine)
+        node = choose_next(engine)
         sequence = engine.sequences[node]
         hit_tokens = memory.find_hits(engine, node)
         computed = max(hit_tokens, sequence.parked_tokens)
@@ -215,14 +231,35 @@ def _take_out_of_batch(engine: Engine, node: int) -> int:
 
 
 @part
-def _remove_victim(engine: Engine) -> int:
-    """Take the sequence to preempt out of those that run: the last admitted, or the least important."""
+def _choose_victim(engine: Engine, needs: int) -> int:  # noqa: ARG001  a policy in Python may look at it
+    """Where the sequence to preempt stands among those that run: the last admitted, or the least important."""
     state, chosen = engine.state[0], engine.state[0].num_running - 1
     if engine.settings[0].by_priority:
         chosen = 0
         for index in range(1, state.num_running):
             if _is_less_important(engine, engine.running[index], engine.running[chosen]):
                 chosen = index
+    return chosen
+
+
+def choose_victim(engine: Engine, needs: int) -> int:
+    """The same, by the rules of a policy in Python, if the engine has any; `needs` has no room to go on."""
+    return engine.rules[0].choose_victim(engine, needs) if engine.rules else _choose_victim(engine, needs)
+
+
+def choose_next(engine: Engine) -> int:
+    """Which waiting sequence is admitted next: the head of the queue, or whom a policy in Python names."""
+    return engine.rules[0].choose_next(engine) if engine.rules else waiting_queue.peek(engine)
+
+
+compiled_as(choose_victim, _choose_victim)
+compiled_as(choose_next, waiting_queue.peek)
+
+
+@part
+def _remove(engine: Engine, chosen: int) -> int:
+    """Take the sequence at index `chosen` out of those that run."""
+    state = engine.state[0]
     if engine.quiet_until[chosen] > 0:
         quiet.catch_up(engine, chosen, state.num_scheduled - 1)
     victim = engine.running[chosen]
@@ -266,5 +303,5 @@ def _drop_what_left(engine: Engine) -> None:
     state.num_running = kept
 
 
-admit_waiting = chosen_by_memory(_admit_from_queue, _admit_from_queue, tiered.admit_waiting)
+admit_waiting = chosen_by_memory(_admit_from_queue, _admit_from_queue, tiered.admit_waiting, _admit_from_queue)
 """Admit waiting sequences within a budget of tokens; return what is left of it."""

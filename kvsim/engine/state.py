@@ -27,9 +27,9 @@ from kvsim.engine.records import (
     Times,
 )  # fmt: skip
 
-PAGED, RESERVED, TIERED, RECTANGULAR = range(4)
-"""What the memory is: blocks, contiguous reservations, blocks with a second tier of them on the host, or the rectangle
-of a static batch."""
+PAGED, RESERVED, TIERED, OWN, RECTANGULAR = range(5)
+"""What the memory is: blocks, contiguous reservations, blocks with a second tier of them on the host, units that a
+user's own allocator hands out, or the rectangle of a static batch."""
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """Where a sequence stands; one that loads waits, and has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
@@ -50,6 +50,8 @@ class Engine(NamedTuple):
 
     memory: tuple[int, ...]
     """As many zeros as `Settings.memory` says: a tuple, so that its type tells compiled code what the memory is."""
+    rules: tuple[Any, ...]
+    """A policy in Python at work (see `own`), which is never compiled; empty for the built-in ones."""
     settings: Records[Settings]
     """One record, as is `state`."""
     step_times: Records[Any]

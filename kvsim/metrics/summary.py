@@ -111,7 +111,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     computed = int(steps.prefill_tokens.sum(dtype=np.int64) + steps.decode_tokens.sum(dtype=np.int64))
     return Summary(
         name=recording.name,
-        policy=recording.meta.policy_name,
+        policy=recording.meta.rules_name,
         num_finished=int(status[RequestStatus.FINISHED]),
         num_refused=int(status[RequestStatus.REFUSED]),
         num_aborted=int(status[RequestStatus.ABORTED]),

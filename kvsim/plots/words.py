@@ -83,7 +83,7 @@ def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
 
 def policy_label(policy: Mapping[str, Any]) -> str:
     """A policy as a legend names it: "contiguous (reserve max)"."""
-    name = label(policy.get("name", "paged"))
+    name = label(policy.get("rules") or policy.get("name", "paged"))
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     return f"{name}{reserve}"
 

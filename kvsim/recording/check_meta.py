@@ -39,6 +39,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
     policy = document.get("policy", {})
     _require(policy.get("name", "paged") in POLICY_NAMES, file, "policy.name", f"one of {', '.join(POLICY_NAMES)}",
              document)  # fmt: skip
+    _require(policy.get("rules") is None or isinstance(policy["rules"], str), file, "policy.rules", "a text", document)
     for part, names in _COUNTS.items():
         for name in names:
             value = document.get(part, {}).get(name)

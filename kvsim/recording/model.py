@@ -94,8 +94,13 @@ class Meta:
 
     @property
     def policy_name(self) -> str:
-        """`paged`, `contiguous` or `static`."""
+        """`paged`, `contiguous` or `static`: how memory is shared out, and what a reader has to know."""
         return str(self.policy.get("name", "paged"))
+
+    @property
+    def rules_name(self) -> str:
+        """What people call the policy: the name of one that a user wrote, or else that of the built-in one."""
+        return str(self.policy.get("rules", self.policy_name))
 
     @property
     def prefix_caching(self) -> bool:
@@ -133,7 +138,7 @@ class Recording:
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self.name!r}: {self.meta.policy_name}, {len(self.requests):,} requests, "
+            f"<{type(self).__name__} {self.name!r}: {self.meta.rules_name}, {len(self.requests):,} requests, "
             f"{len(self.steps):,} steps in {self.duration_s:.4g} s ({self.meta.source})>"
         )
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from kvsim.contents import oversized
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
+from kvsim.recording.arrow import to_arrow
 from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
@@ -244,24 +245,3 @@ def _end_to_end(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
     lengths = np.concatenate([part.lengths for part in parts])
     values = np.concatenate([part.values for part in parts])
     return Ragged(values, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))), np.int64)
-
-
-def to_arrow(table: Table) -> pa.Table:
-    """The columns of `table` that are there, as they stand in its file."""
-    arrays: dict[str, pa.Array] = {}
-    for name, spec in table.columns():
-        value = getattr(table, name)
-        if value is None:
-            continue
-        if isinstance(value, Ragged):
-            arrays[name] = pa.ListArray.from_arrays(
-                pa.array(value.offsets, pa.int32()), pa.array(value.values, pa.int64())
-            )
-        elif spec.names is not None:
-            words = [member.name.lower() for member in spec.names]
-            arrays[name] = pa.DictionaryArray.from_arrays(pa.array(value, pa.int8()), words).cast(pa.string())
-        elif spec.dtype == "str":
-            arrays[name] = pa.array(value.tolist(), pa.string())
-        else:
-            arrays[name] = pa.array(value, pa.type_for_alias(spec.dtype))
-    return pa.table(arrays)

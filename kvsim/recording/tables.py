@@ -107,7 +107,7 @@ class Table:
 
         Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
         """
-        from kvsim.recording.parquet import to_arrow  # noqa: PLC0415  brings pyarrow, which few callers need
+        from kvsim.recording.arrow import to_arrow  # noqa: PLC0415  brings pyarrow, which few callers need
 
         return to_arrow(self)
 

@@ -12,7 +12,7 @@ from kvsim.engine.extents import rounded
 from kvsim.engine.groups import num_unread_tokens
 from kvsim.engine.memory import expired_slots
 from kvsim.engine.records import column
-from kvsim.engine.state import NO_KEY, PAGED, RECTANGULAR, TIERED, Engine
+from kvsim.engine.state import NO_KEY, OWN, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
@@ -39,6 +39,8 @@ def check(driver: Driver) -> None:
         return
     if memory in _OF_BLOCKS:
         _check_blocks(driver)
+    elif memory == OWN:
+        _check_own_units(driver)
     else:
         _check_extents(driver)
     _check_totals(driver)
@@ -48,19 +50,23 @@ def breakdown(driver: Driver) -> Breakdown:
     """Where every slot goes now, counted block by block or extent by extent."""
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    slots = _held_in_blocks(driver) if settings.memory in _OF_BLOCKS else _held_in_extents(driver)
+    slots = _held_in_blocks(driver) if settings.memory in _OF_BLOCKS else _held_by_sequence(driver)
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
     slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
 
 
-def _held_in_extents(driver: Driver) -> npt.NDArray[np.int64]:
+def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
+    """Where nothing is shared: extents, or the units of an allocator in Python."""
+    settings = driver.engine.settings[0]
+    unit_slots = settings.unit_slots if settings.memory == OWN else 1
     slots = np.zeros(NUM_STATES, np.int64)
     for node in driver.running():
         sequence = driver.engine.sequences[node]
-        computed, requested = int(sequence.computed + sequence.rejected), int(sequence.requested)
+        computed, length = int(sequence.computed + sequence.rejected), int(sequence.num_units) * unit_slots
+        requested = length if settings.memory == OWN else int(sequence.requested)
         full = max(int(sequence.full_tokens), computed)
-        slots += split_extent(0, int(sequence.num_units), full=full, computed=computed, requested=requested)
+        slots += split_extent(0, length, full=full, computed=computed, requested=requested)
     return slots
 
 
@@ -118,6 +124,17 @@ def _check_blocks(driver: Driver) -> None:
     if keyed.sum() != state.num_cached or (np.diff(keyed.astype(np.int8)) < 0).any():
         raise IntegrityError(f"{keyed.sum()} free blocks hold a prefix, {state.num_cached} are counted, or they stand "
                              "in front of one that does not.")  # fmt: skip
+
+
+def _check_own_units(driver: Driver) -> None:
+    """Every unit is in one table at most, only those that run have tables, and the rest is free."""
+    engine = driver.engine
+    rules, num_free = engine.rules[0], engine.state[0].num_free
+    held = [unit for table in rules.tables.values() for unit in table]
+    if len(set(held)) != len(held) or len(held) + num_free != engine.settings[0].num_units:
+        raise IntegrityError(f"{len(held)} units stand in tables, {len(set(held))} differ, {num_free} are free.")
+    if set(rules.tables) != set(driver.running()):
+        raise IntegrityError(f"{len(rules.tables)} requests have tables, and {len(driver.running())} run.")
 
 
 def _check_extents(driver: Driver) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.packing import coefficients_of
 from kvsim.errors import UsageError
+from kvsim.own_policy import OwnPolicy
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
@@ -16,6 +17,21 @@ WORTH_COMPILING = 5_000
 _MANY_TOKENS = 500_000
 """Output tokens from which on few requests are worth it too: they are a step each in the smallest batch."""
 _LONG = 50_000
+
+
+def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
+    """`engine`, or `interpreted` where the policy is one of a user's own, in Python.
+
+    Raises:
+        UsageError: it should be compiled all the same.
+    """
+    if own is None:
+        return engine
+    if engine == "compiled":
+        raise UsageError(
+            f"the policy {own.name!r} is in Python, which is not compiled; take engine='interpreted', or leave it auto."
+        )
+    return "interpreted"
 
 
 def begins_compiled(num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import simpy
 
 from kvsim.engine.driver import Driver
+from kvsim.engine.own import OwnRules
 from kvsim.engine.packing import pack
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UsageError
@@ -26,12 +27,13 @@ from kvsim.hardware import GIB, Gpu
 from kvsim.kernels import Batch, KernelsSeen
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, cache_layout
 from kvsim.models import Model
-from kvsim.policies import Paged, Policy, Static, describe
+from kvsim.own_policy import OwnPolicy
+from kvsim.policies import AnyPolicy, Paged, Static, base_of, describe
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.measured import Measured
-from kvsim.simulation.modes import EngineName, begins_compiled, may_compile
+from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import Tables, Totals, largest_shape, requests_of, rows_of, with_hashes
 from kvsim.simulation.server import Server
 from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, RouteName, Source, route_of
@@ -59,30 +61,36 @@ class Machine:
             f"times: {self.step_time.label.partition(';')[0]}>"
         )
 
-    def layout(self, policy: Policy) -> KVCacheLayout | None:
+    def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
         """The KV-cache groups of the model in the blocks of `policy`; None where its memory has no blocks.
 
         Raises:
             UsageError: vLLM could not serve the model with such blocks.
         """
-        if not isinstance(policy, Paged):
+        base = base_of(policy)
+        if not isinstance(base, Paged):
             return None
         layout = cache_layout(
             self.model,
             CacheSettings(
-                max_model_len=policy.max_model_len,
-                max_num_batched_tokens=policy.scheduler.max_num_batched_tokens,
-                block_size=policy.cache.block_size,
-                enable_prefix_caching=policy.cache.enable_prefix_caching,
-                hybrid_manager=policy.cache.hybrid_manager and not policy.cache.uniform_cache,
-                uniform=policy.cache.uniform_cache,
+                max_model_len=base.max_model_len,
+                max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
+                block_size=base.cache.block_size,
+                enable_prefix_caching=base.cache.enable_prefix_caching,
+                hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
+                uniform=base.cache.uniform_cache,
             ),
         )
-        if policy.cache.enable_prefix_caching:
+        if isinstance(policy, OwnPolicy) and policy.allocator is not None and not layout.is_uniform:
+            raise UsageError(
+                f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
+                "of one; take a model whose layers are alike, or leave the memory to vLLM's cache."
+            )
+        if base.cache.enable_prefix_caching:
             _check_hashes(self.model, layout)
         return layout
 
-    def pool(self, policy: Policy) -> Pool:
+    def pool(self, policy: AnyPolicy) -> Pool:
         """The pool that `policy` makes of the memory.
 
         Raises:
@@ -97,7 +105,7 @@ class Machine:
             unit_tokens, bytes_per_unit = layout.scheduler_block_size, layout.bytes_per_block
         num_units = self.kv_bytes // bytes_per_unit
         first_unit = 0
-        if isinstance(policy, Paged):  # block 0 exists and is never handed out
+        if isinstance(base_of(policy), Paged):  # block 0 exists and is never handed out
             num_units, first_unit = num_units - 1, 1
         if num_units < 1:
             raise BudgetError(
@@ -128,7 +136,7 @@ def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
         )
 
 
-def _check_tokens(model: Model, policy: Policy) -> None:
+def _check_tokens(model: Model, policy: AnyPolicy) -> None:
     """Refuse what would come out wrong: where memory is handed out by tokens, a recurrent state has no place."""
     if model.recurrent_layers:
         raise UsageError(
@@ -165,7 +173,7 @@ class Options(TypedDict, total=False):
     """Goes into the provenance."""
 
 
-def simulate(workload: Workload, policy: Policy, machine: Machine, **options: Unpack[Options]) -> Recording:
+def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Recording:
     """Run `workload` to its end and return what happened.
 
     Args:
@@ -187,7 +195,7 @@ def simulate(workload: Workload, policy: Policy, machine: Machine, **options: Un
     return builder.finish(run.meta(), name=run.name)
 
 
-def record(workload: Workload, policy: Policy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
+def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
     """Run `workload` and write the recording to folder `path` while it runs: memory does not grow with the steps.
 
     Takes and raises what `simulate` and `write` do. Returns what `measure` does.
@@ -201,7 +209,7 @@ def record(workload: Workload, policy: Policy, machine: Machine, path: Path, **o
     return measured
 
 
-def measure(workload: Workload, policy: Policy, machine: Machine, **options: Unpack[Options]) -> Measured:
+def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Measured:
     """Run `workload` to its end and return its summary and the times of its requests: no step is kept.
 
     Takes and raises what `simulate` does. Memory grows with the requests, not with the steps.
@@ -212,7 +220,7 @@ def measure(workload: Workload, policy: Policy, machine: Machine, **options: Unp
 
 def measure_replicas(
     workload: Workload,
-    policy: Policy,
+    policy: AnyPolicy,
     machine: Machine,
     num_replicas: int,
     route: RouteName,
@@ -227,7 +235,7 @@ def measure_replicas(
 
 def record_replicas(
     workload: Workload,
-    policy: Policy,
+    policy: AnyPolicy,
     machine: Machine,
     path: Path,
     num_replicas: int,
@@ -249,7 +257,7 @@ class Run:
     def __init__(
         self,
         workload: Workload,
-        policy: Policy,
+        policy: AnyPolicy,
         machine: Machine,
         options: Options,
         builders: Sequence[RecordingBuilder] = (),
@@ -259,10 +267,11 @@ class Run:
     ) -> None:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
+        self._base = base_of(policy)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)
         self.name = f"{policy.name}-{workload.name}"
         self._environment = simpy.Environment()
-        self._demand = demand_of(workload, policy, self._layout, recording=bool(builders))
+        self._demand = demand_of(workload, self._base, self._layout, recording=bool(builders))
         users = _users(options)
         source: Source
         if users is not None:
@@ -280,7 +289,7 @@ class Run:
     def finish(self) -> list[Measured]:
         """Run to the end and return what it adds up to, for each server."""
         self._environment.run()
-        hashes = recorded_hashes(self.workload, self.policy, self._layout, self._demand)
+        hashes = recorded_hashes(self.workload, self._base, self._layout, self._demand)
         return [replica.finish(self.workload, hashes, self.meta(), self.name) for replica in self._replicas]
 
     def meta(self) -> Meta:
@@ -290,20 +299,21 @@ class Run:
         return Meta(
             source="simulation",
             engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
-            | ({"hash_block_size": hash_tokens(self.workload, self.policy, self._layout)} if self.pool.groups else {}),
+            | ({"hash_block_size": hash_tokens(self.workload, self._base, self._layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
             policy=describe(self.policy),
             pool=self.pool,
             command=self.options.get("command", ""),
             notes=self.workload.description,
-            extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self.policy),
+            extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self._base),
         )
 
     def _replica(self, source: Source, builder: RecordingBuilder | None, *, answers: bool) -> Replica:
-        policy, machine, options, num_units = self.policy, self.machine, self.options, self.pool.num_units
+        policy, machine, options, num_units = self._base, self.machine, self.options, self.pool.num_units
         assert num_units is not None
-        size, choice = len(self.workload), options.get("engine", "auto")
+        own = self.policy if isinstance(self.policy, OwnPolicy) else None
+        size, choice = len(self.workload), engine_for(options.get("engine", "auto"), own)
         compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice)
         make = partial(
             pack,
@@ -327,6 +337,7 @@ class Run:
             records_memory=builder is not None,
             records_schedule=builder is not None,
             checking=options.get("check", False),
+            rules=() if own is None else (OwnRules(own, num_units),),
         )
 
         def compile_later() -> Engine | None:

@@ -20,7 +20,7 @@ from ..conftest import REPOSITORY
 DOCS = REPOSITORY / "docs"
 PAGES = [
     *("index.md", "answers.md", "how-to.md", "reference/recordings.md"),
-    *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer")),
+    *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
 ]
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 _SHELL = ("printf ",)
@@ -61,8 +61,13 @@ def test_every_command_on_a_page_runs(page: str, tmp_path: Path, monkeypatch: py
         if language == "sh":
             for line in text.splitlines():
                 run_shell(line)
-        else:
+        elif not text.startswith("--8<--"):  # an example, which has a test of its own
             exec(compile(text, page, "exec"), {"__name__": page})
+
+
+def test_every_example_on_a_page_is_there() -> None:
+    named = {name for page in PAGES for name in re.findall(r'--8<-- "(.+?)"', (DOCS / page).read_text("utf-8"))}
+    assert named == {f"examples/{file.name}" for file in (REPOSITORY / "examples").glob("*.py")}
 
 
 def test_every_page_is_in_the_contents() -> None:
@@ -88,7 +93,7 @@ def test_every_public_function_and_class_is_in_the_reference() -> None:
     small = {"AllAtOnce", "Budget", "Constant", "Empirical", "Fixed", "Gamma", "Gpu", "Growth", "LogNormal", "Model",
              "Order", "Poisson", "Reserve", "Roofline", "StepTimeModel", "Uniform", "all_models", "shipped_names",
              "summarize", "KvsimError"}  # fmt: skip
-    assert {*kvsim.__all__} - {"__version__"} - small <= documented
+    assert {*kvsim.__all__, "StepInMaking", "ServedRequest"} - {"__version__"} - small <= documented
     for name in small:
         assert f"`{name}`" in text, name
 

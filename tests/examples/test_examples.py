@@ -1,0 +1,56 @@
+"""The examples: short enough to read, and what they say is so."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvsim
+from kvsim.recording import MemoryKind
+
+from ..conftest import REPOSITORY
+
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+
+
+def loaded(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_is_at_most_sixty_lines_and_says_what_it_does(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert text.startswith('"""')
+
+
+def test_the_shortest_job_waits_less() -> None:
+    found = loaded("shortest_job_first").main(60)
+    paged, shortest = found["paged"].summary(), found["shortest-job-first"].summary()
+    assert shortest.ttft_s.mean < 0.9 * paged.ttft_s.mean
+    assert shortest.output_tokens == paged.output_tokens
+
+
+def test_dropping_the_largest_preempts_less_often() -> None:
+    found = loaded("drop_the_largest").main(60)
+    assert 0 < found["drop-the-largest"].num_preemptions < found["paged"].num_preemptions
+
+
+def test_two_block_sizes_share_a_pool_and_fragment_it() -> None:
+    example = loaded("two_block_sizes")
+    requests = kvsim.workload_of(kvsim.read("vllm-h200-llama-3-8b-sharegpt-pressure")).head(40)
+    run = kvsim.simulate(requests, example.TwoSizes(), kvsim.machine("H200/Llama-3-8B", num_blocks=200), check=True)
+    assert run.summary().num_finished == 40
+    assert run.summary().waste.as_dict()["pool_percent"]["external"] > 0
+    memory = run.memory
+    begins = (memory.kind == MemoryKind.APPEND) & (memory.position == 0) & (memory.length >= example.SMALL_PER_LARGE)
+    assert begins.sum() > 20
+    assert ((memory.address[begins] - 1) % example.SMALL_PER_LARGE == 0).all()

@@ -1,0 +1,267 @@
+"""Policies in Python: vLLM's rule where they say nothing, theirs where they do, a sentence where they must not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvsim
+from kvsim.errors import PolicyError, RecordingError, UsageError
+from kvsim.own_policy import ServedRequest, StepInMaking
+from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.sweeps import Point, source_of
+
+MakeMachine = Callable[[int], kvsim.Machine]
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def requests() -> kvsim.Workload:
+    """Requests that do not fit at once: 24 of them, of some 200 tokens, in a pool of 40 blocks."""
+    return kvsim.generate(
+        24,
+        arrivals=kvsim.Poisson(rate_per_s=200),
+        prompt=kvsim.Uniform(low=20, high=150),
+        output=kvsim.Uniform(low=10, high=120),
+        prefixes=kvsim.SharedPrefixes(num_groups=2, tokens=32),
+        seed=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def machine(make_machine: MakeMachine) -> kvsim.Machine:
+    return make_machine(40 * BLOCK)
+
+
+def same(one: kvsim.Run, other: kvsim.Run) -> bool:
+    """Whether two runs have the same bytes in every table."""
+    return all(
+        getattr(one, name).to_arrow().equals(getattr(other, name).to_arrow())
+        for name in ("requests", "steps", "schedule", "memory")
+    )
+
+
+class Plain(kvsim.OwnPolicy):
+    """vLLM's rule."""
+
+    name = "plain"
+
+    def __init__(self, scheduler: ContinuousSettings | None = None, cache: PagedSettings | None = None) -> None:
+        self.scheduler = scheduler or ContinuousSettings()
+        self.cache = cache or PagedSettings()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("caching", [True, False])
+def test_where_nothing_is_said_it_is_vllms_rule(
+    requests: kvsim.Workload, machine: kvsim.Machine, ahead: bool, caching: bool
+) -> None:
+    how: dict[str, Any] = {
+        "scheduler": ContinuousSettings(async_scheduling=ahead, max_num_batched_tokens=256),
+        "cache": PagedSettings(enable_prefix_caching=caching, watermark=0.05),
+    }
+    own = kvsim.simulate(requests, Plain(**how), machine, check=True)
+    paged = kvsim.simulate(requests, kvsim.Paged(**how), machine, engine="interpreted")
+    assert paged.num_preemptions > 0
+    assert same(own, paged)
+    assert own.summary().policy == "plain"
+
+
+class ByHand(Plain):
+    """vLLM's rule again, step by step."""
+
+    name = "by-hand"
+
+    def schedule(self, step: StepInMaking) -> None:
+        for request in list(step.running):
+            while request in step.running and step.tokens_left and not step.compute(request):
+                if request.num_units * BLOCK > request.computed_tokens:
+                    break  # its last token is under way
+                step.preempt(step.running[-1])
+        while not step.preempted and step.waiting and step.admit(step.waiting[0]):
+            pass
+
+
+def test_a_step_made_by_hand_is_the_same_step(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    how: dict[str, Any] = {"scheduler": ContinuousSettings(async_scheduling=False)}
+    own = kvsim.simulate(requests, ByHand(**how), machine, check=True)
+    assert same(own, kvsim.simulate(requests, kvsim.Paged(**how), machine, engine="interpreted"))
+
+
+def test_a_prompt_may_be_cut_where_the_policy_says(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    class Sip(Plain):
+        def schedule(self, step: StepInMaking) -> None:
+            for request in step.running:
+                step.compute(request, 8)
+            if step.waiting:
+                step.admit(step.waiting[0], 8)
+
+    run = kvsim.simulate(requests.head(2), Sip(), machine, check=True)
+    assert run.schedule.tokens.max() == 8
+    assert run.summary().num_finished == 2
+
+
+class Numbered(kvsim.Allocator):
+    """Units from the highest down, four at a time."""
+
+    def __init__(self, num_units: int, unit_tokens: int) -> None:
+        self.free_units, self.unit_tokens = list(range(num_units)), unit_tokens
+
+    def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
+        missing = -(-num_tokens // self.unit_tokens) - request.num_units
+        if missing > len(self.free_units):
+            return None
+        return [self.free_units.pop() for _ in range(min(max(missing, 4), len(self.free_units)))]
+
+    def free(self, request: ServedRequest, units: Sequence[int]) -> None:
+        self.free_units += units
+
+
+class WithNumbered(Plain):
+    """vLLM's schedule over an allocator of its own."""
+
+    name, allocator = "numbered", Numbered
+
+
+def test_an_allocator_is_accounted_for(requests: kvsim.Workload, machine: kvsim.Machine, tmp_path: Path) -> None:
+    run = kvsim.simulate(requests, WithNumbered(cache=PagedSettings(block_size=8)), machine, check=True)
+    assert run.meta.pool.unit_tokens == 8
+    summary = run.summary()
+    assert summary.num_finished == len(requests)
+    assert summary.num_preemptions > 0
+    assert summary.waste.pool_percent.sum() == pytest.approx(100)
+    assert summary.waste.as_dict()["pool_percent"]["internal"] > 1  # four units at a time are more than it needs
+    again = kvsim.read(run.save(tmp_path / "run"))
+    assert same(again, run)
+    assert repr(again).startswith("<Run 'run': numbered,")
+    assert "numbered, after" in str(again.picture())
+    for kind in ("waste-bars", "memory-map", "lifetimes", "free-runs", "waste-over-time"):
+        assert "numbered" in (picture := again.plot(kind)).alt_text or picture.texts, kind
+
+
+def test_its_runs_are_the_same_on_the_screen(requests: kvsim.Workload, machine: kvsim.Machine, tmp_path: Path) -> None:
+    import tui
+
+    run = kvsim.simulate(requests, WithNumbered(), machine)
+    tui.screenshot(run, tmp_path / "own.svg", size=(100, 30))
+    assert "numbered" in (tmp_path / "own.svg").read_text(encoding="utf-8")
+
+
+class Twice(Numbered):
+    def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
+        return [0] * (-(-num_tokens // self.unit_tokens) - request.num_units)
+
+
+class Outside(Numbered):
+    def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
+        return [len(self.free_units)]
+
+
+class TooFew(Numbered):
+    def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
+        return []
+
+
+class Stuck(Plain):
+    def schedule(self, step: StepInMaking) -> None:
+        if not step.running:
+            step.admit_waiting()
+
+
+class Strange(Plain):
+    def admit(self, step: StepInMaking) -> Any:
+        return "the first"
+
+
+class Gone(Plain):
+    def victim(self, step: StepInMaking, needs: ServedRequest) -> ServedRequest:
+        return step.waiting[0] if step.waiting else needs
+
+
+class Eager(Plain):
+    def schedule(self, step: StepInMaking) -> None:
+        step.serve_running()
+        if step.running:
+            step.compute(step.running[0])
+        step.admit_waiting()
+
+
+def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.OwnPolicy:
+    policy = Plain()
+    policy.allocator = kind
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (with_allocator(Twice), "handed out unit 0, which is in a table"),
+        (with_allocator(Outside), "handed out unit 39 of a pool that has 0 to 38"),
+        (with_allocator(TooFew), "a table of 0 units of 16 tokens"),
+        (Stuck(), "time would stand still"),
+        (Strange(), "answered 'the first', which is no request"),
+        (Gone(), "as victim, and it does not run"),
+        (Eager(), "compute twice in one step"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
+)
+def test_what_no_policy_may_do_is_a_sentence(
+    requests: kvsim.Workload, machine: kvsim.Machine, policy: Any, sentence: str
+) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        kvsim.simulate(requests, policy, machine)
+
+
+def test_it_is_never_compiled(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    with pytest.raises(UsageError, match="the policy 'plain' is in Python, which is not compiled"):
+        kvsim.simulate(requests, Plain(), machine, engine="compiled")
+
+
+def test_it_is_not_compared_with_vllm(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    with pytest.raises(RecordingError, match="under rules of its own"):
+        kvsim.verify(kvsim.simulate(requests, Plain(), machine))
+
+
+def test_a_sweep_tells_policies_apart_by_what_they_do(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    def key(policy: Any) -> str:
+        return Point(settings={}, workload=requests, policy=policy, machine=machine).key
+
+    assert key(Plain()) == key(Plain())
+    assert len({key(Plain()), key(ByHand()), key(kvsim.Paged()), key(Plain(cache=PagedSettings(block_size=32)))}) == 4
+    assert source_of(kvsim.Paged()) == []
+    made: dict[str, Any] = {}
+    exec("import kvsim\nclass Typed(kvsim.OwnPolicy):\n    name = 'typed'\n", made)
+    with pytest.raises(UsageError, match="source of the policy 'typed' cannot be read"):
+        key(made["Typed"]())
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 1000), ahead=st.booleans())
+def test_whatever_a_rule_answers_every_slot_is_accounted_for(seed: int, ahead: bool) -> None:
+    rng = random.Random(seed)
+
+    class Random(Plain):
+        def admit(self, step: StepInMaking) -> ServedRequest | None:
+            return rng.choice([*step.waiting, None] if step.running else [*step.waiting])
+
+        def victim(self, step: StepInMaking, needs: ServedRequest) -> ServedRequest:
+            return rng.choice(step.running)
+
+    workload = kvsim.generate(
+        10,
+        arrivals=kvsim.AllAtOnce(),
+        prompt=kvsim.Uniform(low=1, high=60),
+        output=kvsim.Uniform(low=1, high=60),
+        seed=seed,
+    )
+    machine = kvsim.machine("H200/Llama-3-8B", num_blocks=12)
+    run = kvsim.simulate(workload, Random(ContinuousSettings(async_scheduling=ahead)), machine, check=True)
+    assert run.summary().num_finished == 10
+    assert np.array_equal(run.requests.output_tokens, workload.output_tokens)
