@@ -12,6 +12,8 @@ from kvsim.engine.compiled import part
 from kvsim.engine.records import NEVER
 from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
 
+NO_GROUP = -1
+
 
 @part
 def table_of(engine: Engine, node: int, group: int) -> int:
@@ -167,36 +169,54 @@ def expired_slots(engine: Engine) -> int:
     Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
     expired when it has for every one of them.
     """
-    settings, state, total = engine.settings[0], engine.state[0], 0
+    settings, state, total, num_shared = engine.settings[0], engine.state[0], 0, 0
     if not settings.has_windows:
         return 0
     state.num_counts += 1
+    for group in range(settings.num_groups):
+        num_shared += engine.groups[group].num_shared
     for index in range(state.num_running):
         node = engine.running[index]
         computed = engine.sequences[node].computed
         if engine.quiet_until[index] > 0:  # it is left alone, and counted on
             computed += state.num_scheduled - engine.sequences[node].quiet_since
-        for group in range(settings.num_groups):
-            record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
-            if table.num_held == 0 or (record.kind == FULL and record.window == 0):
-                continue
-            first_held = table.num_blocks - table.num_held  # but for recurrent states, between which null blocks stand
-            skipped = num_unread_tokens(engine, group, computed)
-            if record.kind == MAMBA:
-                num_expired = table.num_held - 1
-                slots = record.state_slots
+        leader = settings.first_leader
+        while leader != NO_GROUP:
+            if num_shared == 0:  # tables of layers that are alike are alike
+                total += _num_expired(engine, node, leader, computed) * engine.groups[leader].alike_slots
             else:
-                num_expired = min(skipped, table.num_blocks * record.block_size) - first_held * record.block_size
-                slots = record.token_slots
-            if num_expired <= 0:
-                continue
-            if record.num_shared == 0:
-                total += num_expired * slots
-            elif record.kind == MAMBA:
-                total += _expired_states(engine, node, group) * slots
-            else:
-                total += _expired_tokens(engine, node, group, first_held, skipped) * slots
+                group = leader
+                while group != NO_GROUP:
+                    total += _expired_of_table(engine, node, group, computed)
+                    group = engine.groups[group].next_alike
+            leader = engine.groups[leader].next_leader
     return total
+
+
+@part
+def _num_expired(engine: Engine, node: int, group: int, computed: int) -> int:
+    """Tokens, or states, in a table that its sequence reads no more."""
+    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+    if table.num_held == 0 or (record.kind == FULL and record.window == 0):
+        return 0
+    if record.kind == MAMBA:
+        return table.num_held - 1
+    end = min(num_unread_tokens(engine, group, computed), table.num_blocks * record.block_size)
+    return max(end - (table.num_blocks - table.num_held) * record.block_size, 0)
+
+
+@part
+def _expired_of_table(engine: Engine, node: int, group: int, computed: int) -> int:
+    """The slots of these, block by block where others may hold one as well."""
+    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+    num_expired = _num_expired(engine, node, group, computed)
+    slots = record.state_slots if record.kind == MAMBA else record.token_slots
+    if num_expired == 0 or record.num_shared == 0:
+        return num_expired * slots
+    if record.kind == MAMBA:
+        return _expired_states(engine, node, group) * slots
+    skipped = num_unread_tokens(engine, group, computed)
+    return _expired_tokens(engine, node, group, table.num_blocks - table.num_held, skipped) * slots
 
 
 @part

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import host_packing, prefix_hits, records, reservations, speculation
+from kvsim.engine import groups, host_packing, records, reservations, speculation
 from kvsim.engine.records import NEVER, Numbers, Records, column, fill, make, make_growing, numbers
 from kvsim.engine.state import (
     ALIGNED,
@@ -508,12 +508,15 @@ def _groups(
         record.cap_blocks = group.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
+        record.alike_slots = sum(
+            tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
+        )
         record.keeps_some = retention_tokens is not None or layout.keeps_some(group)
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
-        record.next_alike = alike[0] if alike else prefix_hits.NO_GROUP
+        record.next_alike = alike[0] if alike else groups.NO_GROUP
         later = leaders[leaders.index(index) + 1 :] if index in leaders else []
-        record.next_leader = later[0] if later else prefix_hits.NO_GROUP
+        record.next_leader = later[0] if later else groups.NO_GROUP
     return made
 
 

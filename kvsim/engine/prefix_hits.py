@@ -9,11 +9,10 @@ from __future__ import annotations
 from kvsim.engine import prefix_cache
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
-from kvsim.engine.groups import first_hit
+from kvsim.engine.groups import NO_GROUP, first_hit
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
-NO_GROUP = -1
 
 
 @part

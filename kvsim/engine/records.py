@@ -411,6 +411,8 @@ class Group:
     """Slots of one token in a block; 0 where blocks hold states."""
     state_slots: int = 0
     """Slots of one recurrent state."""
+    alike_slots: int = 0
+    """Slots of one token, or state, in all groups of layers that are alike."""
     keeps_some: bool = False
     """Of the full blocks some are never put into the prefix cache: no lookup would end behind them."""
     first_entry: int = 0
