@@ -55,10 +55,15 @@ class Eviction(Enum):
     """Of those used once or of those used again, whichever list is longer than it should be."""
 
 
+_TOO_MANY = 1 << 31
+
+
 def _positive(**settings: int) -> None:
     for name, value in settings.items():
         if value < 1:
             raise UsageError(f"{name} should be at least 1, not {value}.")
+        if value >= _TOO_MANY:
+            raise UsageError(f"{name} should be below 2^31, not {value:,}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

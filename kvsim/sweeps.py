@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvsim.arrow_table import read_table
 from kvsim.atomic import whole_file
 from kvsim.errors import KvsimError, MissingExtraError, UsageError
 from kvsim.memory.waste import SlotState
@@ -317,16 +318,12 @@ def rows_of(file: Path) -> dict[str, Row]:
     """
     if not file.exists():
         return {}
-    import pyarrow as pa  # noqa: PLC0415  only where there is a file
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")
     if not file.is_file():
         raise wrong
     try:
-        table = pq.read_table(file)
-        rows = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        rows = read_table(file).to_pylist()
+    except ValueError as error:
         raise wrong from error
     if not all(isinstance(row.get("point"), str) and isinstance(row.get("error"), str) for row in rows):
         raise wrong

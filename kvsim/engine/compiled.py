@@ -110,8 +110,7 @@ def _hand_over() -> None:
     """Tell numba of every part, once."""
     from numba.extending import overload, register_jitable  # noqa: PLC0415  as above
 
-    chosen = options()
-    called = {name: value for name, value in chosen.items() if name != "forceinline"}
+    chosen, called = options(), _when_called(options())
     for function in _parts:
         is_short = len(function.__code__.co_code) <= _LONGEST_INLINED
         register_jitable(**chosen if is_short else called)(function)
@@ -122,6 +121,11 @@ def _hand_over() -> None:
     _choices.clear()
     _parts.clear()
     _other_meanings.clear()
+
+
+def _when_called(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The same options for a part that stays by itself; a part that says nothing would do as its caller does."""
+    return chosen | {name: False for name in ("forceinline",) if name in chosen}
 
 
 def _of_memory(choices: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
@@ -137,7 +141,7 @@ def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
 def _entry_point(function: Callable[..., Any]) -> Any:
     from numba import njit  # noqa: PLC0415  as above
 
-    entry = njit(**options() | {"no_cpython_wrapper": False})(function)
+    entry = njit(**_when_called(options()) | {"no_cpython_wrapper": False})(function)
     # A read-only installation and no home directory: compile in every process.
     with suppress(RuntimeError, OSError):
         entry.enable_caching()

@@ -53,6 +53,12 @@ class Ramps:
         first = schedule.computed_before[index] + tokens * (nth + 1)
         rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
 
+        # What waits for its other blocks holds what it found.
+        waiting, since, found = replay.progress.waiting
+        request, begin, first, rise = (
+            np.append(rows, more)
+            for rows, more in ((request, waiting), (begin, since), (first, found), (rise, np.zeros_like(waiting)))
+        )
         order = np.lexsort((begin, request))
         request, begin, first, rise = (values[order] for values in (request, begin, first, rise))
         end = np.full(len(request), self._num_frames)

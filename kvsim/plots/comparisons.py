@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import NullLocator
 
+from kvsim.arrow_table import read_table
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
@@ -70,15 +71,11 @@ def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
     Raises:
         UsageError: it cannot be read, or lacks a column.
     """
-    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
-    import pyarrow.csv as pa_csv  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     file = Path(path)
     try:
-        table = pq.read_table(file) if file.suffix == ".parquet" else pa_csv.read_csv(file)
-    except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{file} is no table of runs: {str(error).splitlines()[0].rstrip('.')}.") from error
+        table = read_table(file)
+    except ValueError as error:
+        raise UsageError(f"{file} is no table of runs: {error}.") from error
     wanted = [field.name for field in fields(Point)]
     missing = [name for name in wanted if name not in table.column_names and name != "source"]
     if missing or not len(table):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.arrow_table import read_table
 from kvsim.errors import UsageError
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 
@@ -86,13 +87,10 @@ def rows_of(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         UsageError: the table cannot be read, or has no such runs.
     """
-    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     try:
-        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{file} is no table of a sweep: {str(error).splitlines()[0].rstrip('.')}.") from error
+        rows: list[dict[str, Any]] = read_table(Path(file)).to_pylist()
+    except ValueError as error:
+        raise UsageError(f"{file} is no table of a sweep: {error}.") from error
     served = [row for row in rows if not row.get("error", "") and all(row.get(name) is not None for name in axes)]
     if not served:
         raise UsageError(f"{file} has no run that could be served with {', '.join(axes) or 'these settings'}.")

@@ -21,19 +21,40 @@ class Progress:
         self._tokens = schedule.tokens[order].astype(np.int64)
         self._repeats = schedule.repeats[order].astype(np.int64)
         request = schedule.request[order].astype(np.int64)
-        self._request = request
         self._key = request * self._num_steps + self._step
-        self._after_row = self._before + self._tokens * self._repeats
 
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.final = np.zeros(num_requests, np.int64)
         """Most tokens that each request ever had computed: the slots it really needs."""
-        np.maximum.at(self.final, request, self._after_row)
+        np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Tokens computed in each request's first step."""
+        nothing = np.zeros(0, np.int64)
+        self.waiting = (nothing, nothing, nothing)
+        """Requests that took memory and computed nothing in that step, the step, and the tokens that they found there.
+        """
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
+
+    def begin_anew(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
+        """Say that each of `requests` took memory at its step, of which `hit_tokens` were computed already.
+
+        One whose other blocks come from the host holds them for some steps before it computes anything, and what it
+        computed before it was preempted is gone. Those that compute in that very step say so themselves.
+        """
+        key = requests.astype(np.int64) * self._num_steps + steps
+        place = np.searchsorted(self._key, key)
+        is_scheduled = np.append(self._key, -1)[place] == key
+        waits = np.flatnonzero((steps < self._num_steps) & ~is_scheduled)
+        waits = waits[np.argsort(key[waits])]
+        place, request = place[waits], requests[waits].astype(np.int64)
+        self.waiting = (request, np.asarray(steps)[waits].astype(np.int64), hit_tokens[waits].astype(np.int64))
+        self._key = np.insert(self._key, place, key[waits])
+        self._step = np.insert(self._step, place, self.waiting[1])
+        self._before = np.insert(self._before, place, self.waiting[2])
+        self._tokens, self._repeats = np.insert(self._tokens, place, 0), np.insert(self._repeats, place, 0)
+        self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
         """Tokens computed for each of `requests` once step `steps` was scheduled; 0 before its first step.

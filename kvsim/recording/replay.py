@@ -18,7 +18,7 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.progress import Progress
 from kvsim.recording.rectangle import with_addresses
-from kvsim.recording.tables import IntArray, RequestStatus
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 from kvsim.recording.unit_states import UnitStates
 
 _POSITION_BITS = 40
@@ -53,6 +53,7 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
+        self._begin_residencies_anew()
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
         self._index_tables()
@@ -243,6 +244,21 @@ class Replay:
         run, offset = units_of_runs(np.maximum(end - begin, 0))
         address: npt.NDArray[np.int64] = tables.address[rows] + begin - tables.position[rows]
         return address[run] + offset - self.first_unit
+
+    def _begin_residencies_anew(self) -> None:
+        """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back."""
+        held, memory = self.ledger.tables.residencies, self.recording.memory
+        moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
+        first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
+        requests, birth_seq = held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
+        shared = memory.kind == MemoryKind.SHARE
+        num_seqs = int(self.frame_seq[-1]) + 1
+        shared_key = memory.request[shared].astype(np.int64) * num_seqs + memory.seq[shared]
+        order = np.argsort(shared_key, kind="stable")
+        hits = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64))) * self.unit_tokens
+        key = requests * num_seqs + birth_seq
+        begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
+        self.progress.begin_anew(requests, np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin])
 
     def _padding_per_request(self) -> npt.NDArray[np.int64]:
         """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its

@@ -45,6 +45,8 @@ def _check_shape(workload: Workload) -> None:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
     if workload.hash_unit_tokens < 1:
         raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens}; a hash covers at least 1 token.")
+    if workload.hash_unit_tokens > MAX_TOKENS:
+        raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens:,}; a hash covers at most {MAX_TOKENS:,}.")
     for column in ("prompt_hashes", "prompt_token_ids", "ids"):
         rows = getattr(workload, column)
         if rows is not None and len(rows) != num_rows:

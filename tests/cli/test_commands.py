@@ -111,6 +111,7 @@ def test_run_json_agrees_with_the_recording_that_it_wrote(kvsim: Kvsim, tmp_path
     assert sum(document["waste"]["pool_percent"].values()) == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bytes_in_any_process(kvsim: Kvsim, tmp_path: Path) -> None:
     arguments = ("run", "--arrivals", "gamma", "--shared-prefix", "2x64", "--rate", "300", "--num-requests", "80",
                  "--num-blocks", "200", "--seed", "5", "--check", "--json", "-o", "rec")  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.mark.slow
 def test_the_rows_that_take_long_are_inside_their_bands(kvsim: Run) -> None:
     """The others are tested without the command."""
     done = kvsim("reproduce", "fig13", "shared-prefix", "block-size", "watermark", "--json")

@@ -33,6 +33,8 @@ from kvsim.settings import (
 def test_sizes_are_positive(settings: type, name: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"^{name} should be at least 1, not {value}\\.$"):
         settings(**{name: value})
+    with pytest.raises(UsageError, match=f"^{name} should be below 2\\^31, not 2,147,483,648\\.$"):
+        settings(**{name: 1 << 31})
     assert getattr(settings(**{name: 1}), name) == 1
 
 

@@ -47,6 +47,7 @@ def test_the_fuzzer_notices_what_cannot_be() -> None:
     assert "external" in impossible(good | {"waste": {"pool_percent": {"external": -1.4, "free": 101.4}}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "import"])
 def test_a_kill_leaves_what_was_there_or_all_that_is_new(seeds: Seeds, tmp_path: Path, command: str) -> None:
     import random
@@ -76,6 +77,7 @@ write(recording, "out")
 """
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_change_of_the_file_system(seeds: Seeds, tmp_path: Path) -> None:
     """A recording that replaces another, killed before each change in turn, until it is written to its end."""
     (tmp_path / "source").symlink_to(seeds.recordings[0])

@@ -24,6 +24,7 @@ def test_the_three_ways_are_those_of_the_recordings() -> None:
         assert figure.published == pytest.approx(summarize(read(find(name))).output_tokens_per_s, rel=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "label"),
     [

@@ -19,6 +19,7 @@ SLOW = {"fig13", "shared-prefix", "block-size", "watermark"}
 """Half a minute or more together: these run once, in the test of the command."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in REPRODUCTIONS if row.name not in SLOW], ids=lambda row: row.name)
 def test_our_figure_is_inside_the_band(row: Row) -> None:
     outcome = reproduce(row)

@@ -1,0 +1,29 @@
+"""Tables of Parquet and CSV files that others may have written: whole, or one sentence about what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def read_table(file: Path) -> pa.Table:
+    """The table in a file; CSV unless its name ends in .parquet.
+
+    Raises:
+        ValueError: it cannot be read; says why in a few words.
+    """
+    import pyarrow as pa  # noqa: PLC0415  only where a file is touched
+    import pyarrow.csv as pa_csv  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        table = pq.read_table(file) if file.suffix == ".parquet" else pa_csv.read_csv(file)
+        table.validate(full=True)
+        _ = table.column_names  # decoded here, and not before
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(reason) from error
+    return table
