@@ -31,14 +31,14 @@ def test_a_name_that_is_no_text_is_a_sentence(file: Path) -> None:
         points_of_table(file)
 
 
-@pytest.mark.parametrize("contents", [b"", b"PAR1", b"arrival,a\n1\n2,3\n"], ids=["empty", "magic", "ragged"])
-@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("suffix", "contents"),
+    [("parquet", b""), ("parquet", b"PAR1"), ("csv", b""), ("csv", b"arrival,a\n1\n2,3\n")],
+    ids=["empty", "no footer", "empty csv", "ragged csv"],
+)
 def test_a_damaged_file_is_a_sentence(contents: bytes, suffix: str, tmp_path: Path) -> None:
     damaged = tmp_path / f"t.{suffix}"
     damaged.write_bytes(contents)
-    if (contents, suffix) == (b"PAR1", "csv"):
-        assert read_table(damaged).num_rows == 0
-        return
     with pytest.raises(ValueError, match=r"\S") as error:
         read_table(damaged)
     assert "\n" not in str(error.value)

@@ -13,6 +13,8 @@ from kvsim.recording import find, read
 MEASURED = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
 BY_NAME = {row.name: row for row in ROWS}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
@@ -24,7 +26,6 @@ def test_the_three_ways_are_those_of_the_recordings() -> None:
         assert figure.published == pytest.approx(summarize(read(find(name))).output_tokens_per_s, rel=0.001)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "label"),
     [
