@@ -16,6 +16,8 @@ from kvsim.models import Model, find_model
 from kvsim.recording import Recording, find, read, read_allocator
 from kvsim.validation import Validation, matching_profile, validate
 
+pytestmark = pytest.mark.slow
+
 HISTORY = Path(__file__).parent / "memory" / "history"
 DYNAMIC = (
     "hf-h200-granite-350m-batch500",

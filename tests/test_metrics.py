@@ -257,6 +257,7 @@ def assert_same_as_replay(recording: Recording, every: int = 1) -> None:
         assert got.time_s[frame] == replay.time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in shipped_names() if not name.endswith(SEVERAL_TABLES)])
 def test_every_seventh_frame_of_a_real_recording_is_what_replay_shows(name: str) -> None:
     assert_same_as_replay(read(find(name)), every=7)

@@ -26,6 +26,8 @@ from kvsim.simulation import Machine, simulate
 from kvsim.steptime import NUM_SIZES, Pace, Roofline, at_pace
 from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate
 
+pytestmark = pytest.mark.slow
+
 H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")
 PRIOR = Roofline.for_gpu(H200, LLAMA)
 TRUTH = replace(

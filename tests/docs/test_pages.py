@@ -17,6 +17,8 @@ from kvsim.cli import cli
 
 from ..conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DOCS = REPOSITORY / "docs"
 PAGES = [
     *("index.md", "answers.md", "how-to.md", "reference/recordings.md"),

@@ -11,6 +11,8 @@ import pytest
 from kvsim.errors import UsageError
 from kvsim.plots import OF_A_SWEEP, OF_ONE, OF_SEVERAL, save, waste_bars
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -547,6 +547,7 @@ def test_touched_is_what_the_tables_of_shipped_recordings_say(name: str) -> None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_TABLE)
 def test_shipped_recordings_equal_the_naive_interpreter(name: str) -> None:
     """Unit by unit at a few frames; the real pools are too large to look at every unit of every frame."""

@@ -13,6 +13,8 @@ from tui.comparison import Comparison
 from tui.lessons import Guided, find_lesson
 from tui.session import Session
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
