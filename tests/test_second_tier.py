@@ -19,8 +19,8 @@ from kvsim.plots.host_memory import draw_host_memory
 from kvsim.recording import Recording, eventlog, read
 from kvsim.recording.host_memory import host_memory
 from kvsim.recording.tables import CopyKind
-from tui.app import KvsimApp
-from tui.session import Session
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.session import Session
 
 from .conftest import REPOSITORY
 

@@ -107,13 +107,15 @@ def test_playing_needs_a_terminal(run: kvsim.Run, monkeypatch: pytest.MonkeyPatc
         run.play()
     shown: list[Any] = []
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
-    monkeypatch.setattr("tui.run", lambda what, at_s: shown.append((what, at_s)))
+    monkeypatch.setattr("kvsim.tui.run", lambda what, at_s: shown.append((what, at_s)))
     run.play(at_s=3.0)
     assert shown == [(run, 3.0)]
 
 
 def test_nothing_heavy_is_loaded_before_it_is_used(run_python: Callable[..., Any]) -> None:
     code = f"import sys, kvsim; kvsim.read({PRESSURE!r}).summary(); print(*sys.modules)"
-    loaded = {name.partition(".")[0] for name in run_python("-c", code).stdout.split()}
+    modules = run_python("-c", code).stdout.split()
+    assert "kvsim.tui" not in modules
+    loaded = {name.partition(".")[0] for name in modules}
     assert "pyarrow" in loaded
-    assert not loaded & {"textual", "matplotlib", "numba", "scipy", "tui"}
+    assert not loaded & {"textual", "matplotlib", "numba", "scipy"}

@@ -12,9 +12,9 @@ from kvsim.policies import Contiguous, Paged, Static
 from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
 from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import simulate
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.session import Session
 from kvsim.workload import Ragged, Workload
-from tui.app import KvsimApp
-from tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

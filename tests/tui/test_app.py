@@ -13,18 +13,18 @@ from textual.events import MouseScrollDown
 from textual.widgets import Input
 
 from kvsim.recording import Memory, Requests, Schedule, Steps
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.event_list import EventList
+from kvsim.tui.find import FindScreen
+from kvsim.tui.footer import RankedFooter
+from kvsim.tui.help import HelpScreen
+from kvsim.tui.panels import BlockTable, Inspector, Panel, Queue
+from kvsim.tui.picture_file import drawn
+from kvsim.tui.pool_view import PoolView
+from kvsim.tui.session import Session
+from kvsim.tui.states import ASCII, COLOR, DARK, GLYPHS, Symbols
+from kvsim.tui.timeline import GUTTER, Timeline
 from kvsim.workload import Ragged
-from tui.app import KvsimApp
-from tui.event_list import EventList
-from tui.find import FindScreen
-from tui.footer import RankedFooter
-from tui.help import HelpScreen
-from tui.panels import BlockTable, Inspector, Panel, Queue
-from tui.picture_file import drawn
-from tui.pool_view import PoolView
-from tui.session import Session
-from tui.states import ASCII, COLOR, DARK, GLYPHS, Symbols
-from tui.timeline import GUTTER, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from kvsim.recording import Replay
-from tui.app import KvsimApp
-from tui.below_pool import BelowPool, factor, sharing
-from tui.compare import Compare
-from tui.comparison import Comparison
-from tui.lessons import Guided, find_lesson
-from tui.pool.changes import changes_between
-from tui.pool.paint import Change
-from tui.pool_view import PoolView
-from tui.session import Session
-from tui.step_story import last_step
-from tui.story import begin_story, story_of, story_of_comparison
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.below_pool import BelowPool, factor, sharing
+from kvsim.tui.compare import Compare
+from kvsim.tui.comparison import Comparison
+from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.pool.changes import changes_between
+from kvsim.tui.pool.paint import Change
+from kvsim.tui.pool_view import PoolView
+from kvsim.tui.session import Session
+from kvsim.tui.step_story import last_step
+from kvsim.tui.story import begin_story, story_of, story_of_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable

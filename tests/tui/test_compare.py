@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import tui
+from kvsim import tui
 from kvsim.errors import BudgetError
-from tui.app import KvsimApp
-from tui.compare import Compare, Race
-from tui.comparison import Comparison
-from tui.digits import tall
-from tui.find import FindScreen
-from tui.pool_view import PoolView
-from tui.scrubber import GUTTER
-from tui.served import tokens_served
-from tui.session import Session
-from tui.states import COLOR
-from tui.watch import Watch
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.compare import Compare, Race
+from kvsim.tui.comparison import Comparison
+from kvsim.tui.digits import tall
+from kvsim.tui.find import FindScreen
+from kvsim.tui.pool_view import PoolView
+from kvsim.tui.scrubber import GUTTER
+from kvsim.tui.served import tokens_served
+from kvsim.tui.session import Session
+from kvsim.tui.states import COLOR
+from kvsim.tui.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,11 +13,11 @@ from kvsim.recording import MemoryKind, Recording, Replay, RequestStatus
 from kvsim.recording.ledger import NOBODY
 from kvsim.settings import ContinuousSettings
 from kvsim.simulation import simulate
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.event_list import EventList
+from kvsim.tui.events import EventFilter, EventKind, events_of
+from kvsim.tui.session import Session
 from kvsim.workload import Workload
-from tui.app import KvsimApp
-from tui.event_list import EventList
-from tui.events import EventFilter, EventKind, events_of
-from tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tui.facts import headline, request_facts, request_lines, selection, unit_lines
-from tui.find import look_up
-from tui.session import Session
-from tui.words import ending, gib, percent, plural, seconds, shortened
+from kvsim.tui.facts import headline, request_facts, request_lines, selection, unit_lines
+from kvsim.tui.find import look_up
+from kvsim.tui.session import Session
+from kvsim.tui.words import ending, gib, percent, plural, seconds, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

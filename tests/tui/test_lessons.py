@@ -12,17 +12,17 @@ import pytest
 
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
-from tui.app import KvsimApp
-from tui.caption_box import CaptionBox
-from tui.compare import Compare
-from tui.lesson_list import LessonsScreen
-from tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
-from tui.lessons.reading import as_markdown, as_text
-from tui.pool_view import PoolView
-from tui.schedule import Doing, schedule
-from tui.session import Session
-from tui.states import ASCII, GLYPHS
-from tui.watch import Watch
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.caption_box import CaptionBox
+from kvsim.tui.compare import Compare
+from kvsim.tui.lesson_list import LessonsScreen
+from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
+from kvsim.tui.lessons.reading import as_markdown, as_text
+from kvsim.tui.pool_view import PoolView
+from kvsim.tui.schedule import Doing, schedule
+from kvsim.tui.session import Session
+from kvsim.tui.states import ASCII, GLYPHS
+from kvsim.tui.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tui
+from kvsim import tui
 from kvsim.capture.publish import Publisher
 from kvsim.errors import DefectError, RecordingError
 from kvsim.live.feed import LiveFeed
 from kvsim.recording import eventlog, read, write
-from tui import live
-from tui.app import KvsimApp
-from tui.defects import play
-from tui.feed import first_recording
-from tui.live import Live
-from tui.session import Session
+from kvsim.tui import live
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.defects import play
+from kvsim.tui.feed import first_recording
+from kvsim.tui.live import Live
+from kvsim.tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

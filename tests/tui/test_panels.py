@@ -11,16 +11,16 @@ import matplotlib.image
 import pytest
 
 from kvsim.recording.tables import MemoryKind
+from kvsim.tui import picture_file
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.comparison import Comparison
+from kvsim.tui.events import EventFilter, EventKind
+from kvsim.tui.export_svg import CELL
+from kvsim.tui.facts import unit_heading, unit_story
+from kvsim.tui.panels import Inspector
+from kvsim.tui.pool_view import PoolView
+from kvsim.tui.session import Session
 from kvsim.workload import Ragged
-from tui import picture_file
-from tui.app import KvsimApp
-from tui.comparison import Comparison
-from tui.events import EventFilter, EventKind
-from tui.export_svg import CELL
-from tui.facts import unit_heading, unit_story
-from tui.panels import Inspector
-from tui.pool_view import PoolView
-from tui.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

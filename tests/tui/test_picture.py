@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvsim.memory.waste import SlotState
 from kvsim.palette import NUM_HUES
 from kvsim.recording import Memory, MemoryKind, Recording, Replay
-from tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
-from tui.pool.picture import EIGHTHS, Cells, Lines, Paints, UnitStates
-from tui.pool.tiling import levels
+from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from kvsim.tui.pool.picture import EIGHTHS, Cells, Lines, Paints, UnitStates
+from kvsim.tui.pool.tiling import levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-import tui
+from kvsim import tui
 from kvsim.errors import UsageError
-from tui.app import KvsimApp
-from tui.comparison import Comparison
-from tui.lessons import Guided, find_lesson
-from tui.picture_file import drawn, svg_of
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.comparison import Comparison
+from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.picture_file import drawn, svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,5 +141,5 @@ def test_a_screenshot_that_cannot_be_written_leaves_nothing(tiny: Recording, tmp
 
 
 def test_importing_the_package_loads_no_textual() -> None:
-    code = "import sys, tui; sys.exit('textual' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, kvsim.tui; sys.exit('textual' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

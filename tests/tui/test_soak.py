@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tui.app import KvsimApp
-from tui.comparison import Comparison
-from tui.lessons import Guided, find_lesson
-from tui.session import Session
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.comparison import Comparison
+from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.session import Session
 
 pytestmark = pytest.mark.slow
 

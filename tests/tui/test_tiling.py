@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tui.pool.tiling import Detail, best_level, levels
+from kvsim.tui.pool.tiling import Detail, best_level, levels
 
 SIZES = {"width": st.integers(20, 220), "height": st.integers(4, 70)}
 
