@@ -20,7 +20,7 @@ from kvsim.recording import Recording, eventlog, read
 from kvsim.recording.host_memory import host_memory
 from kvsim.recording.tables import CopyKind
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.session import Session
+from kvsim.tui.playback.session import Session
 
 from .conftest import REPOSITORY
 

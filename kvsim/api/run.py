@@ -68,11 +68,11 @@ class Run(Recording):
         Raises:
             RecordingError: the run has no steps, or no pool with addresses.
         """
+        from kvsim.tui.export.still_svg import svg_of_stills  # noqa: PLC0415
+        from kvsim.tui.facts.telling import begin_story  # noqa: PLC0415
+        from kvsim.tui.look.words import seconds  # noqa: PLC0415
+        from kvsim.tui.playback.session import Session  # noqa: PLC0415
         from kvsim.tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
-        from kvsim.tui.session import Session  # noqa: PLC0415
-        from kvsim.tui.still_svg import svg_of_stills  # noqa: PLC0415
-        from kvsim.tui.story import begin_story  # noqa: PLC0415
-        from kvsim.tui.words import seconds  # noqa: PLC0415
 
         session = Session(self, at_s=at_s)
         if at_s is None:

@@ -36,7 +36,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
         return
     reading, guided = import_module("kvsim.tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))
     if output is None:
-        symbols = import_module("kvsim.tui.states")
+        symbols = import_module("kvsim.tui.look.states")
         plain = ascii_only or not _can_print("█▒×")
         click.echo(reading.as_text(guided, symbols.ASCII if plain else symbols.GLYPHS))
         return
@@ -45,7 +45,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     for file in (page, *(output / name for name in figures)):
         may_replace(file, "explain", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
-    save = import_module("kvsim.tui.picture_file").save
+    save = import_module("kvsim.tui.export.picture_file").save
     for name, figure in figures.items():
         save(figure, output / name)
     click.echo(save(text, page))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
 
-    from .comparison import Comparison
-    from .feed import Feed
     from .lessons import Guided, Lesson
-    from .opening import Report
-    from .session import Session
+    from .live.feed import Feed
+    from .playback.comparison import Comparison
+    from .playback.session import Session
+    from .screens.opening import Report
 
 _LONG_ROWS = 200_000
 """A recording of more steps and changes of memory shows its pool before all of it has been added up."""
@@ -50,7 +50,7 @@ def run(
         LessonError: the lesson cannot be played.
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
-    from .defects import play  # noqa: PLC0415
+    from .screens.defects import play  # noqa: PLC0415
 
     def open_it(report: Report) -> Session | Comparison | Guided:
         made = shown(report) if callable(shown) else shown
@@ -71,9 +71,9 @@ def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the
         DefectError: the interface failed.
     """
     from .app import KvsimApp  # noqa: PLC0415
-    from .defects import play  # noqa: PLC0415
-    from .feed import first_recording  # noqa: PLC0415
-    from .session import Session  # noqa: PLC0415
+    from .live.feed import first_recording  # noqa: PLC0415
+    from .playback.session import Session  # noqa: PLC0415
+    from .screens.defects import play  # noqa: PLC0415
 
     recording = first_recording(feed)
     play(KvsimApp(Session(recording), ascii=ascii, feed=feed))
@@ -86,8 +86,8 @@ def watch_metrics(feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A
     Raises:
         DefectError: the interface failed.
     """
-    from .defects import play  # noqa: PLC0415
-    from .metrics_app import MetricsApp  # noqa: PLC0415
+    from .live.metrics_app import MetricsApp  # noqa: PLC0415
+    from .screens.defects import play  # noqa: PLC0415
 
     play(MetricsApp(feed, ascii=ascii))
 
@@ -110,7 +110,8 @@ def screenshot(
         UsageError: the file cannot be written, or is a PNG and there is no converter.
     """
     from .app import KvsimApp  # noqa: PLC0415
-    from .picture_file import NO_CONVERTER, png_of, render, save  # noqa: PLC0415
+    from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
+    from .saving import render  # noqa: PLC0415
 
     svg = render(KvsimApp(_opened(shown, at_s), ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
@@ -128,9 +129,9 @@ def _opened(
     """What there is to play; with `live`, as it should greet a person."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
-    from .comparison import Comparison  # noqa: PLC0415
-    from .session import Session  # noqa: PLC0415
-    from .story import begin_story  # noqa: PLC0415
+    from .facts.telling import begin_story  # noqa: PLC0415
+    from .playback.comparison import Comparison  # noqa: PLC0415
+    from .playback.session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
         session = Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)

@@ -7,9 +7,8 @@ import gc
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.app import App
 from textual.binding import Binding
 from textual.events import InputEvent
 
@@ -17,20 +16,21 @@ from kvsim.errors import KvsimError
 from kvsim.text import message
 
 from .commands import choose, commands, themes
-from .compare import Compare
-from .comparison import Comparison
-from .defects import Careful
-from .keys import ASCII_KEYS
-from .lesson_list import LessonsScreen
-from .live import Live
-from .opening import Opening, Report
-from .pool_view import FLASH_S
+from .dialogs.lesson_list import LessonsScreen
+from .live.screen import Live
+from .look.states import ASCII, COLOR, GLYPHS
+from .look.themes import THEMES, palette_of
+from .playback.comparison import Comparison
+from .playback.session import Session
+from .pool.flash import FLASH_S
 from .saving import save_numbers, save_picture, save_png
-from .session import Session
-from .stage import Stage
-from .states import ASCII, COLOR, GLYPHS
-from .themes import THEMES, palette_of
-from .watch import Watch
+from .screens.compare import Compare
+from .screens.defects import Careful
+from .screens.host import Host, Result
+from .screens.keys import ASCII_KEYS
+from .screens.opening import Opening, Report
+from .screens.stage import Stage
+from .screens.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
     from kvsim.recording.model import Recording
 
-    from .feed import Feed
     from .lessons import Guided, Lesson
-    from .opening import Job
+    from .live.feed import Feed
+    from .screens.host import Host, Result
+from .screens.opening import Job
 
 FRAMES_PER_S = 30
-Result = TypeVar("Result")
 
 
-class KvsimApp(Careful, App[None]):
+class KvsimApp(Careful, Host):
     """Shows a session, several in comparison, or a lesson. `clock` returns wall seconds; tests pass their own."""
 
     CSS_PATH = "kvsim.tcss"
@@ -114,6 +114,10 @@ class KvsimApp(Careful, App[None]):
     def stage(self) -> Stage:
         """The screen that plays, whatever lies on top of it."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, Stage))
+
+    def plays(self, screen: Screen[Any]) -> bool:
+        """Whether `screen` is the one that plays, whatever lies on top of it."""
+        return self.num_stages > 0 and self.stage is screen
 
     @property
     def num_stages(self) -> int:
@@ -275,20 +279,20 @@ class KvsimApp(Careful, App[None]):
 
     def action_save(self) -> None:
         """Save what is on the screen beside the person's other files."""
-        save_picture(self)
+        save_picture(self, self.stage)
 
     def action_save_png(self) -> None:
         """The same as PNG."""
-        save_png(self)
+        save_png(self, self.stage)
 
     def action_save_numbers(self) -> None:
         """Save the numbers on the screen as CSV."""
-        save_numbers(self)
+        save_numbers(self, self.stage)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the player's actions by name, then what every Textual program offers."""
         if self.num_stages:
-            yield from commands(self)
+            yield from commands(self, self.stage)
         hidden = {"Screenshot", "Keys", "Maximize", "Minimize"}
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 

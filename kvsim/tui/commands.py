@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from textual.app import SystemCommand
 
-from .events import EventKind
-from .palette import Palette
+from .dialogs.palette import Palette
+from .playback.events import EventKind
 from .saving import save_numbers, save_picture, save_png
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .app import KvsimApp
+    from .screens.host import Host
+    from .screens.stage import Stage
 
 
-def commands(app: KvsimApp) -> Iterator[SystemCommand]:
+def commands(app: Host, stage: Stage) -> Iterator[SystemCommand]:
     """The player's actions on the screen that plays."""
-    stage = app.stage
     yield SystemCommand("Play or pause", "Run the recording's clock", stage.action_play)
     yield SystemCommand("Next event", "Jump to the next notable event", lambda: stage.action_event(1))
     yield SystemCommand("Previous event", "Jump back to one", lambda: stage.action_event(-1))
@@ -37,25 +37,25 @@ def commands(app: KvsimApp) -> Iterator[SystemCommand]:
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: stage.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
     yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)
-    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app))
-    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app))
-    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app))
+    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app, stage))
+    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app, stage))
+    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app, stage))
     yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", stage.action_help)
 
 
-def themes(app: KvsimApp) -> Iterator[SystemCommand]:
+def themes(app: Host) -> Iterator[SystemCommand]:
     """The themes. Those that leave their colours to the terminal are left out: a picture needs its own."""
     for name in app.available_themes:
         if "ansi" not in name:
             yield SystemCommand(name, "", lambda name=name: setattr(app, "theme", name))
 
 
-def choose(app: KvsimApp, offered: Iterable[SystemCommand], question: str) -> None:
+def choose(app: Host, offered: Iterable[SystemCommand], question: str) -> None:
     """Let somebody choose a command by its name, and do it; not while another question is open."""
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:
             chosen.callback()
 
-    if app.num_stages and app.screen is app.stage:
+    if app.plays(app.screen):
         app.push_screen(Palette(list(offered), question), call)

@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
-from .numbers import as_csv
-from .picture_file import NO_CONVERTER, png_of, save, svg_of
+from .export.picture_file import NO_CONVERTER, drawn, png_of, save, svg_of
+from .export.table import as_csv
 
 if TYPE_CHECKING:
-    from .app import KvsimApp
+    from .screens.host import Host
+    from .screens.stage import Stage
 
 
-def save_picture(app: KvsimApp) -> None:
+def render(app: Host, size: tuple[int, int]) -> str:
+    """Run `app` without a terminal until it has drawn itself; return the SVG."""
+
+    async def draw() -> str:
+        async with app.run_test(size=size) as pilot:
+            await drawn(pilot)
+            return svg_of(app)
+
+    return asyncio.run(draw())
+
+
+def save_picture(app: Host, stage: Stage) -> None:
     """Save what is on the screen as SVG in the current folder."""
-    _save(app, svg_of(app), "svg")
+    _save(app, stage, svg_of(app), "svg")
 
 
-def save_png(app: KvsimApp) -> None:
+def save_png(app: Host, stage: Stage) -> None:
     """Save it as PNG; as SVG, with advice, where there is no converter."""
     svg = svg_of(app)
 
     def keep(png: bytes | None) -> None:
         if png is not None:
-            _save(app, png, "png")
+            _save(app, stage, png, "png")
         else:
-            _save(app, svg, "svg", f" {NO_CONVERTER}")
+            _save(app, stage, svg, "svg", f" {NO_CONVERTER}")
 
     app.aside(lambda: png_of(svg), keep, "Converting the picture")
 
 
-def save_numbers(app: KvsimApp) -> None:
+def save_numbers(app: Host, stage: Stage) -> None:
     """Save the numbers on the screen as CSV."""
-    _save(app, as_csv(app.stage.sessions()), "csv")
+    _save(app, stage, as_csv(stage.sessions()), "csv")
 
 
-def _save(app: KvsimApp, content: str | bytes, ending: str, remark: str = "") -> None:
+def _save(app: Host, stage: Stage, content: str | bytes, ending: str, remark: str = "") -> None:
     try:
-        target = save(content, f"{app.stage.file_name()}.{ending}")
+        target = save(content, f"{stage.file_name()}.{ending}")
     except UsageError as error:
         app.notify(str(error), severity="error", markup=False)
     else:

@@ -25,7 +25,7 @@ from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
 from kvsim.recording import Recording, Replay, eventlog
 from kvsim.recording.provenance import meta_from_document
-from kvsim.tui.session import Session
+from kvsim.tui.playback.session import Session
 
 LOGS = sorted((Path(__file__).parents[1] / "capture" / "logs").glob("*.jsonl"))
 META = {

@@ -13,7 +13,7 @@ from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStat
 from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.session import Session
+from kvsim.tui.playback.session import Session
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:

@@ -14,16 +14,19 @@ from textual.widgets import Input
 
 from kvsim.recording import Memory, Requests, Schedule, Steps
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.event_list import EventList
-from kvsim.tui.find import FindScreen
-from kvsim.tui.footer import RankedFooter
-from kvsim.tui.help import HelpScreen
-from kvsim.tui.panels import BlockTable, Inspector, Panel, Queue
-from kvsim.tui.picture_file import drawn
-from kvsim.tui.pool_view import PoolView
-from kvsim.tui.session import Session
-from kvsim.tui.states import ASCII, COLOR, DARK, GLYPHS, Symbols
-from kvsim.tui.timeline import GUTTER, Timeline
+from kvsim.tui.dialogs.find import FindScreen
+from kvsim.tui.dialogs.help import HelpScreen
+from kvsim.tui.export.picture_file import drawn
+from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
+from kvsim.tui.playback.session import Session
+from kvsim.tui.widgets.block_table import BlockTable
+from kvsim.tui.widgets.event_list import EventList
+from kvsim.tui.widgets.footer import RankedFooter
+from kvsim.tui.widgets.inspector import Inspector
+from kvsim.tui.widgets.panel import Panel
+from kvsim.tui.widgets.pool_view import PoolView
+from kvsim.tui.widgets.queue import Queue
+from kvsim.tui.widgets.timeline import GUTTER, Timeline
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:

@@ -9,16 +9,17 @@ import pytest
 
 from kvsim.recording import Replay
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.below_pool import BelowPool, factor, sharing
-from kvsim.tui.compare import Compare
-from kvsim.tui.comparison import Comparison
+from kvsim.tui.facts.last_step import last_step
+from kvsim.tui.facts.telling import begin_story, story_of, story_of_comparison
 from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.playback.comparison import Comparison
+from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.changes import changes_between
+from kvsim.tui.pool.legend import factor, sharing
 from kvsim.tui.pool.paint import Change
-from kvsim.tui.pool_view import PoolView
-from kvsim.tui.session import Session
-from kvsim.tui.step_story import last_step
-from kvsim.tui.story import begin_story, story_of, story_of_comparison
+from kvsim.tui.screens.compare import Compare
+from kvsim.tui.widgets.below_pool import BelowPool
+from kvsim.tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,7 @@ async def test_what_has_changed_is_lit_up_and_goes_out(tiny: Recording) -> None:
         lit = pool._canvas._paints.whole.copy()
         assert np.flatnonzero(lit == Change.TAKEN).tolist() == [2, 3]
         assert "2 blocks taken" in app.query_one(BelowPool).render_line(0).text
-        pool._flash_s = 0.0
+        pool._flash.flash_s = 0.0
         pool._put_out()
         assert not (pool._canvas._paints.whole == Change.TAKEN).any()
 

@@ -10,16 +10,17 @@ import pytest
 from kvsim import tui
 from kvsim.errors import BudgetError
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.compare import Compare, Race
-from kvsim.tui.comparison import Comparison
-from kvsim.tui.digits import tall
-from kvsim.tui.find import FindScreen
-from kvsim.tui.pool_view import PoolView
-from kvsim.tui.scrubber import GUTTER
-from kvsim.tui.served import tokens_served
-from kvsim.tui.session import Session
-from kvsim.tui.states import COLOR
-from kvsim.tui.watch import Watch
+from kvsim.tui.dialogs.find import FindScreen
+from kvsim.tui.look.digits import tall
+from kvsim.tui.look.states import COLOR
+from kvsim.tui.playback.comparison import Comparison
+from kvsim.tui.playback.served import tokens_served
+from kvsim.tui.playback.session import Session
+from kvsim.tui.screens.compare import Compare
+from kvsim.tui.screens.watch import Watch
+from kvsim.tui.widgets.pool_view import PoolView
+from kvsim.tui.widgets.race import Race
+from kvsim.tui.widgets.scrubber import GUTTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

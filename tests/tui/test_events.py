@@ -14,9 +14,9 @@ from kvsim.recording.ledger import NOBODY
 from kvsim.settings import ContinuousSettings
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.event_list import EventList
-from kvsim.tui.events import EventFilter, EventKind, events_of
-from kvsim.tui.session import Session
+from kvsim.tui.playback.events import EventFilter, EventKind, events_of
+from kvsim.tui.playback.session import Session
+from kvsim.tui.widgets.event_list import EventList
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:

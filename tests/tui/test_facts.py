@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.tui.facts import headline, request_facts, request_lines, selection, unit_lines
-from kvsim.tui.find import look_up
-from kvsim.tui.session import Session
-from kvsim.tui.words import ending, gib, percent, plural, seconds, shortened
+from kvsim.tui.dialogs.find import look_up
+from kvsim.tui.facts.headlines import headline, selection
+from kvsim.tui.facts.requests import request_facts, request_lines
+from kvsim.tui.facts.units import unit_lines
+from kvsim.tui.look.words import ending, gib, percent, plural, seconds, shortened
+from kvsim.tui.playback.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ from textual.theme import BUILTIN_THEMES
 
 from kvsim.memory.waste import SlotState
 from kvsim.palette import NUM_HUES
+from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
+from kvsim.tui.look.themes import THEMES, palette_of
 from kvsim.tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
-from kvsim.tui.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
-from kvsim.tui.themes import THEMES, palette_of
 
 # Machado, Oliveira and Fernandes (2009): how linear RGB looks to eyes without one kind of cone.
 EYES = {

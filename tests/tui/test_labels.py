@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.look.states import ASCII, COLOR
+from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.brush import Brush
 from kvsim.tui.pool.canvas import Canvas
 from kvsim.tui.pool.tiling import levels
-from kvsim.tui.session import Session
-from kvsim.tui.states import ASCII, COLOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Recording
-    from kvsim.tui.states import Symbols
+    from kvsim.tui.look.states import Symbols
 
 
 def drawn(session: Session, symbols: Symbols, level: int, size: tuple[int, int], stride: int | None = None) -> str:

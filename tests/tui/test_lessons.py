@@ -13,16 +13,16 @@ import pytest
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.caption_box import CaptionBox
-from kvsim.tui.compare import Compare
-from kvsim.tui.lesson_list import LessonsScreen
+from kvsim.tui.dialogs.lesson_list import LessonsScreen
+from kvsim.tui.facts.schedule import Doing, schedule
 from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
 from kvsim.tui.lessons.reading import as_markdown, as_text
-from kvsim.tui.pool_view import PoolView
-from kvsim.tui.schedule import Doing, schedule
-from kvsim.tui.session import Session
-from kvsim.tui.states import ASCII, GLYPHS
-from kvsim.tui.watch import Watch
+from kvsim.tui.look.states import ASCII, GLYPHS
+from kvsim.tui.playback.session import Session
+from kvsim.tui.screens.compare import Compare
+from kvsim.tui.screens.watch import Watch
+from kvsim.tui.widgets.caption_box import CaptionBox
+from kvsim.tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
     from collections.abc import Callable

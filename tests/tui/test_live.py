@@ -13,12 +13,12 @@ from kvsim.capture.publish import Publisher
 from kvsim.errors import DefectError, RecordingError
 from kvsim.live.feed import LiveFeed
 from kvsim.recording import eventlog, read, write
-from kvsim.tui import live
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.defects import play
-from kvsim.tui.feed import first_recording
-from kvsim.tui.live import Live
-from kvsim.tui.session import Session
+from kvsim.tui.live import screen as live
+from kvsim.tui.live.feed import first_recording
+from kvsim.tui.live.screen import Live
+from kvsim.tui.playback.session import Session
+from kvsim.tui.screens.defects import play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from kvsim.tui.palette import Palette
+from kvsim.tui.dialogs.palette import Palette
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,15 +11,15 @@ import matplotlib.image
 import pytest
 
 from kvsim.recording.tables import MemoryKind
-from kvsim.tui import picture_file
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.comparison import Comparison
-from kvsim.tui.events import EventFilter, EventKind
-from kvsim.tui.export_svg import CELL
-from kvsim.tui.facts import unit_heading, unit_story
-from kvsim.tui.panels import Inspector
-from kvsim.tui.pool_view import PoolView
-from kvsim.tui.session import Session
+from kvsim.tui.export import picture_file
+from kvsim.tui.export.svg import CELL
+from kvsim.tui.facts.units import unit_heading, unit_story
+from kvsim.tui.playback.comparison import Comparison
+from kvsim.tui.playback.events import EventFilter, EventKind
+from kvsim.tui.playback.session import Session
+from kvsim.tui.widgets.inspector import Inspector
+from kvsim.tui.widgets.pool_view import PoolView
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:

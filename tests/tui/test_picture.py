@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from kvsim.memory.waste import SlotState
 from kvsim.palette import NUM_HUES
 from kvsim.recording import Memory, MemoryKind, Recording, Replay
+from kvsim.tui.look.stack import EIGHTHS
+from kvsim.tui.pool.cells import Cells
+from kvsim.tui.pool.lines import Lines
 from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
-from kvsim.tui.pool.picture import EIGHTHS, Cells, Lines, Paints, UnitStates
+from kvsim.tui.pool.picture import Paints, UnitStates
 from kvsim.tui.pool.tiling import levels
 
 if TYPE_CHECKING:

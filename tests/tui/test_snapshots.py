@@ -15,9 +15,9 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from kvsim import tui
 from kvsim.errors import UsageError
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.comparison import Comparison
+from kvsim.tui.export.picture_file import drawn, svg_of
 from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.picture_file import drawn, svg_of
+from kvsim.tui.playback.comparison import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable

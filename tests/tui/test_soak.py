@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kvsim.tui.app import KvsimApp
-from kvsim.tui.comparison import Comparison
 from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.session import Session
+from kvsim.tui.playback.comparison import Comparison
+from kvsim.tui.playback.session import Session
 
 pytestmark = pytest.mark.slow
 

@@ -25,18 +25,18 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 
-from ..events import EventKind
-from ..facts import place_in_row, request_facts
-from ..step_story import losses
-from ..words import gigabytes, milliseconds, percent
+from ..facts.last_step import losses
+from ..facts.requests import place_in_row, request_facts
+from ..look.words import gigabytes, milliseconds, percent
+from ..playback.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.ladder import Climbed
 
-    from ..session import RowsNow, Session
-    from ..step_cost import StepCost
+    from ..facts.step_cost import StepCost
+    from ..playback.session import RowsNow, Session
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAMES_SHOWN = 6

@@ -12,10 +12,10 @@ from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 
-from ..captions import Caption
-from ..comparison import Comparison
-from ..session import Session
-from ..step_cost import StepCost
+from ..facts.step_cost import StepCost
+from ..playback.comparison import Comparison
+from ..playback.session import Session
+from .captions import Caption
 from .figures import Figures, UnknownFigureError
 from .moments import UnknownMomentError, frame_of
 from .reader import CaptionSpec, Lesson, Run

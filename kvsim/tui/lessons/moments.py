@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..events import EventKind
+from ..playback.events import EventKind
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
 
-    from ..session import Session
+    from ..playback.session import Session
 
 _FIRST = {
     "refusal": EventKind.REFUSED,

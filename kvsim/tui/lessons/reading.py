@@ -5,18 +5,18 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from ..export.still import legend, still
+from ..export.still_svg import svg_of_stills
+from ..look.words import milliseconds, plural
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
-from ..still import legend, still
-from ..still_svg import svg_of_stills
-from ..words import milliseconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..captions import Caption
-    from ..session import Session
-    from ..states import Symbols
+    from ..look.states import Symbols
+    from ..playback.session import Session
+    from .captions import Caption
     from .guided import Guided
 
 _WIDTH, _HEIGHT = 78, 8

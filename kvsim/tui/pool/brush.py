@@ -14,13 +14,13 @@ from rich.style import Style
 
 from kvsim.memory.waste import SlotState
 
-from ..states import ink_on
+from ..look.states import ink_on
 from .paint import CURSOR, DIM, EMPTY, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
     from rich.style import Style as RichStyle
 
-    from ..states import Symbols
+    from ..look.states import Symbols
 
 HALF: Final = 0
 """The first paint above the second, half a character each."""

@@ -14,10 +14,13 @@ from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.palette import NUM_HUES
 from kvsim.recording.ledger import NOBODY
 
-from .brush import BLANK, DIGIT, GLYPH, HAIR, HOLLOW, LEDGE, RIGHT, UP, half_keys, keys_of, reverse, text_keys
+from ..look.stack import EIGHTHS
+from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse, text_keys
+from .cells import Cells
 from .labels import name_runs, name_units
 from .paint import CURSOR, DIM, EMPTY, OWNER, SHARED, TINT, ColorBy
-from .picture import EIGHTHS, Cells, Paints, UnitStates, dimmed
+from .picture import Paints, UnitStates, dimmed
+from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .tiling import Detail, Tiling
 
 if TYPE_CHECKING:
@@ -146,10 +149,10 @@ class Canvas:
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
-            lines[last] = _ledges(lines[last])
+            lines[last] = ledges(lines[last])
         elif tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down == 1 and self._half_blocks:
             first = line == tiling.row_edges[row]
-            lines[first] = _hairlines(lines[first])
+            lines[first] = hairlines_above(lines[first])
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
         self._write_names(picture, top, rows, cells)
         return picture
@@ -244,32 +247,15 @@ class Canvas:
         hairlines: bool,
     ) -> npt.NDArray[np.int32]:
         """Cells with `eighths` of the first paint from the left, then the second, over all characters of each."""
-        edges = self.tiling.column_edges
-        wide = np.diff(edges)
-        column = np.arange(self.tiling.columns).repeat(wide)
-        offset, width = np.arange(self.tiling.width) - edges[column], wide[column]
-        by_row = (values.reshape(-1, self.tiling.columns)[:, column] for values in (first, second, eighths))
-        front, back, share = by_row
-        filled = np.clip(share.astype(np.int64) * width - EIGHTHS * offset, 0, EIGHTHS)
-        front, back = np.where(filled == 0, back, front), np.where(filled == EIGHTHS, front, back)
-        if not self._half_blocks:
-            mostly = np.where(filled >= EIGHTHS // 2, front, back)
-            keys = keys_of(GLYPH, mostly, mostly)
+        tiling = self.tiling
+        if self._half_blocks:
+            keys = spread(tiling, first, second, eighths, hairlines=hairlines)
         else:
-            shape = RIGHT + np.where(front == back, EIGHTHS, filled)
-            hollow = (front % DIM == SlotState.CACHED) & (front == back) & hairlines
-            shape = np.where(hollow & (offset == 0), HOLLOW, shape)
-            free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
-            front = np.where(hollow & (offset > 0), free, front)
-            back = np.where(hollow, free, back)
-            if hairlines:
-                shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
-            keys = keys_of(shape, front, back)
-        in_pool = (cells < self.tiling.num_units).reshape(-1, self.tiling.columns)[:, column]
+            keys = spread_glyphs(tiling, first, second, eighths)
+        column = np.arange(tiling.columns).repeat(np.diff(tiling.column_edges))
         if hairlines:
-            keys[~in_pool] = BLANK
-        keys[front == EMPTY] = BLANK
-        at_cursor = self._at_cursor(cells).reshape(-1, self.tiling.columns)[:, column]
+            keys[(cells >= tiling.num_units).reshape(-1, tiling.columns)[:, column]] = BLANK
+        at_cursor = self._at_cursor(cells).reshape(-1, tiling.columns)[:, column]
         keys[at_cursor] = reverse(keys[at_cursor])
         return keys
 
@@ -322,19 +308,6 @@ class Canvas:
 
     def _cell(self, unit: int) -> int:
         return int(self.tiling.cell_of(np.array([unit]))[0])
-
-
-def _hairlines(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The same with a hairline above what has one paint: rows that touch each other stay apart."""
-    plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
-    return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
-
-
-def _ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The same paints in the upper half of the line only, so that rows stay apart."""
-    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
-    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
-    return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)
 
 
 assert len(_DRAWING_ORDER) == NUM_STATES

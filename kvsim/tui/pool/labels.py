@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.recording.ledger import NOBODY
 
-from ..words import ending
+from ..look.words import ending
 from .brush import text_keys
 from .tiling import Detail
 

@@ -14,7 +14,7 @@ from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.palette import NUM_HUES, TINT_SHARE, mixed
 
 if TYPE_CHECKING:
-    from ..states import Palette, Symbols
+    from ..look.states import Palette, Symbols
 
 
 class ColorBy(Enum):

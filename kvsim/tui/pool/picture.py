@@ -1,7 +1,6 @@
-"""What the pool looks like at one frame: what every unit is, and how it is painted; and the paints of every cell.
+"""What every unit of the pool is at one frame, and how it is painted.
 
-Both follow the replay incrementally: a step recomputes the units that it touched and the cells that those fall into.
-This module knows nothing of terminals.
+Both follow the replay incrementally: a step recomputes the units that it touched. Terminals are not known here.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.palette import NUM_HUES
 from kvsim.recording.ledger import NOBODY
 
+from ..look.stack import EIGHTHS
 from .paint import (
     AGE,
     AGES,
@@ -22,22 +22,17 @@ from .paint import (
     EMPTY,
     HOLDER_STEPS,
     HOLDERS,
-    NUM_PAINTS,
     OWNER,
     SHARED,
     TINT,
     ColorBy,
-    importance,
 )
 
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
 
     from .changes import Lights
-    from .tiling import Tiling
 
-EIGHTHS = 8
-"""A unit's fill is told in eighths, and so is how a cell of several units is divided."""
 _UNITS_PER_TOUCH = 4
 """How many units are recomputed, all in a row, in the time that finding out about one touched unit takes."""
 
@@ -179,93 +174,7 @@ class Paints:
         return levels
 
 
-class Cells:
-    """The picture of a tiling whose cells cover several units: for each, the two paints that matter most.
-
-    `first` and `second` have one uint8 per cell, `EMPTY` for a cell without units; `eighths` tells how much of the
-    cell is the first, 8 where there is no second. What is rare and important is seen even if one unit of many is it.
-    """
-
-    def __init__(self, tiling: Tiling, paints: npt.NDArray[np.uint8]) -> None:
-        self.tiling = tiling
-        self._paints = paints.copy()
-        self._weights = np.array(importance(), np.int64)
-        self._first_unit = np.searchsorted(tiling.cell_of(np.arange(tiling.num_units)), np.arange(tiling.num_cells))
-        key = tiling.cell_of(np.arange(tiling.num_units)) * NUM_PAINTS + paints
-        counts = np.bincount(key, minlength=tiling.num_cells * NUM_PAINTS)
-        self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
-        """Units of each cell in each paint: shape (cells, NUM_PAINTS)."""
-        self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))
-        self._choose(np.arange(tiling.num_cells))
-
-    def update(self, units: npt.NDArray[np.int64], paints: npt.NDArray[np.uint8]) -> None:
-        """Take over the paints of `units` (each once) from `paints`, the paints of all units."""
-        changed = units[self._paints[units] != paints[units]]
-        if not len(changed):
-            return
-        cells = self.tiling.cell_of(changed)
-        np.subtract.at(self.counts, (cells, self._paints[changed]), 1)
-        np.add.at(self.counts, (cells, paints[changed]), 1)
-        self._paints[changed] = paints[changed]
-        self._choose(np.unique(cells))
-
-    def _choose(self, cells: npt.NDArray[np.int64]) -> None:
-        counts = self.counts[cells].astype(np.int64)
-        rows = np.arange(len(cells))
-        first = counts.argmax(axis=1)
-        most = counts[rows, first]
-        others = counts * self._weights
-        others[rows, first] = 0
-        second = others.argmax(axis=1)
-        less = counts[rows, second] * (second != first)
-        eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
-        second = np.where(less > 0, second, first)
-        # What stands first in memory stands first in the cell.
-        begins = self._paints[np.minimum(self._first_unit[cells], self.tiling.num_units - 1)]
-        swapped = (begins == second) & (less > 0)
-        first, second = np.where(swapped, second, first), np.where(swapped, first, second)
-        eighths = np.where(swapped, EIGHTHS - eighths, eighths)
-        self.first[cells] = np.where(most > 0, first, EMPTY)
-        self.second[cells] = np.where(most > 0, second, EMPTY)
-        self.eighths[cells] = np.where(less > 0, eighths, EIGHTHS)
-
-
 def dimmed(paints: npt.NDArray[np.uint8], lit: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """`paints` in shade where they are not `lit`."""
     shade: npt.NDArray[np.uint8] = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shade
-
-
-class Lines:
-    """How long the pool's own lines are: the row of a rectangle, or a reservation if all are equally long.
-
-    A paged pool has no lines, nor has one whose extents differ in length.
-    """
-
-    def __init__(self, replay: Replay) -> None:
-        tables = replay.ledger.tables
-        first = np.flatnonzero(tables.position == 0) if replay.unit_tokens == 1 else np.empty(0, np.int64)
-        begins = tables.address[first] - replay.first_unit
-        self._since_seq, self._lengths = np.zeros(1, np.int64), [0]
-        policy = replay.recording.meta.policy
-        if "row_tokens" in policy:
-            self._lengths = [int(policy["row_tokens"])]
-        elif replay.recording.meta.policy_name == "static" and len(first):
-            ends = np.zeros(len(replay.full), np.int64)
-            np.maximum.at(ends, tables.request, tables.position + tables.length)
-            order = np.argsort(tables.birth_seq[first], kind="stable")
-            self._since_seq, batches = np.unique(tables.birth_seq[first][order], return_index=True)
-            widths = np.gcd.reduceat(begins[order], batches)
-            # A batch of one row has nothing to tell its width by but its end.
-            alone = np.maximum.reduceat(ends[tables.request[first]][order], batches)
-            self._lengths = np.where(widths > 0, widths, alone).tolist()
-        elif len(first):
-            lengths = np.unique(tables.length[first])
-            if len(lengths) == 1 and not (begins % lengths[0]).any():
-                self._lengths = [int(lengths[0])]
-
-    def length_at(self, seq: int) -> int | None:
-        """Units in one line at a sequence number, None where there are none; a batch's last until the next batch."""
-        batch = max(int(np.searchsorted(self._since_seq, seq, side="right")) - 1, 0)
-        length = self._lengths[batch]
-        return length if length > 1 else None

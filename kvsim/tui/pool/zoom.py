@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..words import plural
+from ..look.words import plural
 from .tiling import Detail, Tiling, best_level, levels
 
 if TYPE_CHECKING:

@@ -1,0 +1,82 @@
+"""What everything on the screen means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from ..look.states import LOOKS, STACK
+from ..pool.swatches import swatch
+from .modal import Modal
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ..playback.session import Session
+from ..look.states import Symbols
+
+KEYS: Final = (
+    ("space", "play or pause"),
+    ("left right", "one engine step back or on; with shift ten"),
+    ("[ ]", "the previous or next notable event: preemption, refusal; or finish, if none"),
+    ("o", "what colour means: owner, state, sharing, age"),
+    ("n N", "follow the next or the previous request that runs or waits"),
+    ("+ -", "faster or slower"),
+    ("home end", "the beginning, the end"),
+    ("z Z", "more or less detail in the pool, from whole pool to single slots"),
+    ("tab", "move to the pool, the queue or the events; there arrows or hjkl move, escape leaves"),
+    ("enter", "follow the request under the cursor; without one, the newest"),
+    ("/", "find a request by its id, or a place in the pool as #number"),
+    ("c", "compare: the same requests under every policy, on one clock"),
+    ("l", "lessons: short scenarios that say what there is to see"),
+    ("1 2 3 4 5", "show or hide waste, timeline, inspector, queue, events"),
+    ("m", "the pool, or the panel that has the keyboard, as large as the screen"),
+    ("f", "which events are listed and jumped to: preemptions, evictions, finishes"),
+    ("s S x", "save the screen as SVG or PNG, or its numbers as CSV"),
+    ("ctrl+p", "all commands by name"),
+    ("q ctrl+c", "quit"),
+    ("mouse", "click selects, double click follows, the wheel scrolls, dragging the timeline scrubs"),
+)
+
+
+class HelpScreen(Modal[None]):
+    """One page: the idea, the states, the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__()
+        self._session = session
+        self._symbols = symbols
+
+    def compose(self) -> ComposeResult:
+        """The page."""
+        with VerticalScroll(id="help"):
+            yield Static(self._page())
+
+    def on_mount(self) -> None:
+        """Scroll with the arrow keys at once."""
+        self.query_one("#help").focus()
+
+    def _page(self) -> Group:
+        unit = self._session.unit_name
+        idea = Text(
+            "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
+            f"The picture shows the whole pool; a cell stands for one {unit} or several, as its title says. "
+            "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
+            "The line below the pool says so. A followed request stays lit while the rest is in shade."
+        )
+        states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+        for state in STACK:
+            mark = swatch(state, self._symbols)
+            states.add_row(Text(mark.text * 2, mark.style or ""), Text(LOOKS[state].name, "bold"), LOOKS[state].meaning)
+        for key, meaning in KEYS:
+            keys.add_row(Text(key, "bold"), meaning)
+        title = Text("kvsim plays a recording of the memory of an LLM server's KV cache.", "bold")
+        return Group(title, "", idea, "", states, "", keys)

@@ -1,0 +1,73 @@
+"""A screen as a file: SVG, or PNG where there is a converter."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from textual.widgets import Footer
+
+from kvsim.atomic import whole_file
+
+from .svg import svg_of_lines
+
+if TYPE_CHECKING:
+    import os
+
+    from textual.pilot import Pilot
+    from textual.screen import Screen
+
+    from ..look.states import Symbols
+
+NO_CONVERTER: Final = (
+    "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
+)
+_PATIENCE: Final = 100
+"""Turns of the event loop that a footer is given; it usually needs one."""
+
+
+class Drawn(Protocol):
+    """A program that says what it draws with."""
+
+    symbols: Symbols
+
+    @property
+    def screen(self) -> Screen[Any]:
+        """What lies on top."""
+
+
+async def drawn(pilot: Pilot[None]) -> None:
+    """Wait until the screen has drawn itself. Its footer is told of its keys last, and makes itself anew then."""
+    for _ in range(_PATIENCE):
+        await pilot.pause()
+        if all(footer.children for footer in pilot.app.screen.query(Footer)):
+            break
+    await pilot.pause()
+
+
+def svg_of(app: Drawn) -> str:
+    """What `app` shows now, as SVG."""
+    lines = app.screen._compositor.render_strips()
+    return svg_of_lines(lines, app.symbols.palette.void)
+
+
+def png_of(svg: str) -> bytes | None:
+    """`svg` as PNG, where this machine has a converter; None where it has none, or it fails."""
+    converter = shutil.which("rsvg-convert")
+    if converter is None:
+        return None
+    done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def save(content: str | bytes, file: str | os.PathLike[str]) -> Path:
+    """Write `content` to `file`, whole or not at all; return where it is.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    with whole_file(file) as scratch:
+        scratch.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Path(file)

@@ -1,0 +1,49 @@
+"""The pool at one moment without a screen: lines of characters, for paper and for figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..look.states import LOOKS, STACK
+from ..look.words import percent
+from ..pool.brush import Brush
+from ..pool.canvas import Canvas
+from ..pool.lines import Lines
+from ..pool.paint import ColorBy
+from ..pool.tiling import best_level, levels, one_cell
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+def still(
+    session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
+) -> list[list[tuple[str, Style]]]:
+    """The pool of `session` now, in at most `width` characters and about `height` lines: each a list of characters."""
+    replay = session.replay
+    canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)
+    tilings = levels(
+        replay.num_units,
+        replay.unit_tokens,
+        width,
+        height,
+        stride=Lines(replay).length_at(int(replay.frame_seq[replay.frame])),
+        half_blocks=symbols.color,
+        has_slots=len(replay.groups) == 1,
+    )
+    canvas.tiling = tilings[best_level(tilings, height)]
+    brush = Brush(symbols)
+    return [[brush[key] for key in row] for row in canvas.draw(0, canvas.height).tolist()]
+
+
+def legend(session: Session, symbols: Symbols) -> str:
+    """What the characters of a still mean, and how much there is of each; states that are not there are left out."""
+    parts = [
+        f"{symbols.states[state]} {LOOKS[state].name} {percent(int(session.breakdown[state]), session.capacity)}"
+        for state in STACK
+        if session.breakdown[state]
+    ]
+    return "   ".join(parts)

@@ -1,0 +1,141 @@
+"""Stills as SVG: the pools of several runs, whose memory is whose, and who was served when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from xml.sax.saxutils import escape
+
+from rich.segment import Segment
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.schedule import Doing, schedule
+from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
+from ..look.words import percent
+from ..pool.paint import OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
+from .still import still
+from .svg import CELL, shapes_of_lines
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+_TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
+_LETTER = 7.6
+"""Pixels that a letter of the legend takes, generously."""
+_MOST_NAMED = 10
+"""Requests that the legend names; of more, it shows some colours."""
+_BAR = 16
+_TEXT_COLOR: Final = "#d7dde5"
+
+
+def svg_of_stills(
+    stills: list[tuple[str, Session]], color_by: ColorBy, width: int = 84, height: int = 10, *, scheduled: bool = False
+) -> str:
+    """The pools of several runs above each other, each under its title and above its legend; with the schedules of all
+    below them if that is asked for.
+    """
+    pixels = width * CELL[0] + 2 * _MARGIN
+    parts: list[str] = []
+    top: float = _MARGIN
+    for title, session in stills:
+        parts.append(_text(_MARGIN, top + 15, title))
+        top += _TITLE_HEIGHT
+        lines = [[Segment(*cell) for cell in line] for line in still(session, COLOR, width, height, color_by)]
+        parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
+        top += len(lines) * CELL[1] + 8
+        top = _legend(parts, _entries(session, color_by), top, pixels)
+    if scheduled:
+        end_s = max(session.player.duration_s for _, session in stills)
+        for title, session in stills:
+            top = _schedule(parts, title.partition(",")[0], session, end_s, top, pixels)
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {top}" width="{pixels}" height="{top}">\n'
+        "<style>.m text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:16px}.b{font-weight:bold}"
+        "rect{shape-rendering:crispEdges}</style>\n"
+        f'<rect width="100%" height="100%" rx="8" fill="{VOID_COLOR}"/>\n<g class="m">\n{body}\n</g>\n</svg>\n'
+    )
+
+
+def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]:
+    """Colours and words of the legend. Shares are of what the picture is about: the rows, where it is about rows."""
+    colors = paint_colors(COLOR.palette)
+    whole = session.capacity if session.rows is None else session.rows.num_rows * session.rows.row_tokens
+    slots = session.breakdown
+    if color_by is ColorBy.STATE:
+        return [
+            ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+            for state in STACK
+            if slots[state]
+        ]
+    live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
+    if len(live) <= _MOST_NAMED:
+        entries = [([colors[OWNER + hue_of(row)]], session.request_name(row)) for row in live]
+    else:
+        entries = [([colors[OWNER + hue_of(row)] for row in live[:4]], f"{len(live)} requests")]
+    if slots[SlotState.RESERVED]:
+        entries.append(([colors[TINT], colors[TINT + 1]], "not written yet"))
+    if (session.replay.refs > 1).any():
+        entries.append(([colors[SHARED]], "shared"))
+    waste = int(slots[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum())
+    if waste:
+        entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(waste, whole)}"))
+    if slots[SlotState.CACHED]:
+        entries.append(([colors[SlotState.CACHED]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
+    if slots[SlotState.FREE] and session.rows is None:
+        entries.append(([colors[SlotState.FREE]], f"free {percent(int(slots[SlotState.FREE]), whole)}"))
+    return entries
+
+
+def _legend(parts: list[str], entries: list[tuple[list[str], str]], top: float, pixels: float) -> float:
+    """Write the legend; return where it ends."""
+    x = float(_MARGIN)
+    for colors, words in entries:
+        wide = len(colors) * 16 + 8 + len(words) * _LETTER + 18
+        if x + wide > pixels and x > _MARGIN:
+            x, top = float(_MARGIN), top + _LEGEND_HEIGHT
+        for number, color in enumerate(colors):
+            parts.append(_rectangle(x + number * 16, top, 14, 14, color))
+        parts.append(_text(x + len(colors) * 16 + 4, top + 12, words))
+        x += wide
+    return top + _LEGEND_HEIGHT + _MARGIN
+
+
+def _schedule(parts: list[str], title: str, session: Session, end_s: float, top: float, pixels: float) -> float:
+    """Who waits, runs, and holds a row for nothing, as bars over time; return where they end."""
+    colors = paint_colors(COLOR.palette)
+    parts.append(_text(_MARGIN, top + 15, f"{title}: who is served when"))
+    top += _TITLE_HEIGHT
+    width = int(pixels - 2 * _MARGIN - 30)
+    for line in schedule(session, width, end_s):
+        parts.append(_text(_MARGIN, top + 12, session.request_name(line.request)))
+        begin = 0
+        doing = line.doing.tolist()
+        for end in range(1, width + 1):
+            if end < width and doing[end] == doing[begin]:
+                continue
+            if doing[begin] != Doing.NOTHING:
+                waits = doing[begin] == Doing.WAITING
+                color = colors[
+                    SlotState.FREE
+                    if waits
+                    else SlotState.INTERNAL
+                    if doing[begin] == Doing.IDLE
+                    else OWNER + hue_of(line.request)
+                ]
+                y, tall = (top + 7, 2) if waits else (top + 2, 12)
+                parts.append(_rectangle(_MARGIN + 30 + begin, y, end - begin, tall, color))
+            begin = end
+        top += _BAR
+    clock = _MARGIN + 30 + min(session.player.clock_s / end_s, 1.0) * (width - 1)
+    count = len(session.recording.requests)
+    parts.append(_rectangle(clock, top - count * _BAR, 1, count * _BAR, "#ffffff"))
+    return top + _MARGIN
+
+
+def _rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'
+
+
+def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="font:13px system-ui,sans-serif">{escape(text)}</text>'

@@ -1,0 +1,89 @@
+"""The tables of one request in several KV-cache groups, a row of blocks for each kind of layers, without any layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .units import group_words
+
+if TYPE_CHECKING:
+    from kvsim.recording import Replay
+
+    from ..playback.session import Session
+
+LET_GO, HELD, AHEAD = range(3)
+"""What a part of a sequence is in a table: given back or never held, held, not there yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """The tables of a request in groups of layers that are alike."""
+
+    words: str
+    """`sliding window of 1,024, 6 tables`."""
+    num_held: int
+    """Blocks, over all of these tables."""
+    num_let_go: int
+    """Blocks that these tables held, or would have held, and do not need any more."""
+    parts: tuple[int, ...]
+    """The whole sequence in equal parts, from its first token to its last: what each is in the first table."""
+
+
+def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
+    """The rows of `request` at the current frame, each cut into `num_parts`."""
+    replay = session.replay
+    groups = session.recording.meta.pool.groups
+    rows = []
+    for spec in dict.fromkeys(group.spec for group in groups):
+        alike = [number for number, group in enumerate(groups) if group.spec == spec]
+        held = [replay.block_table(request, number)[0] for number in alike]
+        first = np.sort(held[0])
+        let_go = sum(_num_before(positions) for positions in held)
+        tables = f", {len(alike)} tables" if len(alike) > 1 else ""
+        rows.append(
+            TableRow(
+                words=group_words(replay.groups[alike[0]]) + tables,
+                num_held=sum(map(len, held)),
+                num_let_go=let_go,
+                parts=_parts(first, replay.groups[alike[0]].block_size, int(replay.full[request]), num_parts),
+            )
+        )
+    return rows
+
+
+def uniform_words(session: Session, request: int) -> str:
+    """What a cache without groups would hold of the request, where every layer has a token's bytes in every block."""
+    replay, groups = session.replay, session.recording.meta.pool.groups
+    if any(group.state_slots for group in replay.groups):
+        return ""  # states are no tokens
+    units = len(replay.block_table(request)[0])
+    reach = max(_end(replay, request, number) for number in range(len(groups)))
+    token_slots = sum(group.token_slots for group in replay.groups)
+    held, uniform = units * replay.unit_slots, reach * token_slots
+    return f"if every layer kept every token: {uniform / held:.1f} times as much memory" if held else ""
+
+
+def _end(replay: Replay, request: int, number: int) -> int:
+    positions = replay.block_table(request, number)[0]
+    return (int(positions.max()) + 1) * replay.groups[number].block_size if len(positions) else 0
+
+
+def _num_before(positions: npt.NDArray[np.integer]) -> int:
+    """Entries of a table that are null: those up to its end that are not held."""
+    return int(positions.max()) + 1 - len(positions) if len(positions) else 0
+
+
+def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
+    """Parts of a sequence of so many tokens of which any block is held, or lies before one that is."""
+    edges = np.linspace(0, max(tokens, 1), num_parts + 1)
+    held = np.zeros(num_parts, np.bool_)
+    for begin in (positions * block_size).tolist():
+        low = int(np.searchsorted(edges, begin, side="right")) - 1
+        high = int(np.searchsorted(edges, min(begin + block_size, tokens), side="left"))
+        held[min(low, num_parts - 1) : max(high, low + 1)] = True
+    reached = np.flatnonzero(held).max(initial=-1)
+    return tuple(HELD if held[part] else LET_GO if part < reached else AHEAD for part in range(num_parts))

@@ -1,0 +1,69 @@
+"""What a person is looking at: a recording, or several in comparison, in parts that a line is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..look.words import gib, plural
+from .requests import place_in_row, request_facts
+from .units import unit_summary
+
+if TYPE_CHECKING:
+    from ..playback.comparison import Comparison
+    from ..playback.session import Session
+
+
+def selection(session: Session) -> str:
+    """The selected unit and the followed request in one line, for screens without an inspector; empty for neither."""
+    parts = []
+    if session.selected is not None:
+        parts.append(unit_summary(session, session.selected))
+    if session.followed is not None:
+        facts = request_facts(session, session.followed)
+        held = plural(facts.num_units, session.unit_name) if facts.holds else "no memory"
+        state = facts.state if session.rows is None else place_in_row(session, session.followed)
+        parts.append(f"{session.request_name(session.followed)}: {held}, {state}")
+    return "; ".join(parts)
+
+
+def headline(session: Session, *, short: bool) -> list[str]:
+    """What a person is looking at, in parts from the most to the least important."""
+    meta, replay = session.recording.meta, session.replay
+    engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
+    policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
+    if meta.rules_name != meta.policy_name:
+        policy = meta.rules_name
+    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    size = gib(replay.num_units * meta.pool.bytes_per_unit)
+    units = plural(replay.num_units, session.unit_name)
+    if len(replay.groups) > 1:
+        units += f" for {len(replay.groups)} tables a sequence"
+    elif replay.unit_tokens > 1 and not short:
+        units += f" of {replay.unit_tokens} slots"
+    memory = f"{size} = {units}" if short else f"{size} for KV = {units}"
+    return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ') if short else gpu}", memory]
+
+
+def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
+    """What is the same for all runs of a comparison."""
+    session = comparison.lanes[0].session
+    meta, rows = session.recording.meta, session.rows
+    if rows is not None:
+        sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
+        return [f"the same {sequences} for training", f"rows of {width}"]
+    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
+    requests = plural(len(session.recording.requests), "request")
+    origins = [_origin(lane.session, "") for lane in comparison.lanes]
+    notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
+    if short:
+        return [f"the same {requests}, one clock", *notes, f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} each"]
+    return [f"the same {requests} on one clock", *notes, f"{model} on {gpu}", f"{size} for KV in each"]
+
+
+def _origin(session: Session, engine: str) -> str:
+    meta = session.recording.meta
+    if meta.source != "simulation":
+        return f"real run of {engine}"
+    # Whoever simulates says so in a note where the step times are not fitted to a recording.
+    return "simulation, uncalibrated" if "uncalibrated" in f"{meta.notes} {meta.engine} {meta.extra}" else "simulation"

@@ -1,0 +1,159 @@
+"""What there is to say about a request: lines of label and value, without any layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+from kvsim.recording.tables import RequestStatus
+
+from ..look.words import gib, percent, plural, seconds
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """A request at the current frame."""
+
+    state: str
+    """`waiting`, `running`, ... in words that fit a line."""
+    holds: bool
+    """Whether it has memory now."""
+    prompt_tokens: int
+    generated_tokens: int
+    """Outputs so far, with those whose KV a preemption took."""
+    output_tokens: int
+    """Outputs over the whole recording."""
+    computed: int
+    """Slots of its table that are written."""
+    full: int
+    """Slots that it will have written at most."""
+    pad: int
+    num_units: int
+    preemptions: int
+    """Times that it has been preempted so far."""
+    slots: tuple[int, ...]
+    """Slots of its units by state, in the order of `SlotState`."""
+
+
+def request_facts(session: Session, request: int) -> RequestFacts:
+    """Everything about `request` that changes with time."""
+    replay, requests = session.replay, session.recording.requests
+    _, addresses = replay.block_table(request)
+    holds = len(addresses) > 0
+    computed = int(replay.computed(np.array([request]))[0]) if holds else 0
+    pad = int(replay.pad[request])
+    reached = replay.progress.most(request, _last_step(session))
+    prompt, output = int(requests.prompt_tokens[request]), int(requests.output_tokens[request])
+    slots = replay.slots(addresses - replay.first_unit).sum(axis=0) if holds else np.zeros(len(SlotState), np.int64)
+    return RequestFacts(
+        state=_state(session, request, holds, computed),
+        holds=holds,
+        prompt_tokens=prompt,
+        # The step that computes the last prompt token puts out the first new one.
+        generated_tokens=min(max(reached - pad - prompt + 1, 0), output),
+        output_tokens=output,
+        computed=computed,
+        full=int(replay.full[request]),
+        pad=pad,
+        num_units=len(addresses),
+        preemptions=_preemptions(session, request),
+        slots=tuple(slots.tolist()),
+    )
+
+
+def _last_step(session: Session) -> int:
+    """The last step that has been scheduled at the current frame."""
+    return min(session.replay.frame, session.replay.num_frames - 2)
+
+
+def _computes_again(session: Session, request: int) -> bool:
+    """Whether the step under way computes tokens that `request` has had computed before."""
+    progress, step = session.replay.progress, _last_step(session)
+    begin = progress.begins_at(request, step)
+    return begin is not None and begin < progress.most(request, step - 1)
+
+
+def _preemptions(session: Session, request: int) -> int:
+    """Times that `request` has been preempted so far: it lost its memory, and that was not its end."""
+    lost = sum(end <= session.replay.frame for _, end in session.residencies(request))
+    return min(lost, int(session.recording.requests.preemptions[request]))
+
+
+def _state(session: Session, request: int, holds: bool, computed: int) -> str:
+    replay, requests = session.replay, session.recording.requests
+    seq = replay.frame_seq[replay.frame]
+    if holds:
+        if computed > replay.full[request]:
+            return "complete, but its row is held"
+        begun = computed - replay.pad[request] >= requests.prompt_tokens[request]
+        again = _computes_again(session, request)
+        doing = "computing again what it lost" if again else "generating" if begun else "reading its prompt"
+        return f"running: {doing}"
+    if requests.status[request] == RequestStatus.REFUSED:
+        return "refused: it can never fit"
+    if requests.arrival_seq[request] > seq:
+        return "has not arrived yet"
+    if request in replay.waiting_requests():
+        return "preempted, waiting again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"
+    return "finished" if requests.status[request] == RequestStatus.FINISHED else "gone"
+
+
+def place_in_row(session: Session, request: int) -> str:
+    """Where a sequence stands in the rows of a training batch."""
+    _, addresses = session.replay.block_table(request)
+    if not len(addresses) or session.rows is None:
+        return "in no row yet"
+    row, column = divmod(int(addresses[0]), session.rows.row_tokens)
+    owners = session.replay.owner[row * session.rows.row_tokens :][:column]
+    before = [session.request_name(owner) for owner in dict.fromkeys(owners.tolist())]
+    return f"in row {row + 1}" + (f" behind {' and '.join(before)}" if before else "")
+
+
+def request_lines(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
+    """A request, as labels and values."""
+    requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
+    limit = int(requests.max_tokens[request])
+    lines = [
+        ("state", facts.state),
+        ("prompt", plural(facts.prompt_tokens, "token")),
+        *([("padding", f"{facts.pad:,} in front of it")] if facts.pad else []),
+        (
+            "output",
+            f"{facts.generated_tokens:,} of {facts.output_tokens:,}"
+            + (f", at most {limit:,}" if limit > facts.output_tokens else ""),
+        ),
+        ("written", f"{facts.computed:,} of {facts.full:,} {'tokens' if len(session.replay.groups) > 1 else 'slots'}"),
+        ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
+        *([("wasted", _wasted(session, facts))] if facts.holds else []),
+        ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
+    ]
+    waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
+    begun = requests.first_scheduled_s[request] <= session.player.clock_s
+    for label, times_s in (
+        ("arrived", requests.arrival_s),
+        ("first token", requests.first_token_s),
+        ("finished" if requests.finished_s[request] <= session.player.clock_s else "will finish", requests.finished_s),
+    ):
+        lines.append((label, seconds(float(times_s[request]), resolution_s)))
+    if begun:
+        lines.append(("waited", seconds(waited_s, resolution_s)))
+    return lines
+
+
+def _times(so_far: int, in_all: int) -> str:
+    return plural(so_far, "time") + (f" so far, {in_all:,} in all" if so_far < in_all else "")
+
+
+def _wasted(session: Session, facts: RequestFacts) -> str:
+    """Slots of a request's units that nobody will ever read, and their share; bytes where a slot is one."""
+    wasted = sum(
+        facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
+    )
+    amount = gib(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
+    return f"{amount}, {percent(wasted, sum(facts.slots))}"

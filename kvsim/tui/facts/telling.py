@@ -1,0 +1,105 @@
+"""What a run is about: its most telling moment, and a headline computed from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+from ..look.words import percent, plural, seconds
+from ..playback.events import EventKind
+from ..playback.story import Story
+
+if TYPE_CHECKING:
+    from ..playback.comparison import Comparison
+    from ..playback.session import Session
+
+_FULL: Final = 0.01
+"""Share of the pool below which free memory counts as none."""
+_TELLING: Final = 0.05
+"""Share of the pool from which waste is what a run is about."""
+
+
+def story_of(session: Session) -> Story:
+    """The story of a run that is known to its end."""
+    steps = session.recording.steps
+    waiting = session.counts("waiting")
+    preempted = np.flatnonzero(steps.preempted > 0)
+    if session.rows is not None:
+        return Story(frame=session.player.last_frame, parts=(str(session.rows),))
+    parts = list(_when_full(session))
+    if len(preempted):
+        total = int(steps.preempted.sum())
+        parts.append(plural(total, "preemption"))
+        return Story(frame=int(preempted[0]), parts=(*parts, *_waiting(session)))
+    if session.added_up:
+        wasted = session.slots[:, [SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum(axis=1)
+        worst = int(np.argmax(wasted * (1 + (waiting > 0))))
+        if wasted[worst] > _TELLING * session.capacity:
+            kind = "padding" if session.recording.meta.policy_name == "static" else "reserved and never written"
+            share = percent(int(wasted[worst]), session.capacity)
+            return Story(frame=worst, parts=(f"{share} of the pool is {kind}", *_waiting(session)))
+    refused = session.events.of_kinds((EventKind.REFUSED,))
+    if len(refused):
+        return Story(frame=int(refused.frame[0]), parts=(f"{len(refused):,} refused", *parts, *_waiting(session)))
+    running = session.counts("running")
+    busiest = int(np.argmax(running))
+    free = np.append(steps.free_units, session.replay.num_units)
+    in_use = percent(session.replay.num_units - int(free.min()), session.replay.num_units)
+    short = parts or [f"the pool never runs short: at most {in_use} in use"]
+    return Story(frame=busiest, parts=(*short, f"up to {running[busiest]:,} running", *_waiting(session)))
+
+
+def story_of_comparison(comparison: Comparison) -> Story:
+    """How much faster the fastest run is than the slowest, and how many sequences each serves at a time."""
+    slow, fast = comparison.lanes[0], comparison.lanes[-1]
+    slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
+    if slow.session.rows is not None or fast_s <= 0 or slow is fast:
+        return Story(frame=0, parts=())
+    running = " against ".join(f"{_mean(lane.session, 'running'):,.0f} ({lane.label})" for lane in (fast, slow))
+    faster = f"{fast.label} is done {slow_s / fast_s:,.1f} times as fast as {slow.label}"
+    parts = (faster, f"at a time on average: {running}")
+    return Story(frame=0, parts=parts)
+
+
+def _when_full(session: Session) -> list[str]:
+    """From when to when the pool has next to no free memory."""
+    steps = session.recording.steps
+    full = np.flatnonzero(steps.free_units <= max(_FULL * session.replay.num_units, 1))
+    if not len(full):
+        return []
+    begin_s, end_s = float(session.times_s[full[0]]), float(session.times_s[full[-1] + 1])
+    if end_s <= begin_s:
+        return []
+    resolution_s = (end_s - begin_s) / 100
+    return [f"pool full from {seconds(begin_s, resolution_s)} to {seconds(end_s, resolution_s)}"]
+
+
+def _waiting(session: Session) -> list[str]:
+    """How many wait on average, over time."""
+    mean = _mean(session, "waiting")
+    return [f"{mean:,.0f} waiting on average"] if mean >= 0.5 else []
+
+
+def _mean(session: Session, column: str) -> float:
+    """The mean over time of a column of the steps."""
+    spans_s = np.diff(session.times_s)
+    total_s = float(spans_s.sum())
+    return float((getattr(session.recording.steps, column) * spans_s).sum()) / total_s if total_s else 0.0
+
+
+def begin_story(session: Session, *, playing: bool) -> Story:
+    """Go to the most telling moment, or play from a little before it, and follow the newest request."""
+    story, player = story_of(session), session.player
+    player.go_to_frame(story.frame)
+    session.show()
+    live = session.replay.live_requests()
+    if len(live):
+        session.followed = int(live[-1])
+    if playing:
+        player.go_to_time(player.clock_s - player.speed)
+        session.show()
+    player.playing = playing and not player.at_end
+    return story

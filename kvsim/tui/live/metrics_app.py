@@ -1,0 +1,162 @@
+"""A server that cannot be restarted, seen through its Prometheus metrics: how full, how many, how long; no blocks.
+
+The metrics do not say which blocks are whose, so none are drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.style import Style
+from rich.text import Span, Text
+from textual.app import App
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual.widgets import Footer
+
+from kvsim.errors import UsageError
+from kvsim.live.load import load_of
+from kvsim.text import file_stem, message, printable
+
+from ..export.picture_file import save, svg_of
+from ..look.states import ASCII, COLOR, GLYPHS
+from ..look.themes import THEMES
+from ..screens.defects import Careful
+from ..widgets.headline import Headline
+from .metrics_text import cache_lines, chart_lines, forecast, request_lines, time_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from kvsim.live.metrics_feed import MetricsFeed
+
+POLL_S = 1.0
+_QUIET_S = 5.0
+"""Seconds without an answer from which on it is said."""
+
+
+class Words(Widget):
+    """Lines that `write` makes for the panel's width and height."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "metrics--text",
+        "metrics--label",
+        "metrics--strong",
+        "metrics--weak",
+        "metrics--bar",
+    }
+
+    def __init__(self, title: str, write: Callable[[int, int], list[Text]], *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.border_title = title
+        self._write = write
+
+    def render(self) -> Text:
+        """The lines, in the theme's colours."""
+        lines = self._write(self.size.width, self.size.height)
+        for line in lines:
+            line.style = self._style(line.style)
+            line.spans = [Span(span.start, span.end, self._style(span.style)) for span in line.spans]
+        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+
+    def _style(self, name: str | Style) -> Style:
+        return self.get_component_rich_style(f"metrics--{name or 'text'}")
+
+
+class MetricsApp(Careful, App[None]):
+    """Shows what `feed` says, until a person quits."""
+
+    CSS_PATH = "../kvsim.tcss"
+    TITLE = "kvsim"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "save", "Save", id="save"),
+        Binding("q", "quit", "Quit", id="quit"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A002 - the flag's name
+        super().__init__()
+        self._feed = feed
+        self._looks = feed.looks()
+        self._load = load_of(self._looks)
+        self._ended: str | None = None
+        self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
+        self.animation_level = "none"
+        self.set_class(ascii, "-ascii")
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = THEMES[0].name
+
+    def compose(self) -> ComposeResult:
+        """A line above, four panels, the keys below."""
+        plain = self.symbols.ascii
+        yield Headline(self.symbols)
+        with Vertical(id="metrics"):
+            yield Words("KV cache", lambda width, _: cache_lines(self._load, width, plain=plain), id="metrics-cache")
+            yield Words("requests", lambda width, _: request_lines(self._load, width), id="metrics-requests")
+            yield Words("times", lambda width, _: time_lines(self._load, width, plain=plain), id="metrics-times")
+            yield Words(
+                "history",
+                lambda width, height: chart_lines(self._looks, width, height, plain=plain),
+                id="metrics-chart",
+            )
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begin to follow."""
+        self._polls = self.set_interval(POLL_S, self.poll)
+        self.poll()
+
+    def poll(self) -> None:
+        """Show what the feed has now."""
+        self._looks = self._feed.looks()
+        self._load = load_of(self._looks)
+        if self._feed.ended is not None and self._ended is None:
+            self._ended = message(self._feed.ended)
+            self._polls.stop()
+            self.screen.add_class("-ended")
+            self.notify(f"{self._ended} What was seen stays here.", timeout=10, markup=False)
+        self._tell()
+        for panel in self.query(Words):
+            panel.refresh()
+
+    def file_name(self) -> str:
+        """What to call a file about this moment, without its ending."""
+        return f"metrics-{file_stem(self._feed.name)}"
+
+    def action_save(self) -> None:
+        """Save what is on the screen as SVG in the current folder."""
+        try:
+            target = save(svg_of(self), f"{self.file_name()}.svg")
+        except UsageError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"Saved {target}.", markup=False)
+
+    def _tell(self) -> None:
+        """Say whether this is the present, whose, and for how long it has been watched."""
+        name, now = printable(self._feed.name), self._load.now
+        quiet_s = self._feed.quiet_s
+        ended = [f"ENDED: {self._ended}"] if self._ended is not None else []
+        if ended:
+            state = [f"ENDED {name}"]
+        elif quiet_s > _QUIET_S:
+            state = [f"NO ANSWER for {quiet_s:.0f} s", name]
+        else:
+            state = [f"METRICS {name}"]
+        restarts = [f"restarted {self._feed.restarts} times"] if self._feed.restarts else []
+        about = [printable(now.model) or "unknown model", *restarts, "which blocks are whose, metrics do not say"]
+        self.query_one(Headline).tell([*(ended or state), *about], [*state, *about])
+        where = forecast(self._load) if quiet_s <= _QUIET_S and self._ended is None else ""
+        self.query_one("#metrics-cache", Words).border_title = f"KV cache{', ' + where if where else ''}"
+        seconds = self._load.seconds
+        of = f"in the last {seconds:.0f} s" if seconds else "since the server started"
+        self.query_one("#metrics-times", Words).border_title = f"times {of}, as exact as the server's buckets"
+        span_s = self._looks[-1].time_s - self._looks[0].time_s
+        self.query_one("#metrics-chart", Words).border_title = f"the last {span_s:.0f} s"

@@ -1,0 +1,171 @@
+"""A server's load in words and bars, for a panel of some width. It knows nothing of terminals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from rich.text import Text
+
+from ..look.words import milliseconds, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.live.load import Load
+    from kvsim.live.metrics import Histogram, ServerMetrics
+
+_LABEL_WIDTH: Final = 13
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_PLAIN_EIGHTHS: Final = " .:-=+*#@"
+_TIMES: Final = {
+    "ttft": "first token",
+    "inter_token": "between two",
+    "queue": "in the queue",
+    "e2e": "end to end",
+}
+"""How distributions of times are called on the screen; "between two" tokens."""
+_QUANTILES: Final = (0.5, 0.9, 0.99)
+
+
+def cache_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
+    """How full the pool is: in words, as a bar, and where it is heading."""
+    now = load.now
+    parts = [f"{100 * now.usage:.1f}% in use"]
+    if now.num_blocks is not None:
+        of = f" of {now.block_size} tokens" if now.block_size else ""
+        parts.append(f"about {round(now.usage * now.num_blocks):,} of {plural(now.num_blocks, 'block')}{of}")
+    else:
+        parts.append("the metrics do not say how many blocks there are")
+    if now.num_engines > 1:
+        parts.append(f"{now.num_engines} engines, the fullest {100 * now.fullest_usage:.1f}%")
+    filled = round(8 * width * now.usage)
+    whole, rest = divmod(filled, 8)
+    bar = "#" * round(width * now.usage) if plain else "█" * whole + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
+    return [Text(_fitting(parts, width, plain=plain), "strong"), Text(bar.ljust(width, "." if plain else "░"), "bar")]
+
+
+def forecast(load: Load) -> str:
+    """Where the pool is heading, as a few words; empty where that cannot be said."""
+    if load.is_full:
+        return "full"
+    if load.full_in_s is None:
+        return ""
+    return f"full in about {_about(load.full_in_s)}"
+
+
+def request_lines(load: Load, width: int) -> list[Text]:
+    """Who runs, who waits, who was preempted, and what comes out."""
+    now = load.now
+    held = f", {now.deferred:,} of them held back by something else than room" if now.deferred else ""
+    hits = "" if load.hit_share is None else f", {100 * load.hit_share:.0f}% of prompt tokens found in the prefix cache"
+    prompts, answers = (_per(rate, "a second") for rate in (load.prompt_tokens_per_s, load.output_tokens_per_s))
+    lines = [
+        ("running", f"{now.running:,}"),
+        ("waiting", f"{now.waiting:,}{held}"),
+        ("preempted", f"{_per(load.preemptions_per_min, 'a minute')}, {now.preemptions:,} since the server started"),
+        ("finished", _per(load.finished_per_min, "a minute")),
+        ("tokens", f"{prompts} of prompts, {answers} of answers{hits}"),
+    ]
+    return [_labelled(label, value, width) for label, value in lines]
+
+
+def time_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
+    """The times of the last minute: means, and the bounds between which quantiles lie, as exact as buckets are."""
+    head = _LABEL_WIDTH * " " + "".join(
+        title.rjust(column)
+        for title, column in zip(("requests", "mean", "p50", "p90", "p99"), _columns(width), strict=True)
+    )
+    lines = [Text(head[:width], "weak")]
+    for key, name in _TIMES.items():
+        histogram = load.histograms[key]
+        cells = [f"{histogram.count:,.0f}", *_time_cells(histogram, plain=plain)]
+        text = "".join(cell.rjust(column) for cell, column in zip(cells, _columns(width), strict=True))
+        lines.append(Text.assemble((name.ljust(_LABEL_WIDTH), "label"), (text, "text"))[:width])
+    return lines
+
+
+def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
+    """Usage, running and waiting over time, one under the other, in `height` lines altogether."""
+    if height < 3:
+        return []
+    series = (
+        ("in use", [look.usage for look in looks], 1.0, "100%"),
+        ("running", [float(look.running) for look in looks], None, ""),
+        ("waiting", [float(look.waiting) for look in looks], None, ""),
+    )
+    heights = [height // 3 + (number < height % 3) for number in range(3)]
+    lines = []
+    for (name, values, top, top_name), rows in zip(series, heights, strict=True):
+        highest = top or max(*values, 1.0)
+        label = name if rows == 1 else f"{name}, {top_name or f'{highest:,.0f}'}"
+        bars = _bars(_sampled(values, width - _LABEL_WIDTH - 1), highest, rows, plain=plain)
+        for row, bar in enumerate(bars):
+            lines.append(Text.assemble(((label if row == 0 else "").ljust(_LABEL_WIDTH + 1), "label"), (bar, "bar")))
+    return lines
+
+
+def _bars(values: list[float], highest: float, rows: int, *, plain: bool) -> list[str]:
+    marks = _PLAIN_EIGHTHS if plain else _EIGHTHS
+    eighths = np.clip(np.round(8 * rows * np.array(values) / highest), 0, 8 * rows).astype(int)
+    eighths = np.where((eighths == 0) & (np.array(values) > 0), 1, eighths)
+    return [
+        "".join(marks[min(max(value - 8 * row, 0), 8)] for value in eighths.tolist()) for row in reversed(range(rows))
+    ]
+
+
+def _sampled(values: list[float], width: int) -> list[float]:
+    """The last values, one for each column: the highest of those that share one."""
+    width = max(width, 1)
+    if len(values) <= width:
+        return values
+    per_column = math.ceil(len(values) / width)
+    return [max(values[at : at + per_column]) for at in range(len(values) % per_column, len(values), per_column)]
+
+
+def _columns(width: int) -> tuple[int, ...]:
+    room = max((width - _LABEL_WIDTH - 10) // 4, 10)
+    return (10, *([min(room, 20)] * 4))
+
+
+def _time_cells(histogram: Histogram, *, plain: bool) -> list[str]:
+    if histogram.count <= 0:
+        return ["-"] * (1 + len(_QUANTILES))
+    dash = "-" if plain else "–"
+    cells = [milliseconds(histogram.sum_s / histogram.count)]
+    for share in _QUANTILES:
+        bounds = histogram.quantile_s(share)
+        low_s, high_s = bounds if bounds is not None else (0.0, math.inf)
+        cells.append(f">{milliseconds(low_s)}" if math.isinf(high_s) else _span(low_s, high_s, dash))
+    return cells
+
+
+def _span(low_s: float, high_s: float, dash: str) -> str:
+    if high_s >= 1:
+        return f"{low_s:,.3g}{dash}{high_s:,.3g} s"
+    return f"{1e3 * low_s:,.3g}{dash}{1e3 * high_s:,.3g} ms"
+
+
+def _about(seconds: float) -> str:
+    """A time to come, as exactly as it is known: to a digit."""
+    for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
+        if seconds < 90 * length_s:
+            return f"{max(step * round(seconds / length_s / step), step):,} {unit}"
+    return f"{round(seconds / 60):,} min"
+
+
+def _per(rate: float | None, unit: str) -> str:
+    return "-" if rate is None else f"{rate:,.0f} {unit}" if rate >= 10 or rate == 0 else f"{rate:.1f} {unit}"
+
+
+def _labelled(label: str, value: str, width: int) -> Text:
+    return Text.assemble((label.ljust(_LABEL_WIDTH), "label"), (value, "text"))[:width]
+
+
+def _fitting(parts: list[str], width: int, *, plain: bool) -> str:
+    """`parts` in a line, without the last ones where they do not fit."""
+    separator = " - " if plain else " · "
+    while len(parts) > 1 and len(separator.join(parts)) > width:
+        parts = parts[:-1]
+    return separator.join(parts)

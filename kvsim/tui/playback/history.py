@@ -1,0 +1,42 @@
+"""Who has held one unit of the pool, and when: its generations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.recording.tables import MemoryKind
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """One request in one unit."""
+
+    request: int
+    generation: int
+    """How many times the unit had been filled afresh when the stay began, this time included."""
+    begin_frame: int
+    end_frame: int
+    """The first frame in which it has gone."""
+
+
+def stays(replay: Replay, unit: int) -> list[Stay]:
+    """Everyone who ever holds `unit` (from 0 in address order), in order of arrival."""
+    tables = replay.ledger.tables
+    address = unit + replay.first_unit
+    rows = np.flatnonzero((tables.address <= address) & (address < tables.address + tables.length))
+    rows = rows[np.argsort(tables.birth_row[rows], kind="stable")]
+    fresh = replay.recording.memory.kind[tables.birth_row[rows]] == MemoryKind.APPEND
+    seqs = np.stack((tables.birth_seq[rows], tables.death_seq[rows]))
+    frames = np.searchsorted(replay.frame_seq, seqs)
+    return [
+        Stay(request=request, generation=generation, begin_frame=begin, end_frame=end)
+        for request, generation, begin, end in zip(
+            tables.request[rows].tolist(), np.cumsum(fresh).tolist(), *frames.tolist(), strict=True
+        )
+    ]

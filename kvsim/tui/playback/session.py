@@ -1,0 +1,247 @@
+"""One recording opened for watching: everything that the panels read, and who is being followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste
+from kvsim.recording.host_memory import HostMemory, host_memory
+from kvsim.recording.ledger import NOBODY
+from kvsim.recording.replay import Replay
+from kvsim.recording.tables import RequestStatus
+from kvsim.text import printable, printable_values
+
+from ..look.words import plural
+from .events import NOTABLE, EventFilter, EventKind, Events, events_of
+from .history import Stay, stays
+from .player import Player
+from .served import tokens_served
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording.model import Recording
+    from kvsim.recording.tables import IntArray
+
+    from .story import Story
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsNow:
+    """How far the rows of a training batch have been filled."""
+
+    row_tokens: int
+    num_rows: int
+    """Rows begun."""
+    num_placed: int
+    num_sequences: int
+    num_tokens: int
+    num_padding: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.num_placed, 'sequence')} in {self._rows_and_padding}"
+
+    @property
+    def in_short(self) -> str:
+        """The same without the word for what is counted."""
+        return f"{self.num_placed:,} in {self._rows_and_padding}"
+
+    @property
+    def _rows_and_padding(self) -> str:
+        return f"{plural(self.num_rows, 'row')}, {plural(self.num_padding, 'slot')} of padding"
+
+
+class Session:
+    """The state behind the screen. `show` moves the replay to the player's frame; nothing else moves it.
+
+    Raises:
+        RecordingError: the recording has no steps.
+    """
+
+    def __init__(self, recording: Recording, *, at_s: float | None = None, later: bool = False) -> None:
+        """Args: what to watch, where to begin, and whether `add_up` is called once there is a picture to look at."""
+        self.replay = Replay(_printable(recording))
+        self.recording = self.replay.recording
+        self.slots = np.zeros((0, len(SlotState)), np.int64)
+        """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
+        self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
+        """When each frame begins."""
+        if not later:
+            self.add_up()
+        self.events = events_of(self.replay)
+        self.player = Player(self.times_s, self.events.notable.frame)
+        self.event_filter = EventFilter.ALL
+        self.listed_events = self.events
+        """The events that the filter lets through."""
+        if at_s is not None:
+            self.player.go_to_time(at_s)
+        self.followed: int | None = None
+        """The request that a person wants to see more of."""
+        self.story: Story | None = None
+        """What the run is about, if the screen should say so."""
+        self.selected: int | None = None
+        """The unit under the cursor, from 0 in address order."""
+        self.hovered: int | None = None
+        """The unit under the mouse."""
+        self._stays: tuple[int, list[Stay]] = (-1, [])
+        self._breakdown = (-1, np.zeros(len(SlotState), np.int64))
+        self.show()
+
+    def add_up(self) -> None:
+        """Split the pool at every frame: as much work as everything else together, and nothing that the pool needs.
+
+        Another thread may do this.
+        """
+        self.replay.warm_up()
+        self.slots = waste(self.replay).slots
+
+    @property
+    def added_up(self) -> bool:
+        """Whether `slots` is known."""
+        return len(self.slots) > 0
+
+    def filter_events(self, which: EventFilter) -> None:
+        """List and jump to some events only."""
+        self.event_filter = which
+        self.listed_events = self.events_through(which)
+        jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
+        self.player.notable = jumps.frame
+
+    def events_through(self, which: EventFilter) -> Events:
+        """The events that a filter would let through."""
+        match which:
+            case EventFilter.ALL:
+                return self.events
+            case EventFilter.SHORTAGES:
+                return self.events.of_kinds(NOTABLE)
+            case EventFilter.EVICTIONS:
+                return self.events.of_kinds((EventKind.EVICTED,))
+            case EventFilter.FINISHES:
+                return self.events.of_kinds((EventKind.FINISHED, EventKind.IDLE))
+            case EventFilter.FOLLOWED:
+                return self.events.of_kinds(()) if self.followed is None else self.events.of_request(self.followed)
+
+    @property
+    def capacity(self) -> int:
+        """Slots in the pool."""
+        return self.replay.num_units * self.replay.unit_slots
+
+    @property
+    def rows(self) -> RowsNow | None:
+        """The rows of a training batch at the current frame; None where requests are served."""
+        policy = self.recording.meta.policy
+        if "row_tokens" not in policy:
+            return None
+        row_tokens = int(policy["row_tokens"])
+        return RowsNow(
+            row_tokens=row_tokens,
+            num_rows=len(np.unique(np.flatnonzero(self.replay.owner != NOBODY) // row_tokens)),
+            num_placed=int(self.served[min(self.player.frame + 1, self.player.last_frame)]),
+            num_sequences=int(self.served[-1]),
+            num_tokens=int(self.breakdown[SlotState.TOKEN]),
+            num_padding=int(self.breakdown[SlotState.PADDING]),
+        )
+
+    @property
+    def unit_name(self) -> str:
+        """What this recording's engine calls a unit of its pool."""
+        return "block" if self.replay.unit_tokens > 1 else "slot"
+
+    @property
+    def breakdown(self) -> npt.NDArray[np.int64]:
+        """Slots of the pool by state at the current frame: shape (8,)."""
+        frame = self.player.frame
+        if self.added_up:
+            slots: npt.NDArray[np.int64] = self.slots[frame]
+            return slots
+        if self._breakdown[0] != frame:
+            self._breakdown = (frame, self.replay.slots().sum(axis=0))
+        return self._breakdown[1]
+
+    @cached_property
+    def served(self) -> npt.NDArray[np.int64]:
+        """Tokens of answers put out before each frame."""
+        return tokens_served(self.replay)
+
+    @cached_property
+    def finish_times_s(self) -> npt.NDArray[np.float64]:
+        """When requests finished, ascending."""
+        finished_s = self.recording.requests.finished_s
+        return np.sort(finished_s[~np.isnan(finished_s)])
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that have finished at the player's clock."""
+        return int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
+
+    @property
+    def num_idle(self) -> int:
+        """Rows of a static batch whose answer is complete at the current frame, and which are held all the same."""
+        live = self.replay.live_requests()
+        if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
+            return 0
+        return int((self.replay.computed(live) > self.replay.full[live]).sum())
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that have been refused at the player's clock."""
+        requests = self.recording.requests
+        return int(((requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)).sum())
+
+    @cached_property
+    def host(self) -> HostMemory | None:
+        """What stands in host memory, step by step; None where blocks are not offloaded."""
+        return host_memory(self.recording)
+
+    def show(self) -> None:
+        """Make the replay's frame the player's."""
+        self.replay.seek(self.player.frame)
+
+    def counts(self, column: str) -> IntArray:
+        """A column of the steps, with 0 for the frame after the last one."""
+        steps: IntArray = getattr(self.recording.steps, column)
+        return np.append(steps, np.zeros(1, steps.dtype))
+
+    def residencies(self, request: int) -> list[tuple[int, int]]:
+        """The spans of frames in which `request` holds memory: first frame, and the first one after."""
+        held = self.replay.ledger.tables.residencies
+        mine = held.request == request
+        births, deaths = held.birth_seq[mine], held.death_seq[mine]
+        frames = np.minimum(np.searchsorted(self.replay.frame_seq, (births, deaths)), self.replay.num_frames - 1)
+        return list(zip(*frames.tolist(), strict=True))
+
+    def stays(self, unit: int) -> list[Stay]:
+        """Everyone who ever holds `unit`, in order; remembered for the unit that was asked for last."""
+        if self._stays[0] != unit:
+            self._stays = (unit, stays(self.replay, unit))
+        return self._stays[1]
+
+    def request_name(self, request: int) -> str:
+        """What the recording calls a request."""
+        return str(self.recording.requests.id[request])
+
+
+def _printable(recording: Recording) -> Recording:
+    """`recording` with every name and note safe to draw: they come from a file, or from a server."""
+    meta, requests = recording.meta, recording.requests
+    letters = np.ascontiguousarray(requests.id).view(np.uint32)
+    if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
+        requests = replace(requests, id=np.array([printable(name) for name in requests.id.tolist()]))
+    return replace(
+        recording,
+        name=printable(recording.name),
+        requests=requests,
+        meta=replace(
+            meta,
+            gpu=printable(meta.gpu),
+            notes=printable(meta.notes),
+            engine=printable_values(meta.engine),
+            model=printable_values(meta.model),
+            policy=printable_values(meta.policy),
+        ),
+    )

@@ -1,0 +1,69 @@
+"""Cells of several units: the two paints that matter most in each, kept up to date from frame to frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..look.stack import EIGHTHS
+from .paint import (
+    EMPTY,
+    NUM_PAINTS,
+    importance,
+)
+
+if TYPE_CHECKING:
+    from .tiling import Tiling
+
+
+class Cells:
+    """The picture of a tiling whose cells cover several units: for each, the two paints that matter most.
+
+    `first` and `second` have one uint8 per cell, `EMPTY` for a cell without units; `eighths` tells how much of the
+    cell is the first, 8 where there is no second. What is rare and important is seen even if one unit of many is it.
+    """
+
+    def __init__(self, tiling: Tiling, paints: npt.NDArray[np.uint8]) -> None:
+        self.tiling = tiling
+        self._paints = paints.copy()
+        self._weights = np.array(importance(), np.int64)
+        self._first_unit = np.searchsorted(tiling.cell_of(np.arange(tiling.num_units)), np.arange(tiling.num_cells))
+        key = tiling.cell_of(np.arange(tiling.num_units)) * NUM_PAINTS + paints
+        counts = np.bincount(key, minlength=tiling.num_cells * NUM_PAINTS)
+        self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
+        """Units of each cell in each paint: shape (cells, NUM_PAINTS)."""
+        self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))
+        self._choose(np.arange(tiling.num_cells))
+
+    def update(self, units: npt.NDArray[np.int64], paints: npt.NDArray[np.uint8]) -> None:
+        """Take over the paints of `units` (each once) from `paints`, the paints of all units."""
+        changed = units[self._paints[units] != paints[units]]
+        if not len(changed):
+            return
+        cells = self.tiling.cell_of(changed)
+        np.subtract.at(self.counts, (cells, self._paints[changed]), 1)
+        np.add.at(self.counts, (cells, paints[changed]), 1)
+        self._paints[changed] = paints[changed]
+        self._choose(np.unique(cells))
+
+    def _choose(self, cells: npt.NDArray[np.int64]) -> None:
+        counts = self.counts[cells].astype(np.int64)
+        rows = np.arange(len(cells))
+        first = counts.argmax(axis=1)
+        most = counts[rows, first]
+        others = counts * self._weights
+        others[rows, first] = 0
+        second = others.argmax(axis=1)
+        less = counts[rows, second] * (second != first)
+        eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
+        second = np.where(less > 0, second, first)
+        # What stands first in memory stands first in the cell.
+        begins = self._paints[np.minimum(self._first_unit[cells], self.tiling.num_units - 1)]
+        swapped = (begins == second) & (less > 0)
+        first, second = np.where(swapped, second, first), np.where(swapped, first, second)
+        eighths = np.where(swapped, EIGHTHS - eighths, eighths)
+        self.first[cells] = np.where(most > 0, first, EMPTY)
+        self.second[cells] = np.where(most > 0, second, EMPTY)
+        self.eighths[cells] = np.where(less > 0, eighths, EIGHTHS)

@@ -1,0 +1,53 @@
+"""What has just changed, kept lit for a moment of wall time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .changes import changes_between
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+    from .changes import Lights
+
+FLASH_S: Final = 0.3
+"""Wall seconds for which what has just changed is lit up."""
+_MOST_STEPS = 8
+"""Steps that are lit up together while a recording plays."""
+_MOST_LIT = 1 / 3
+"""Share of the pool that may light up; where more changes at once, light would tell nothing."""
+
+
+class Flash:
+    """The changes of the last `flash_s` wall seconds of watching `replay`."""
+
+    def __init__(self, replay: Replay, flash_s: float) -> None:
+        self._replay = replay
+        self.flash_s = flash_s
+        self._lit: list[tuple[float, Lights]] = []
+
+    def see(self, before: int, now_s: float) -> bool:
+        """Light up what has changed between frame `before` and the replay's; return whether anything is."""
+        frame = self._replay.frame
+        if frame < before:  # nothing has happened: a person looks back
+            self._lit.clear()
+            return False
+        # After a jump, what the last step has changed is what there is to see.
+        since = before if frame - before <= _MOST_STEPS else frame - 1
+        changes = changes_between(self._replay, since, frame)
+        if not 0 < len(changes) <= self._replay.num_units * _MOST_LIT:
+            return False
+        self._lit.append((now_s, changes.lights))
+        return True
+
+    def lights(self, now_s: float) -> Lights:
+        """What is lit now; what has been lit long enough is forgotten."""
+        self._lit = [(when_s, lights) for when_s, lights in self._lit if when_s > now_s - self.flash_s]
+        units = [units for _, (units, _) in self._lit]
+        paints = [paints for _, (_, paints) in self._lit]
+        if not units:
+            return np.empty(0, np.int64), np.empty(0, np.uint8)
+        return np.concatenate(units), np.concatenate(paints)

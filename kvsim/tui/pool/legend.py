@@ -1,0 +1,82 @@
+"""What the colours of the pool mean, in samples and words; and how much sharing saves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+from kvsim.memory.waste import SlotState
+
+from ..look.words import plural, seconds
+from ..pool.paint import AGE, AGES, HOLDERS, OWNER, SHARED, TINT, ColorBy
+from ..pool.swatches import paint_swatch
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Style) -> list[Segment]:
+    """The legend of the pool's colours, with samples."""
+    segments = []
+    for paints, text in legend(by, session):
+        for paint in paints:
+            sample = paint_swatch(paint, symbols)
+            segments.append(Segment(sample.text, style + (sample.style or Style())))
+        segments.append(Segment(f" {text}  ", style))
+    return segments
+
+
+def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
+    """What the paints of the pool mean: samples, and a few words for each."""
+    free, cached = (int(SlotState.FREE),), (int(SlotState.CACHED),)
+    match by:
+        case ColorBy.OWNER:
+            entries = [
+                (tuple(range(OWNER, OWNER + 4)), "one request each"),
+                ((TINT, TINT + 1), "not written yet"),
+                ((int(SlotState.INTERNAL),), "waste"),
+            ]
+            if session.recording.meta.prefix_caching:
+                entries += [((SHARED,), f"shared {factor(session)}".strip()), (cached, "cached")]
+            return [*entries, (free, "free")]
+        case ColorBy.STATE:
+            return [((), "colours as in the bar below")]
+        case ColorBy.SHARING:
+            return [
+                ((HOLDERS,), "one holder"),
+                ((HOLDERS + 1, HOLDERS + 3, HOLDERS + 5), "2, 8, more"),
+                ((), sharing(session) or "no block is shared"),
+                (cached, "cached"),
+                (free, "free"),
+            ]
+        case ColorBy.AGE:
+            oldest_s = session.player.duration_s / 4
+            return [
+                ((AGE + AGES - 1,), "just taken"),
+                (tuple(range(AGE + AGES - 2, AGE, -1)), ""),
+                ((AGE,), f"{seconds(oldest_s / 2, oldest_s / 100)} and older"),
+                (free, "free"),
+            ]
+
+
+def sharing(session: Session) -> str:
+    """How much sharing saves now: `1,587 blocks hold 3,763: 2.4×`; empty where nothing is shared."""
+    held, stands_for = _held(session)
+    if stands_for <= held:
+        return ""
+    return f"{plural(held, session.unit_name)} hold {stands_for:,}: {factor(session)}"
+
+
+def factor(session: Session) -> str:
+    """By how much the tables of all requests exceed the blocks in them; empty where nothing is shared."""
+    held, stands_for = _held(session)
+    return f"{stands_for / held:.1f}×" if stands_for > held else ""
+
+
+def _held(session: Session) -> tuple[int, int]:
+    """Units that are held, and the entries of all tables."""
+    refs = session.replay.refs
+    return int((refs > 0).sum()), int(refs.sum())

@@ -1,0 +1,45 @@
+"""How long the pool's own lines are: the row of a rectangle, or a reservation if all are equally long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvsim.recording.replay import Replay
+
+
+class Lines:
+    """How long the pool's own lines are: the row of a rectangle, or a reservation if all are equally long.
+
+    A paged pool has no lines, nor has one whose extents differ in length.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        tables = replay.ledger.tables
+        first = np.flatnonzero(tables.position == 0) if replay.unit_tokens == 1 else np.empty(0, np.int64)
+        begins = tables.address[first] - replay.first_unit
+        self._since_seq, self._lengths = np.zeros(1, np.int64), [0]
+        policy = replay.recording.meta.policy
+        if "row_tokens" in policy:
+            self._lengths = [int(policy["row_tokens"])]
+        elif replay.recording.meta.policy_name == "static" and len(first):
+            ends = np.zeros(len(replay.full), np.int64)
+            np.maximum.at(ends, tables.request, tables.position + tables.length)
+            order = np.argsort(tables.birth_seq[first], kind="stable")
+            self._since_seq, batches = np.unique(tables.birth_seq[first][order], return_index=True)
+            widths = np.gcd.reduceat(begins[order], batches)
+            # A batch of one row has nothing to tell its width by but its end.
+            alone = np.maximum.reduceat(ends[tables.request[first]][order], batches)
+            self._lengths = np.where(widths > 0, widths, alone).tolist()
+        elif len(first):
+            lengths = np.unique(tables.length[first])
+            if len(lengths) == 1 and not (begins % lengths[0]).any():
+                self._lengths = [int(lengths[0])]
+
+    def length_at(self, seq: int) -> int | None:
+        """Units in one line at a sequence number, None where there are none; a batch's last until the next batch."""
+        batch = max(int(np.searchsorted(self._since_seq, seq, side="right")) - 1, 0)
+        length = self._lengths[batch]
+        return length if length > 1 else None

@@ -1,0 +1,88 @@
+"""How two paints share the characters of a cell: in eighths from the left, with hairlines between cells and rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.memory.waste import SlotState
+
+from ..look.stack import EIGHTHS
+from .brush import BLANK, GLYPH, HAIR, HOLLOW, LEDGE, RIGHT, keys_of
+from .paint import DIM, EMPTY
+
+if TYPE_CHECKING:
+    from .tiling import Tiling
+
+
+def spread(
+    tiling: Tiling,
+    first: npt.NDArray[np.uint8],
+    second: npt.NDArray[np.uint8],
+    eighths: npt.NDArray[np.uint8],
+    *,
+    hairlines: bool,
+) -> npt.NDArray[np.int32]:
+    """Keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint from the left, then its
+    second. With `hairlines`, cells are kept apart and cached ones are outlines.
+    """
+    front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
+    shape = RIGHT + np.where(front == back, EIGHTHS, filled)
+    hollow = (front % DIM == SlotState.CACHED) & (front == back) & hairlines
+    shape = np.where(hollow & (offset == 0), HOLLOW, shape)
+    free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
+    front = np.where(hollow & (offset > 0), free, front)
+    back = np.where(hollow, free, back)
+    if hairlines:
+        shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
+    keys = keys_of(shape, front, back)
+    keys[front == EMPTY] = BLANK
+    return keys
+
+
+def spread_glyphs(
+    tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int32]:
+    """The same without colours: each character is the glyph of the paint that has most of it."""
+    front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
+    mostly = np.where(filled >= EIGHTHS // 2, front, back)
+    keys = keys_of(GLYPH, mostly, mostly)
+    keys[front == EMPTY] = BLANK
+    return keys
+
+
+def _by_character(
+    tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
+) -> tuple[
+    npt.NDArray[np.uint8],
+    npt.NDArray[np.uint8],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+]:
+    """For every character of rows of cells: the paints in front and at the back, how many eighths the front has, how
+    far it is from its cell's beginning, and how wide that cell is.
+    """
+    edges = tiling.column_edges
+    wide = np.diff(edges)
+    column = np.arange(tiling.columns).repeat(wide)
+    offset, width = np.arange(tiling.width) - edges[column], wide[column]
+    front, back, share = (values.reshape(-1, tiling.columns)[:, column] for values in (first, second, eighths))
+    filled = np.clip(share.astype(np.int64) * width - EIGHTHS * offset, 0, EIGHTHS)
+    front, back = np.where(filled == 0, back, front), np.where(filled == EIGHTHS, front, back)
+    return front, back, filled, offset, width
+
+
+def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same with a hairline above what has one paint: rows that touch each other stay apart."""
+    plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
+    return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
+
+
+def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The same paints in the upper half of the line only, so that rows stay apart."""
+    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
+    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
+    return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

@@ -1,0 +1,60 @@
+"""Bars of states and samples of colours, as text beside the pictures is drawn with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+from kvsim.memory.waste import SlotState
+
+from ..look.stack import EIGHTHS
+from ..look.states import STACK
+from .paint import OWNER, hue_of, paint_colors, paint_glyphs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..look.states import Symbols
+
+
+def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: Symbols) -> Iterator[Segment]:
+    """One character per cell of a bar of states, given as `stacked` returns them, layers being numbers in `STACK`.
+
+    `eighths` are the nine characters that grow in the bar's direction.
+    """
+    palette = symbols.palette
+    for low, high, part in layers:
+        if symbols.color:
+            style = Style(color=palette.states[STACK[low]], bgcolor=palette.states[STACK[high]])
+            yield Segment(eighths[part], style)
+        else:
+            state = STACK[low] if part >= EIGHTHS // 2 else STACK[high]
+            yield Segment(symbols.states[state], Style(color=glyph_color(state, symbols), bgcolor=palette.void))
+
+
+def swatch(state: SlotState, symbols: Symbols) -> Segment:
+    """One character that looks as the state does in the pictures."""
+    character = symbols.right[EIGHTHS:] or symbols.states[state]
+    return Segment(character, Style(color=glyph_color(state, symbols), bgcolor=symbols.palette.void))
+
+
+def paint_swatch(paint: int, symbols: Symbols) -> Segment:
+    """One character that looks as a paint does in the pool."""
+    glyph = "■" if symbols.color else paint_glyphs(symbols)[paint]
+    color = paint_colors(symbols.palette)[paint]
+    if paint == SlotState.FREE and not symbols.color:
+        color = symbols.palette.free_glyph
+    return Segment(glyph, Style(color=color))
+
+
+def owner_swatch(request: int, symbols: Symbols) -> Segment:
+    """One character that looks as the memory of `request` does in the pool."""
+    return paint_swatch(OWNER + hue_of(request), symbols)
+
+
+def glyph_color(state: SlotState, symbols: Symbols) -> str:
+    """The colour of a state, as an area or as a glyph."""
+    palette = symbols.palette
+    return palette.free_glyph if state is SlotState.FREE and not symbols.color else palette.states[state]

@@ -1,0 +1,142 @@
+"""The screen on which several policies serve the same requests on one clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual import on
+from textual.containers import Container, Vertical
+
+from ..dialogs.find import FindScreen
+from ..facts.headlines import comparison_headline
+from ..facts.telling import story_of_comparison
+from ..pool.colors import next_color
+from ..pool.paint import ColorBy
+from ..widgets.lane import LaneFigures
+from ..widgets.legend import Legend
+from ..widgets.pool_view import PoolView
+from ..widgets.race import Race
+from ..widgets.schedule_chart import ScheduleChart
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+
+    from ..lessons import Guided
+    from ..look.states import Symbols
+    from ..playback.comparison import Comparison
+    from ..playback.session import Session
+
+
+class Compare(Stage):
+    """The pools above each other or, where there is room, beside each other."""
+
+    PANELS = "LaneFigures, ScheduleChart, Race"
+
+    def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
+        super().__init__(comparison.player, symbols, guided)
+        self.comparison = comparison
+        story = story_of_comparison(comparison)
+        self.story = story if guided is None and story.parts else None
+
+    def compose_body(self) -> ComposeResult:
+        """A lane for each run, what the colours mean, and the clock."""
+        # Rows have names only where they have lines, and two pools have more of those beside each other.
+        with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
+            for number, lane in enumerate(self.comparison.lanes):
+                with Vertical(classes="lane"):
+                    yield PoolView(
+                        lane.session.replay,
+                        self.symbols,
+                        id=f"pool-{number}",
+                        heading=lane.label,
+                        color_by=ColorBy.OWNER,
+                        flash_s=self.app.flash_s,
+                    )
+                    yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
+                    if self.guided is not None and self.guided.lesson.shows_schedule:
+                        yield ScheduleChart(self.comparison, lane, self.symbols, id=f"schedule-{number}")
+        yield Legend(self.comparison, self.symbols)
+        yield Race(self.comparison, self.symbols)
+
+    def on_mount(self) -> None:
+        """Show the first frame, and whom every run follows."""
+        super().on_mount()
+        for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
+            pool.follow(session.followed)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """What is the same for all, the engine's step times among it where they are."""
+        long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
+        times = self._step_times()
+        return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
+
+    def _step_times(self) -> list[str]:
+        """Whether the runs differ in their policies alone, or in their engines too."""
+        metas = [lane.session.recording.meta for lane in self.comparison.lanes]
+        if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
+            return []
+        labels = {str(meta.engine.get("step_time")) for meta in metas}
+        return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
+
+    def sessions(self) -> Iterable[Session]:
+        """Those of all runs."""
+        return (lane.session for lane in self.comparison.lanes)
+
+    def show_picture(self) -> None:
+        """Draw the pools."""
+        self.comparison.show()
+        for pool in self.query(PoolView):
+            pool.show_frame()
+
+    def follow(self, request: int | None) -> None:
+        """Keep a request of the first run lit in all of them."""
+        self.follow_name(None if request is None else self.comparison.lanes[0].session.request_name(request))
+
+    def follow_name(self, name: str | None) -> None:
+        """Keep the request of that id lit in all runs."""
+        self.comparison.follow(name)
+        for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
+            pool.follow(session.followed)
+        self.show_panels()
+
+    def file_name(self) -> str:
+        """The moment; the runs have no name in common."""
+        return f"kvsim-compare-{self.player.clock_s:.3f}s"
+
+    def action_zoom(self, direction: int) -> None:
+        """Show all pools in more or less detail."""
+        for pool in self.query(PoolView):
+            pool.zoom(direction)
+
+    def action_color(self) -> None:
+        """Let colour mean something else in all pools."""
+        color_by = next_color(self.query(PoolView).first().color_by)
+        for pool in self.query(PoolView):
+            pool.color_by = color_by
+        legend = self.query_one(Legend)
+        legend.color_by = color_by
+        legend.refresh()
+
+    def action_find(self) -> None:
+        """Ask for a request."""
+        self.app.push_screen(FindScreen(self.comparison.lanes[0].session), self._found)
+
+    @on(PoolView.Selected)
+    def _unit_selected(self, message: PoolView.Selected) -> None:
+        self._session_of(message).selected = message.unit
+        self.show_panels()
+
+    @on(PoolView.Follow)
+    def _pool_follows(self, message: PoolView.Follow) -> None:
+        session = self._session_of(message)
+        self.follow_name(None if message.request is None else session.request_name(message.request))
+
+    def _session_of(self, message: PoolView.Selected | PoolView.Follow) -> Session:
+        return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
+
+    def _found(self, found: tuple[str, int] | None) -> None:
+        if found is not None and found[0] == "request":
+            self.follow(found[1])

@@ -1,0 +1,273 @@
+"""A screen that plays something on one clock: the transport keys, and the captions of a lesson."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+from textual import on
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.widgets import Static
+
+from ..dialogs.help import HelpScreen
+from ..widgets.caption_box import CaptionBox
+from ..widgets.footer import RankedFooter
+from ..widgets.headline import Headline
+from ..widgets.scrubber import Scrubber
+from ..widgets.story_line import StoryLine
+from .keys import BINDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..lessons import Guided
+    from ..look.states import Symbols
+    from ..playback.events import EventKind
+    from ..playback.player import Player
+    from ..playback.session import Session
+    from ..playback.story import Story
+    from .host import Host
+
+_TICKS_PER_PANEL_UPDATE = 8
+"""While playing, text changes less often than the picture: nobody reads thirty times a second. The panels take turns,
+so that no tick has to draw all of them: one that takes too long costs the two after it.
+"""
+
+
+class Readable(Protocol):
+    """A widget that people read."""
+
+    def show_frame(self) -> None:
+        """Draw the player's frame."""
+
+
+class Stage(Screen[None]):
+    """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
+    PANELS: ClassVar[str]
+    """Selects the widgets that people read."""
+    app: Host
+
+    def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
+        """Args: the clock, how to draw, and the lesson that is played, if one is."""
+        super().__init__()
+        self.player = player
+        self.symbols = symbols
+        self.guided = guided
+        self.story: Story | None = None
+        """What the run is about, where the screen begins with it."""
+        self._num_ticks = 0
+        self._scrubber: Scrubber | None = None
+        self._panels: list[Readable] = []
+        if guided is not None:
+            player.notable = np.array([caption.frame for caption in guided.captions])
+            player.stops_at_notable = True
+
+    def compose(self) -> ComposeResult:
+        """A line above, the captions and the body, the keys below; or why there is none of it."""
+        yield Headline(self.symbols)
+        if self.story is not None:
+            yield StoryLine(self.story, self.symbols)
+        if self.guided is not None:
+            yield CaptionBox(self.guided.captions, self.symbols)
+        yield from self.compose_body()
+        yield RankedFooter(compact=True)
+        yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
+
+    def compose_body(self) -> ComposeResult:
+        """What is played."""
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        """Show the first frame."""
+        self._scrubber = self.query_one(Scrubber)
+        self._panels = list(self.query(self.PANELS))  # type: ignore[arg-type]
+        self.set_class(self.guided is not None, "-lesson")
+        self.show_headline()
+        self.show_transport()
+        self.call_after_refresh(self.show_frame, everything=True)
+
+    @property
+    def _ready(self) -> bool:
+        """Whether the widgets are there: not yet, or no longer, while screens change or the program ends."""
+        return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing can be done with a screen whose widgets are still to come, however fast somebody types."""
+        return self._ready and super().check_action(action, parameters)
+
+    def show_headline(self) -> None:
+        """Say what this is; the lesson first, where it is one."""
+        lesson = [] if self.guided is None else [self.guided.lesson.heading]
+        long, short = self.headline()
+        self.query_one(Headline).tell(lesson + long, lesson + short)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """What this is, in long words and in short ones; the most important part first."""
+        raise NotImplementedError
+
+    def sessions(self) -> Iterable[Session]:
+        """Every run that is played."""
+        raise NotImplementedError
+
+    def show_picture(self) -> None:
+        """Draw the player's frame where it changes thirty times a second."""
+        raise NotImplementedError
+
+    def show_panels(self) -> None:
+        """Draw the player's frame where people read."""
+        for panel in self._panels:
+            panel.show_frame()
+
+    @property
+    def followed_name(self) -> str | None:
+        """The id of the followed request."""
+        session = next(iter(self.sessions()))
+        return None if session.followed is None else session.request_name(session.followed)
+
+    def follow(self, request: int | None) -> None:
+        """Keep one request lit, and show its figures."""
+        raise NotImplementedError
+
+    def follow_name(self, name: str | None) -> None:
+        """The same by its id, which it has in every run."""
+        raise NotImplementedError
+
+    def file_name(self) -> str:
+        """What to call a file about this moment, without its ending."""
+        raise NotImplementedError
+
+    def action_zoom(self, direction: int) -> None:
+        """Show more or less detail."""
+        raise NotImplementedError
+
+    def action_color(self) -> None:
+        """Let colour mean something else: owner, state, sharing, age."""
+        raise NotImplementedError
+
+    def action_follow_next(self, direction: int) -> None:
+        """Follow the next or the previous of the requests that run or wait; the newest that runs at first."""
+        session = next(iter(self.sessions()))
+        requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
+        if not requests:
+            self.notify("Nobody runs or waits now.", timeout=3)
+            return
+        if session.followed not in requests:
+            running = len(session.replay.live_requests())
+            self.follow(requests[max(running - 1, 0)])
+        else:
+            self.follow(requests[(requests.index(session.followed) + direction) % len(requests)])
+
+    def action_find(self) -> None:
+        """Ask for a request."""
+        raise NotImplementedError
+
+    def tick(self, wall_s: float) -> None:
+        """Let wall time pass."""
+        moved = self.player.tick(wall_s)
+        if not self.player.playing:
+            self.show_frame(everything=True)
+            return
+        self.show_frame(moved=moved)
+        self._num_ticks += 1
+        turn = self._num_ticks % _TICKS_PER_PANEL_UPDATE
+        if self._ready:
+            for panel in self._panels[turn::_TICKS_PER_PANEL_UPDATE]:
+                panel.show_frame()
+            if not turn:
+                self._show_words()
+
+    def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
+        """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
+        if not self._ready:
+            return
+        if moved:
+            self.show_picture()
+        if everything:
+            self.show_panels()
+            self._show_words()
+        else:
+            self.keep_time()
+
+    def _show_words(self) -> None:
+        if self.guided is not None:
+            self._show_caption()
+        self.show_transport()
+
+    def keep_time(self) -> None:
+        """Let the clock run while this is what is played."""
+        self.app.keep_time(running=self.app.plays(self) and self.player.playing)
+
+    def show_transport(self) -> None:
+        """Say whether the clock runs, and let it."""
+        if self._ready:
+            self.keep_time()
+            assert self._scrubber is not None  # or it would not be ready
+            self._scrubber.show_transport()
+
+    def action_play(self) -> None:
+        """Play or pause."""
+        self.player.toggle()
+        self.show_frame(everything=True)
+
+    def action_step(self, frames: int) -> None:
+        """Pause, and move by engine steps."""
+        self.player.step(frames)
+        self.show_frame(everything=True)
+
+    def action_event(self, direction: int) -> None:
+        """Pause at the next or the previous notable event."""
+        if not self.player.jump(direction):
+            self.notify("There is no further event in this direction.", timeout=3)
+        self.show_frame(everything=True)
+
+    def jump_to_kind(self, kind: EventKind) -> None:
+        """Pause at the next event of one kind in any of the runs."""
+        times_s = [session.times_s[session.events.of_kinds((kind,)).frame] for session in self.sessions()]
+        coming_s = np.concatenate(times_s)
+        coming_s = coming_s[coming_s > self.player.times_s[self.player.frame]]
+        if len(coming_s):
+            self.player.playing = False
+            self.player.go_to_time(float(coming_s.min()))
+        else:
+            self.notify("There is no further one.", timeout=3)
+        self.show_frame(everything=True)
+
+    def action_speed(self, direction: int) -> None:
+        """Play faster or slower."""
+        self.player.change_speed(direction)
+        self.show_transport()
+
+    def action_go(self, share: int) -> None:
+        """Go to the beginning (0) or the end (1)."""
+        self.player.go_to_frame(self.player.last_frame * share)
+        self.show_frame(everything=True)
+
+    def action_back(self) -> None:
+        """Return to the screen before this one, where there is one."""
+        self.app.leave_stage()
+
+    def on_key(self) -> None:
+        """Whoever has pressed a key needs no hint any more."""
+        for line in self.query(StoryLine):
+            line.stop_hinting()
+
+    def action_help(self) -> None:
+        """Explain the screen and the keys."""
+        self.app.push_screen(HelpScreen(next(iter(self.sessions())), self.symbols))
+
+    @on(Scrubber.Scrubbed)
+    def _scrubbed(self, message: Scrubber.Scrubbed) -> None:
+        self.player.go_to_time(message.time_s)
+        self.show_frame(everything=True)
+
+    def _show_caption(self) -> None:
+        box = self.query_one(CaptionBox)
+        changed = box.show_frame(self.player.frame, playing=self.player.playing)
+        if changed is not None:
+            self.follow_name(changed.follow)

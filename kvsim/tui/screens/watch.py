@@ -1,0 +1,190 @@
+"""The screen over one session: the pool, where its memory is, the run on its axis, and who is in it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+
+from kvsim.text import file_stem
+
+from ..dialogs.find import FindScreen
+from ..facts.headlines import headline
+from ..facts.units import unit_summary
+from ..playback.events import EventFilter
+from ..pool.colors import next_color
+from ..widgets.below_pool import BelowPool
+from ..widgets.block_table import BlockTable
+from ..widgets.event_list import EventList
+from ..widgets.inspector import Inspector
+from ..widgets.panel import Panel
+from ..widgets.pool_view import PoolView
+from ..widgets.queue import Queue
+from ..widgets.step_panel import StepPanel
+from ..widgets.timeline import Timeline
+from ..widgets.waste_bar import WasteBar
+from .keys import PANEL_BINDINGS
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..lessons import Guided
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class Watch(Stage):
+    """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
+    PANELS = "BelowPool, WasteBar, Timeline, Panel, EventList"
+
+    def __init__(self, session: Session, symbols: Symbols, guided: Guided | None = None) -> None:
+        super().__init__(session.player, symbols, guided)
+        self.session = session
+        self.story = session.story if guided is None else None
+
+    def compose_body(self) -> ComposeResult:
+        """The panels."""
+        session, symbols = self.session, self.symbols
+        with Horizontal(id="body"):
+            with Vertical(id="main"):
+                pool = PoolView(session.replay, symbols, flash_s=self.app.flash_s)
+                yield pool
+                yield BelowPool(session, pool, symbols)
+                yield WasteBar(session, symbols)
+                if self.guided is not None and self.guided.lesson.shows_step:
+                    yield StepPanel(session, symbols, self.guided.cost)
+                yield Timeline(session, symbols)
+            with Vertical(id="side"):
+                yield Inspector(session, symbols)
+                yield BlockTable(session, symbols)
+                yield Queue(session, symbols)
+            with Vertical(id="far"):
+                yield EventList(session, symbols)
+
+    def on_mount(self) -> None:
+        """Show the first frame; and the whole run by states where that takes longer than anybody should wait."""
+        super().on_mount()
+        if self.session.followed is not None:
+            self.set_class(True, "-following")
+            self.query_one(PoolView).follow(self.session.followed)
+        if not self.session.added_up:
+            self.run_worker(self._add_up())
+
+    async def _add_up(self) -> None:
+        await asyncio.to_thread(self.session.add_up)
+        if self.is_attached:
+            self.query_one(WasteBar).open(self.session)
+            self.query_one(Timeline).open(self.session)
+            self.show_frame(everything=True)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """Where the recording comes from, and its pool."""
+        return headline(self.session, short=False), headline(self.session, short=True)
+
+    def sessions(self) -> Iterable[Session]:
+        """The one session."""
+        return (self.session,)
+
+    def show_picture(self) -> None:
+        """Draw the pool."""
+        self.session.show()
+        self.query_one(PoolView).show_frame()
+
+    def follow(self, request: int | None) -> None:
+        """Keep one request lit, and show its figures."""
+        self.session.followed = request
+        self.set_class(request is not None, "-following")
+        self.query_one(PoolView).follow(request)
+        self.show_panels()
+
+    def follow_name(self, name: str | None) -> None:
+        """The same by its id."""
+        self.follow(None if name is None else self.session.recording.row_of(name))
+
+    def file_name(self) -> str:
+        """The recording and the step."""
+        return f"{file_stem(self.session.recording.name)}-step{self.player.frame}"
+
+    def action_filter(self) -> None:
+        """List and jump to the next kind of events; kinds of which there are none are passed over."""
+        kinds = [kind for kind in EventFilter if kind is EventFilter.ALL or len(self.session.events_through(kind))]
+        present = kinds.index(self.session.event_filter) if self.session.event_filter in kinds else -1
+        self.session.filter_events(kinds[(present + 1) % len(kinds)])
+        number = len(self.session.listed_events)
+        self.notify(f"{self.session.event_filter.value}: {number:,}; [ and ] jump along them.", timeout=3, markup=False)
+        self.show_panels()
+
+    def action_toggle_panel(self, name: str) -> None:
+        """Show or hide a panel, whatever the size of the terminal says."""
+        panel = self.query_one(f"#{name}")
+        shown = bool(panel.size.area)
+        panel.set_class(shown, "-off").set_class(not shown, "-on")
+        for column in self.query("#side, #far"):
+            children = list(column.children)
+            column.set_class(any(child.has_class("-on") for child in children), "-on")
+            column.set_class(all(child.has_class("-off") for child in children), "-off")
+
+    def action_maximise(self) -> None:
+        """Give the whole body to the focused panel or the pool, or take it back."""
+        if self.maximized is not None:
+            self.minimize()
+        else:
+            self.maximize(self.focused or self.query_one(PoolView), container=False)
+
+    def action_zoom(self, direction: int) -> None:
+        """Show the pool in more or less detail."""
+        if not self.query_one(PoolView).zoom(direction):
+            self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
+
+    def action_color(self) -> None:
+        """Let colour mean something else."""
+        pool = self.query_one(PoolView)
+        pool.color_by = next_color(pool.color_by, shares=self.session.recording.meta.prefix_caching)
+        self.query_one(BelowPool).show_frame()
+
+    def action_find(self) -> None:
+        """Ask for a request or a block."""
+        self.app.push_screen(FindScreen(self.session), self._found)
+
+    @on(PoolView.Selected)
+    def _unit_selected(self, message: PoolView.Selected) -> None:
+        self.session.selected = message.unit
+        self.show_panels()
+
+    @on(PoolView.Hovered)
+    def _unit_hovered(self, message: PoolView.Hovered) -> None:
+        self.session.hovered = message.unit
+        message.pool.tooltip = None if message.unit is None else Content(unit_summary(self.session, message.unit))
+        self.query_one(Inspector).show_frame()
+
+    @on(PoolView.Follow)
+    def _pool_follows(self, message: PoolView.Follow) -> None:
+        self.follow(message.request)
+
+    @on(Panel.Picked)
+    def _request_picked(self, message: Panel.Picked) -> None:
+        self.follow(message.request)
+
+    @on(EventList.Jumped)
+    def _jumped(self, message: EventList.Jumped) -> None:
+        self.player.step(message.frame - self.player.frame)
+        self.show_frame(everything=True)
+        self.follow(message.request)
+
+    def _found(self, found: tuple[str, int] | None) -> None:
+        if found is None:
+            return
+        kind, number = found
+        if kind == "request":
+            self.follow(number)
+        else:
+            self.query_one(PoolView).select(number)

@@ -1,0 +1,67 @@
+"""The lines below the pool: what its colours mean, and what the last step changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..facts.last_step import last_step
+from ..pool.legend import legend_segments
+from ..pool.swatches import paint_swatch
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.session import Session
+    from .pool_view import PoolView
+
+
+class BelowPool(Widget):
+    """One line where the screen is low, about the last step where it changed something; else two."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
+
+    def __init__(self, session: Session, pool: PoolView, symbols: Symbols) -> None:
+        super().__init__(id="below")
+        self._pool, self._symbols = pool, symbols
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session = session
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """The change, or the legend."""
+        change = self._change()
+        if self.size.height == 1:
+            line = change if len(change) > 1 else self._legend()
+        else:
+            line = self._legend() if y == 0 else change
+        width, style = self.size.width, self._style("text")
+        strip = Strip(line)
+        if strip.cell_length > width:
+            strip = Strip([*strip.crop(0, width - len(self._symbols.cut)), Segment(self._symbols.cut, style)])
+        return strip.adjust_cell_length(width, style)
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(f"below--{name}")
+
+    def _legend(self) -> list[Segment]:
+        entries = legend_segments(self._pool.color_by, self._session, self._symbols, self._style("weak"))
+        return [Segment("o ", self._style("strong")), *entries]
+
+    def _change(self) -> list[Segment]:
+        segments = [Segment("last step  ", self._style("weak"))]
+        for change, text in last_step(self._session):
+            if change is not None:
+                swatch = paint_swatch(change, self._symbols)
+                segments.append(Segment(f"{swatch.text} ", self._style("text") + (swatch.style or Style())))
+            segments.append(Segment(f"{text}  ", self._style("strong" if "preempted" in text else "text")))
+        return segments

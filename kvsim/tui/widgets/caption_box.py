@@ -1,0 +1,47 @@
+"""The caption of a lesson, above what it is about."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.geometry import Size
+
+    from ..lessons.captions import Caption
+    from ..look.states import Symbols
+
+
+class CaptionBox(Static):
+    """Shows the last caption that has come, and how to go on."""
+
+    def __init__(self, captions: Sequence[Caption], symbols: Symbols) -> None:
+        super().__init__(id="caption")
+        self._captions = captions
+        self._symbols = symbols
+        self._shown: int | None = None
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As many lines as the longest caption takes: the pictures below stay where they are."""
+        del container, viewport
+        lines = (textwrap.wrap(caption.text, max(width, 1), break_on_hyphens=False) for caption in self._captions)
+        return 1 + max(map(len, lines))
+
+    def show_frame(self, frame: int, *, playing: bool) -> Caption | None:
+        """Show the caption of `frame`; return it if it is another one than before."""
+        number = max((index for index, caption in enumerate(self._captions) if caption.frame <= frame), default=0)
+        caption = self._captions[number]
+        last = number == len(self._captions) - 1
+        how = "playing" if playing else "l for another lesson" if last else "space goes on"
+        text = Text(caption.text)
+        # Where it is read, a caption that has passed stays readable; its moment is what is marked.
+        title = Text(f"{number + 1}/{len(self._captions)}  {caption.title}", "bold")
+        title.append(f"   {self._symbols.dot} {how}", "dim")
+        self.update(Text.assemble(title, "\n", text))
+        changed, self._shown = number != self._shown, number
+        return caption if changed else None

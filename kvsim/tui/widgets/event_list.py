@@ -1,0 +1,159 @@
+"""What happened, in order: a list that follows the clock and jumps to any of its lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.segment import Segment
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kvsim.recording.ledger import NOBODY
+
+from ..look.words import ending, plural, seconds, shortened
+from ..playback.events import EventFilter, EventKind
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from ..look.states import Symbols
+    from ..playback.events import Events
+    from ..playback.session import Session
+
+WORDS: Final = {
+    EventKind.FINISHED: "finished",
+    EventKind.PREEMPTED: "preempted",
+    EventKind.REFUSED: "refused",
+    EventKind.ABORTED: "aborted",
+    EventKind.IDLE: "is padding now",
+    EventKind.EVICTED: "evicted",
+}
+MARKS: Final = {
+    EventKind.FINISHED: " ",
+    EventKind.PREEMPTED: "!",
+    EventKind.REFUSED: "x",
+    EventKind.ABORTED: "x",
+    EventKind.IDLE: "-",
+    EventKind.EVICTED: "o",
+}
+
+_NAME_WIDTH = 10
+
+
+class EventList(ScrollView, can_focus=True, inherit_bindings=False):
+    """Every event of the recording; those still to come are in shade."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now", "events--notable"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Previous event", show=False, id="events.up"),
+        Binding("down,j", "move(1)", "Next event", show=False, id="events.down"),
+        Binding("enter", "jump", "Jump to event", id="events.jump"),
+        Binding("escape", "leave", "Leave events", show=False, id="events.leave"),
+    ]
+
+    class Jumped(Message):
+        """Somebody picked an event; it happened to a request, or to nobody."""
+
+        def __init__(self, frame: int, request: int | None) -> None:
+            super().__init__()
+            self.frame = frame
+            self.request = request
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(id="events")
+        self._symbols = symbols
+        self._shown: tuple[Events, int, int] | None = None
+        """What was drawn last: the events, which of them is current, and how many have happened."""
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session = session
+        self._take_events()
+
+    def _take_events(self) -> None:
+        """Show what the session lets through."""
+        session = self._session
+        self._events = session.listed_events
+        self._line = max(self._events.up_to(session.player.frame) - 1, 0)
+        what = "events" if session.event_filter is EventFilter.ALL else session.event_filter.value
+        self.border_title = f"{what} ({len(self._events):,}), f filters"
+        self.virtual_size = Size(self.size.width, len(self._events))
+
+    def on_resize(self) -> None:
+        """Keep the current event in view."""
+        self.virtual_size = Size(self.size.width, len(self._events))
+        self._shown = None
+        self._show_line()
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        if self._events is not self._session.listed_events:
+            self._take_events()
+        events, frame = self._events, self._session.player.frame
+        # Of several events in one frame, the one that was jumped to stays the current one.
+        if len(events) and int(events.frame[self._line]) != frame:
+            self._line = max(events.up_to(frame) - 1, 0)
+        self._show_line()
+
+    def action_move(self, lines: int) -> None:
+        """Jump to a neighbouring event."""
+        self._jump_to(min(max(self._line + lines, 0), len(self._events) - 1))
+
+    def action_jump(self) -> None:
+        """Jump to the current event and follow its request."""
+        self._jump_to(self._line)
+
+    def action_leave(self) -> None:
+        """Give the keyboard back to the player."""
+        self.screen.set_focus(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """Jump to the clicked event."""
+        at = event.get_content_offset(self)
+        if at is not None:
+            self._jump_to(at.y + self.scroll_offset.y)
+
+    def render_line(self, y: int) -> Strip:
+        """One event."""
+        session, row = self._session, y + self.scroll_offset.y
+        width = self.size.width
+        if not 0 <= row < len(self._events):
+            return Strip.blank(width, self.get_component_rich_style("events--past"))
+        kind = EventKind(int(self._events.kind[row]))
+        frame = int(self._events.frame[row])
+        time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
+        text = shortened(f"{time} {MARKS[kind]} {self._who(row)} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
+        if frame > session.player.frame:
+            look = "future"
+        elif row == self._line:
+            look = "now"
+        else:
+            look = "past" if kind in (EventKind.FINISHED, EventKind.EVICTED) else "notable"
+        return Strip([Segment(text, self.get_component_rich_style(f"events--{look}"))])
+
+    def _who(self, row: int) -> str:
+        """The request that it happened to, or how many units."""
+        request = int(self._events.request[row])
+        if request == NOBODY:
+            return plural(int(self._events.count[row]), self._session.unit_name)
+        return ending(self._session.request_name(request), _NAME_WIDTH, self._symbols.cut)
+
+    def _jump_to(self, line: int) -> None:
+        events = self._events
+        if not 0 <= line < len(events):
+            return
+        self._line = line
+        request = int(events.request[line])
+        self.post_message(self.Jumped(int(events.frame[line]), None if request == NOBODY else request))
+        self._show_line()
+
+    def _show_line(self) -> None:
+        shown = (self._events, self._line, self._events.up_to(self._session.player.frame))
+        if shown != self._shown:
+            self._shown = shown
+            self.scroll_to(y=max(self._line - self.size.height // 2, 0), animate=False, force=True)
+            self.refresh()

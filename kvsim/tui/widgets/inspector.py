@@ -1,0 +1,61 @@
+"""The selected unit and the followed request, in figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from ..facts.requests import RequestFacts, request_facts, request_lines
+from ..facts.units import unit_heading, unit_lines, unit_story
+from ..look.stack import stacked
+from ..look.states import STACK
+from ..pool.swatches import owner_swatch, stack_cells
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class Inspector(Panel):
+    """The selected unit, and the followed request."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="inspector")
+        self.border_title = "inspector"
+
+    def write(self) -> list[Strip]:
+        """The unit first, then the request."""
+        session = self.session
+        lines = []
+        if session.selected is not None:
+            unit = session.selected
+            lines += [Strip([self.text(unit_heading(session, unit), "strong")])]
+            lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit))
+        elif session.hovered is not None:
+            # What a tooltip says must not be known to mice alone.
+            lines += [Strip([self.text(unit_heading(session, session.hovered), "strong")])]
+            lines += self.labelled(unit_lines(session, session.hovered))
+        else:
+            lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
+        lines.append(self.blank())
+        if session.followed is None:
+            return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
+        facts = request_facts(session, session.followed)
+        sample = owner_swatch(session.followed, self.symbols)
+        heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
+        style = self.get_component_rich_style("panel--text") + (sample.style or Style())
+        lines.append(Strip([heading, Segment(sample.text, style)]))
+        lines += self.labelled(request_lines(session, session.followed, facts))
+        if facts.holds:
+            lines += [self.blank(), self._bar(facts)]
+        return lines
+
+    def _bar(self, facts: RequestFacts) -> Strip:
+        first, second, eighths = stacked(np.array(facts.slots)[None, list(STACK)], self.size.width)
+        cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
+        return Strip(stack_cells(cells, self.symbols.right, self.symbols))

@@ -1,0 +1,144 @@
+"""One run of a comparison: where its memory is, how far it has come, and who has to wait."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from textwrap import wrap
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..facts.headlines import selection
+from ..look import digits
+from ..look.words import plural, seconds, shortened
+from .waste_bar import state_bar
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.comparison import Lane
+
+_NAMES_SHOWN = 12
+"""Waiting requests that are named; nobody reads more."""
+_SHORT_LINE = 9
+"""Columns for words beside tall figures."""
+
+
+class LaneFigures(Widget):
+    """The tokens served so far, the waste bar, and who runs and waits; or that everything is done."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"lane--text", "lane--label", "lane--strong", "lane--served", "lane--left"}
+
+    def __init__(self, lane: Lane, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._lane = lane
+        self._symbols = symbols
+        self.set_class(lane.session.rows is not None, "-rows")
+        self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
+
+    def show_frame(self) -> None:
+        """Follow the run to its current frame."""
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Progress as tall as there is room for, then memory, then words."""
+        width, height = self.size
+        num_bars = max(height - 3, 1) if height > 4 else 1
+        if y < num_bars:
+            line = self._progress(width, y, num_bars)
+        elif y == num_bars and height > 2:
+            line = state_bar(self._lane.session.breakdown, width, self._symbols)
+        elif y == min(num_bars + 1, height - 1):
+            line = Strip(self._counts(with_rate=height < 4))
+        else:
+            line = Strip(self._who())
+        return line.adjust_cell_length(width, self._style("text"))
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(f"lane--{name}")
+
+    def _progress(self, width: int, y: int, num_bars: int) -> Strip:
+        """Line `y` of the bar of tokens served, against what the requests ask for in all, and of the share in figures.
+
+        In rows for training: the share of their slots that hold a token.
+        """
+        rows, session = self._lane.session.rows, self._lane.session
+        if rows is None:
+            share, what = session.served[session.player.frame] / max(int(session.served[-1]), 1), "of all tokens"
+        else:
+            share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
+        figures = self._figures(f"{100 * share:.0f}%", what, num_bars)
+        room = max(width - len(figures[0]), 1)
+        whole, part = divmod(max(round(share * room * 8), share > 0), 8)
+        glyphs = self._symbols.right or self._symbols.up
+        edge = glyphs[part] if part and self._symbols.right else ""
+        done = self._style("served")
+        return Strip(
+            [
+                Segment(glyphs[8] * whole + edge, self._style("left") + done),
+                Segment(
+                    (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge)),
+                    self._style("left"),
+                ),
+                Segment(figures[y], self._style("strong")),
+            ]
+        )
+
+    def _figures(self, share: str, what: str, num_lines: int) -> list[str]:
+        """The lines beside the bar, all equally long: tall figures, where there is room and nobody asked for ASCII."""
+        if num_lines < digits.HEIGHT or self._symbols.ascii:
+            lines = [f" {share:>4} {what} "]
+        else:
+            lines = [f" {line}" for line in digits.tall(share.rjust(4))]
+            if num_lines > digits.HEIGHT:
+                lines.append(f" {what}")
+            else:
+                words = wrap(what, _SHORT_LINE)
+                lines = [f"{line} {word}" for line, word in zip_longest(lines, words, fillvalue="")]
+        width = max(map(len, lines))
+        return [line.ljust(width) for line in lines] + [" " * width] * (num_lines - len(lines))
+
+    @property
+    def _rate(self) -> str:
+        session, time_s = self._lane.session, self._lane.session.player.clock_s
+        return f"{int(session.served[session.player.frame]) / time_s:,.0f} tokens/s" if time_s else ""
+
+    def _counts(self, *, with_rate: bool) -> list[Segment]:
+        session, dot = self._lane.session, self._symbols.dot
+        if session.rows is not None:
+            text = str(session.rows) if len(str(session.rows)) <= self.size.width else session.rows.in_short
+            return [Segment(text, self._style("strong" if self._lane.over else "text"))]
+        frame = session.player.frame
+        parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
+        if with_rate and self._rate:
+            parts.append(self._rate)
+        if self._lane.over:
+            when = seconds(session.player.duration_s, session.player.duration_s / 100)
+            done = Segment(f"done after {when}", self._style("strong"))
+            return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
+        idle = session.num_idle
+        held = [f"{idle:,} held"] if idle else []
+        running = f"{self._num_running[frame] - idle:,} running"
+        parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
+        texts = [f" {dot} ".join([running, *extra, *parts]) for extra in (held, [])]
+        return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
+
+    def _who(self) -> list[Segment]:
+        """The unit or request that somebody looks at; else how fast answers come, and the head of the queue by name."""
+        session, cut, dot = self._lane.session, self._symbols.cut, self._symbols.dot
+        inspected = selection(session)
+        if inspected:
+            return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
+        waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
+        if not waiting or self._lane.over:
+            finished = plural(session.num_finished, "request") + " finished" if session.rows is None else ""
+        else:
+            finished = f"next: {' '.join(session.request_name(request) for request in waiting)}"
+        rate = self._rate if session.rows is None else ""
+        text = f" {dot} " * bool(rate and finished) + finished
+        return [
+            Segment(rate, self._style("text")),
+            Segment(shortened(text, self.size.width - len(rate), cut), self._style("label")),
+        ]

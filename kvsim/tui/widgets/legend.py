@@ -1,0 +1,55 @@
+"""What colours mean, below several pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..look.states import LOOKS, STACK
+from ..pool.legend import legend_segments
+from ..pool.paint import ColorBy
+from ..pool.swatches import swatch
+
+if TYPE_CHECKING:
+    from kvsim.memory.waste import SlotState
+
+    from ..look.states import Symbols
+    from ..playback.comparison import Comparison
+
+
+class Legend(Widget):
+    """What colours mean: in the pools as far as they show owners, and in the bars of states below them."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
+
+    def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
+        super().__init__(id="legend")
+        ever = sum(lane.session.slots.max(axis=0) for lane in comparison.lanes)
+        self._states = [state for state in STACK if ever[state]]
+        self._sessions = [lane.session for lane in comparison.lanes]
+        self._symbols = symbols
+        self.color_by = ColorBy.OWNER
+
+    def render_line(self, y: int) -> Strip:
+        """With what they mean where there is room."""
+        del y
+        style, width = self.get_component_rich_style("legend--text"), self.size.width
+        if self.color_by is not ColorBy.STATE:
+            session = max(self._sessions, key=lambda session: session.recording.meta.prefix_caching)
+            strip = Strip(legend_segments(self.color_by, session, self._symbols, style))
+            return strip.crop(0, width).adjust_cell_length(width, style)
+        texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
+        entries = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
+        segments = [
+            segment
+            for state, text in zip(self._states, entries, strict=True)
+            for segment in (swatch(state, self._symbols), Segment(text + " ", style))
+        ]
+        return Strip(segments).adjust_cell_length(width, style)
+
+    def _entry(self, state: SlotState, *, meaning: bool) -> str:
+        look = LOOKS[state]
+        return f" {look.name}: {look.meaning}" if meaning else f" {look.name}"

@@ -1,0 +1,94 @@
+"""A box of lines about one frame: what every text panel is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..look.words import shortened
+
+if TYPE_CHECKING:
+    from textual.geometry import Size
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+_LABEL_WIDTH = 12
+
+
+class Panel(Widget):
+    """A box of lines about the session's current frame."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "panel--text",
+        "panel--label",
+        "panel--strong",
+        "panel--weak",
+        "panel--cursor",
+    }
+
+    class Picked(Message):
+        """Somebody clicked a request."""
+
+        def __init__(self, request: int) -> None:
+            super().__init__()
+            self.request = request
+
+    def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self.session = session
+        self.symbols = symbols
+        self._lines: list[Strip] = []
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self.session = session
+
+    def on_resize(self) -> None:
+        """Write the lines for this size."""
+        self.show_frame()
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        if not self.size.area:
+            return
+        rest = self.get_component_rich_style("panel--text")
+        lines = [line.adjust_cell_length(self.size.width, rest) for line in self.write()]
+        if lines != self._lines:
+            grown = len(lines) != len(self._lines)
+            self._lines = lines
+            self.refresh(layout=grown and self.styles.is_auto_height)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """As many lines as there are, where the style sheet leaves it open."""
+        del container, viewport, width
+        return max(len(self._lines), 1)
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the box."""
+        return self._lines[y] if y < len(self._lines) else self.blank()
+
+    def write(self) -> list[Strip]:
+        """The lines of the current frame, at most as many as there is room for."""
+        raise NotImplementedError
+
+    def text(self, text: str, kind: str = "text") -> Segment:
+        """Text in the style of a component class: `text`, `label`, `strong`, `weak`."""
+        return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
+
+    def blank(self) -> Strip:
+        """An empty line."""
+        return Strip([self.text(" " * self.size.width)], self.size.width)
+
+    def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
+        """Labels and values in two columns."""
+        width = max(self.size.width - _LABEL_WIDTH, 1)
+        cut = self.symbols.cut
+        return [
+            Strip([self.text(label.ljust(_LABEL_WIDTH), "label"), self.text(shortened(value, width, cut))])
+            for label, value in lines
+        ]

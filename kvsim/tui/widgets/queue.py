@@ -1,0 +1,172 @@
+"""Who runs, with progress, and who waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.strip import Strip
+
+from kvsim.recording.tables import RequestStatus
+
+from ..look.words import ending, plural
+from ..pool.swatches import owner_swatch
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class Queue(Panel, can_focus=True, inherit_bindings=False):
+    """Who runs, with progress, and who waits. With the keyboard, a cursor goes along all of them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False, id="queue.up"),
+        Binding("down,j", "move(1)", "Down", show=False, id="queue.down"),
+        Binding("enter", "follow", "Follow", id="queue.follow"),
+        Binding("escape", "leave", "Leave queue", show=False, id="queue.leave"),
+    ]
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="queue")
+        self.border_title = "queue"
+        self._requests: list[int | None] = []
+        self._cursor: int | None = None
+        """The request under the cursor, while the queue has the keyboard."""
+
+    def on_focus(self) -> None:
+        """Begin at the followed request, or at the first."""
+        self._cursor = self.session.followed
+        self.action_move(0)
+
+    def on_blur(self) -> None:
+        """The cursor goes."""
+        self._cursor = None
+        self.show_frame()
+
+    def action_move(self, lines: int) -> None:
+        """Move the cursor along those who wait, and then those who run."""
+        waiting, running = self._everybody()
+        order = [*waiting, *running]
+        if order:
+            at = order.index(self._cursor) + lines if self._cursor in order else len(waiting) if running else 0
+            self._cursor = order[min(max(at, 0), len(order) - 1)]
+        self.show_frame()
+
+    def action_follow(self) -> None:
+        """Follow the request under the cursor."""
+        if self._cursor is not None:
+            self.post_message(self.Picked(self._cursor))
+
+    def action_leave(self) -> None:
+        """Give the arrow keys back to the player."""
+        self.screen.set_focus(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """Follow the request on the clicked line."""
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.y < len(self._requests):
+            request = self._requests[offset.y]
+            if request is not None:
+                self.post_message(self.Picked(request))
+
+    def _everybody(self) -> tuple[list[int], list[int]]:
+        """Who waits, next first, and who runs, newest first."""
+        replay = self.session.replay
+        return replay.waiting_requests().tolist(), replay.live_requests()[::-1].tolist()
+
+    def write(self) -> list[Strip]:
+        """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
+        host = self._host()
+        height = self.size.height - len(host)
+        waiting, running = self._everybody()
+        room = max(min(len(waiting), height // 3), height - len(running) - 4)
+        shown_waiting = self._around(waiting, min(room, len(waiting)))
+        shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
+        strips = [*host, self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
+        self._requests = [None] * len(strips)
+        for request in shown_waiting:
+            strips.append(self._waiting_line(request))
+            self._requests.append(request)
+        strips += [self.blank()]
+        idle = self.session.num_idle
+        order = f"{idle:,} more hold a row for nothing" if idle else "newest first"
+        strips += [self._heading("running", len(running) - idle, len(shown_running), order)]
+        self._requests += [None, None]
+        computed = self.session.replay.computed(np.array(shown_running, np.int64))
+        for request, tokens in zip(shown_running, computed.tolist(), strict=True):
+            strips.append(self._running_line(request, tokens))
+            self._requests.append(request)
+        return strips
+
+    def _host(self) -> list[Strip]:
+        """What stands in host memory, and what crosses the link to it, where there is such a second tier."""
+        host, frame = self.session.host, self.session.replay.frame
+        if host is None:
+            return []
+        used, num_slots = int(host.used[frame]), host.num_slots
+        crossing = f"{int(host.going[frame]):,} blocks going, {int(host.coming[frame]):,} coming back"
+        words = f" {used:,} of {num_slots:,} host blocks"
+        bar = self._progress(min(used / num_slots, 1.0), max(min(self.size.width - len(words), 20), 4))
+        return [Strip([bar, self.text(words, "strong")]), Strip([self.text(crossing, "weak")]), self.blank()]
+
+    def _around(self, requests: list[int], room: int) -> list[int]:
+        """As many of `requests` as there is room for, the cursor's among them."""
+        begin = 0
+        if self._cursor in requests:
+            begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
+        return requests[begin : begin + room]
+
+    def _heading(self, name: str, number: int, shown: int, order: str) -> Strip:
+        more = f"  {order}, {shown:,} shown" if number > shown else f"  {order}" if number > 1 else ""
+        return Strip([self.text(f"{number:,} {name}", "strong"), self.text(more, "weak")])
+
+    def _called(self, request: int, width: int) -> list[Segment]:
+        mark = ">" if request == self.session.followed else " "
+        name = ending(self.session.request_name(request), width - 4, self.symbols.cut)
+        sample = owner_swatch(request, self.symbols)
+        kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
+        return [
+            self.text(mark, kind),
+            Segment(sample.text, self.get_component_rich_style("panel--text") + (sample.style or Style())),
+            self.text(f" {name}".ljust(width - 2), kind),
+        ]
+
+    def _waiting_line(self, request: int) -> Strip:
+        requests = self.session.recording.requests
+        again = requests.first_scheduled_s[request] < self.session.replay.time_s
+        prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
+        tokens = f"{prompt:,} prompt"
+        if unit_tokens > 1 and not again and len(self.session.replay.groups) == 1:  # what it waits for
+            tokens += f", needs {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
+        return Strip(
+            [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
+        )
+
+    def _running_line(self, request: int, computed: int) -> Strip:
+        full = self._full(request)
+        room = max(self.size.width - 23, 4)
+        share = min(computed / full if full else 1.0, 1.0)
+        bar = self._progress(share, room)
+        figures = f" {min(computed, full)}/{full}".rjust(11)
+        return Strip([*self._called(request, 12), bar, self.text(figures, "weak")])
+
+    def _full(self, request: int) -> int:
+        """Tokens that a request has in the end; that it may have, where nobody has seen the end."""
+        requests, full = self.session.recording.requests, int(self.session.replay.full[request])
+        if requests.status[request] != RequestStatus.UNFINISHED:
+            return full
+        return max(full, int(requests.prompt_tokens[request] + requests.max_tokens[request]) - 1)
+
+    def _progress(self, share: float, room: int) -> Segment:
+        eighths = round(share * room * 8)
+        glyphs = self.symbols.up if not self.symbols.right else self.symbols.right
+        whole, part = divmod(eighths, 8)
+        bar = glyphs[8] * whole + (glyphs[part] if part and self.symbols.right else "")
+        return Segment(bar.ljust(room), self.get_component_rich_style("panel--label") + Style(bold=False))

@@ -1,0 +1,105 @@
+"""How long each run of a comparison takes, above the scrubber that all of them share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from ..look.words import seconds, shortened
+from ..widgets.scrubber import Scrubber
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.comparison import Comparison
+    from ..playback.session import Session
+
+_LABEL = 14
+_MOST_TIMES = 4
+"""How many times the fastest run's duration the axis shows at most, where the slowest takes more than twice as long."""
+
+
+class Race(Scrubber):
+    """How long each run takes, a line for each where there is room, above a scrubber."""
+
+    def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
+        super().__init__(comparison.player, symbols, id="race")
+        self._comparison = comparison
+        # The clock of rows for training means nothing, so there are no times to compare.
+        timed = comparison.lanes[0].session.rows is None
+        self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
+
+    def show_frame(self) -> None:
+        """Follow the comparison to its current frame."""
+        self.refresh()
+
+    @property
+    def _span_s(self) -> float:
+        """The part of time that the axis shows: where one run takes many times as long as another, not all of it."""
+        durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
+        whole_s = super()._span_s
+        return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
+
+    def place(self) -> str:
+        """Steps of several runs have no common number."""
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        """A run's line, or the scrubber."""
+        width, lanes = self.axis_width, self._comparison.lanes
+        rest = self._style("text")
+        if not width:
+            return Strip.blank(self.size.width, rest)
+        last = y == self.size.height - 1
+        if not last and y >= len(lanes):
+            return Strip.blank(self.size.width, rest)
+        cells = self._track(width) if last else self._span(y, width)
+        column = self.cursor_column
+        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
+        cells[column : column + 1] = [Segment(line, Style(color=self.symbols.palette.cursor, bold=True))]
+        if last:
+            rows = lanes[0].session.rows
+            label, value = "time", seconds(self.player.clock_s, self.player.duration_s / 1000)
+            if rows is not None:
+                label, value = "sequences", f"{rows.num_placed:,}"
+        else:
+            label, value = lanes[y].label, ""
+        label = shortened(label, _LABEL, self.symbols.cut)
+        gutter = [
+            Segment(label, self._style("label")),
+            Segment(value.rjust(_LABEL - len(label)) + " ", self._style("value")),
+        ]
+        return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(f"timeline--{name}")
+
+    def _span(self, number: int, width: int) -> list[Segment]:
+        """How long a run takes, as a bar: solid up to the clock, thin beyond it, and the time at its end."""
+        session = self._comparison.lanes[number].session
+        end = self._column_of_end(session, width)
+        gone = min(self.cursor_column, end)
+        beyond = session.player.duration_s > self.player.begin_s + self._span_s * 1.001
+        when = f" {self.symbols.arrow}" if beyond else ""
+        when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
+        cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
+        cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
+        over = self._comparison.lanes[number].over
+        cells += [Segment(" ", self._style("text"))] * (width - len(cells))
+        begin = max(min(end + 1, width - len(when) - 1), 0)
+        style = self._style("value" if over else "label")
+        cells[begin : begin + len(when)] = [Segment(letter, style) for letter in when]
+        return cells[:width]
+
+    def _column_of_end(self, session: Session, width: int) -> int:
+        return int(self.column_of(np.array([session.player.duration_s]), width)[0])
+
+    def _track(self, width: int) -> list[Segment]:
+        """Where each run ends."""
+        cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
+        for lane in self._comparison.lanes:
+            cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("tick"))
+        return cells

@@ -1,0 +1,104 @@
+"""The axis of time: what is drawn along it has the same columns everywhere, and the mouse scrubs anywhere on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from textual.message import Message
+from textual.widget import Widget
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from ..look.states import Symbols
+    from ..playback.player import Player
+
+GUTTER = 15
+"""Characters to the left of the axis, for labels and current values."""
+
+
+class Scrubber(Widget):
+    """Something drawn along the time of `player`, to the right of a gutter."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "timeline--text",
+        "timeline--label",
+        "timeline--value",
+        "timeline--bar",
+        "timeline--tick",
+        "timeline--track",
+    }
+
+    class Scrubbed(Message):
+        """The mouse asks for another moment."""
+
+        def __init__(self, time_s: float) -> None:
+            super().__init__()
+            self.time_s = time_s
+
+    def __init__(self, player: Player, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self.player = player
+        self.symbols = symbols
+        self.following = False
+        """The clock stands at the end of something that goes on, and moves along with it."""
+        self._scrubbing = False
+
+    def show_transport(self) -> None:
+        """Say in the title whether the clock runs, how fast, and where it stands."""
+        player = self.player
+        state = "playing" if player.playing else "paused"
+        clock = ["following"] if self.following else [state, f"{player.speed:g} s per second"]
+        title = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
+        if self.border_title != title:
+            self.border_title = title
+
+    def place(self) -> str:
+        """Where the clock stands, beside its time; empty where there is no more to say."""
+        return f"step {self.player.frame:,} of {self.player.last_frame:,}"
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Go to the moment under the mouse, and follow it until the button is released."""
+        self._scrubbing = True
+        self.capture_mouse()
+        self._scrub(event)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Scrub while the button is down."""
+        if self._scrubbing:
+            self._scrub(event)
+
+    def on_mouse_up(self) -> None:
+        """Stop scrubbing."""
+        self._scrubbing = False
+        self.release_mouse()
+
+    @property
+    def axis_width(self) -> int:
+        """Columns of the axis."""
+        return max(self.size.width - GUTTER - 1, 0)
+
+    @property
+    def cursor_column(self) -> int:
+        """The column of the player's clock."""
+        return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
+
+    def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
+        """The columns of an axis of `width` that moments fall into."""
+        begin_s, span_s = self.player.begin_s, self._span_s
+        return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
+
+    def edges_s(self, width: int) -> npt.NDArray[np.float64]:
+        """The moments between which the columns of an axis of `width` lie."""
+        return np.linspace(self.player.begin_s, self.player.begin_s + self._span_s, width + 1)
+
+    @property
+    def _span_s(self) -> float:
+        return self.player.duration_s - self.player.begin_s
+
+    def _scrub(self, event: events.MouseEvent) -> None:
+        offset = event.get_content_offset_capture(self)
+        share = (offset.x - GUTTER + 0.5) / max(self.axis_width, 1)
+        self.post_message(self.Scrubbed(self.player.begin_s + min(max(share, 0.0), 1.0) * self._span_s))

@@ -1,0 +1,52 @@
+"""The line below the headline: what the run is about, and at first the keys to begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual.strip import Strip
+from textual.widget import Widget
+
+if TYPE_CHECKING:
+    from ..look.states import Symbols
+    from ..playback.story import Story
+
+_HINTS = ("space plays or pauses, o changes colours, enter follows a request", "space play, o colours, enter follow")
+
+
+class StoryLine(Widget):
+    """As many parts of the story as fit; the hint at the right until a key has been pressed."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"story--text", "story--hint"}
+
+    def __init__(self, story: Story, symbols: Symbols) -> None:
+        super().__init__(id="story")
+        self._parts, self._separator = story.parts, f" {symbols.dot} "
+        self._hinting = True
+
+    def stop_hinting(self) -> None:
+        """The keys have been found."""
+        if self._hinting:
+            self._hinting = False
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """The one line."""
+        del y
+        text_style, hint_style = (self.get_component_rich_style(f"story--{name}") for name in ("text", "hint"))
+        width, parts = self.size.width, list(self._parts)
+        while len(parts) > 1 and len(self._text(parts)) > width - 1:
+            parts.pop()
+        text = self._text(parts)
+        hint = next((hint for hint in _HINTS if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
+        return Strip(
+            [
+                Segment(f" {text}".ljust(width - len(hint) - 1), text_style),
+                Segment(hint, hint_style),
+            ]
+        ).adjust_cell_length(width, text_style)
+
+    def _text(self, parts: list[str]) -> str:
+        text = self._separator.join(parts)
+        return text[:1].upper() + text[1:]

@@ -1,0 +1,192 @@
+"""The whole run on one axis: memory by state, the batch, the queue, and a scrubber."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region, Size
+from textual.strip import Strip
+
+from kvsim.memory.waste import SlotState
+
+from ..look.stack import EIGHTHS, columns, stacked
+from ..look.states import STACK
+from ..look.words import percent, seconds
+from ..pool.swatches import stack_cells
+from .scrubber import GUTTER, Scrubber
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from rich.color import Color
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+_FULL_MARK = 4
+"""Events in one column that fill its mark, where no column has more."""
+_FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
+
+
+class Timeline(Scrubber):
+    """Charts over time above a scrubber, all with the same axis, and a cursor through all of them."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"timeline--held"}
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session.player, symbols, id="timeline")
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session, self.player = session, session.player
+        self._num_running, self._num_waiting = session.counts("running"), session.counts("waiting")
+        self._charts: list[Strip] = []
+        self._drawn_size = Size(0, 0)
+        self._followed = session.followed
+        self._column = -1
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame, and the request that it follows."""
+        column = self.cursor_column if self.axis_width else 0
+        if self._followed == self._session.followed and column == self._column:
+            self.refresh(*(Region(0, y, GUTTER, 1) for y in self._labelled_lines()))
+            return
+        if self._followed != self._session.followed:
+            self._drawn_size = Size(0, 0)
+        self._column = column
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        """Draw the charts in the colours of another theme."""
+        super().notify_style_update()
+        self._drawn_size = Size(0, 0)
+
+    def render_line(self, y: int) -> Strip:
+        """A line of a chart behind the cursor, with its label and value of this moment."""
+        if self._drawn_size != self.size:
+            self._drawn_size, self._followed = self.size, self._session.followed
+            self._charts = self._draw_charts(self.axis_width, self.size.height)
+        if not 0 <= y < len(self._charts) or not self.axis_width:
+            return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
+        column = self.cursor_column
+        chart = self._charts[y]
+        before, after = chart.crop(0, column), chart.crop(column + 1)
+        last = y == len(self._charts) - 1
+        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
+        cursor = Segment(
+            line,
+            Style(color=self.symbols.palette.cursor, bgcolor=None if last else self._color_at(y, column), bold=True),
+        )
+        return Strip([*self._label(y), *before, cursor, *after]).adjust_cell_length(
+            self.size.width, self.get_component_rich_style("timeline--text")
+        )
+
+    def _color_at(self, y: int, column: int) -> Color | None:
+        """The colour that most of a character has."""
+        (segment,) = self._charts[y].crop(column, column + 1)
+        if segment.style is None:
+            return None
+        mostly_ink = self.symbols.color and self.symbols.up.find(segment.text) > EIGHTHS // 2
+        return segment.style.color if mostly_ink else segment.style.bgcolor
+
+    def _labelled_lines(self) -> set[int]:
+        """The lines whose value changes with the clock though the cursor stays in its column."""
+        height = self.size.height
+        return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
+
+    def _label(self, y: int) -> list[Segment]:
+        session, height = self._session, len(self._charts)
+        frame = session.player.frame
+        if y == height - 1:
+            label, value = "time", seconds(session.player.clock_s, session.player.duration_s / 1000)
+        elif y == height - 2 and height > 3:
+            label, value = "waiting", f"{self._num_waiting[frame]:,}"
+        elif y == height - 2 - (height > 3):
+            label, value = "running", f"{self._num_running[frame] - session.num_idle:,}"
+        elif y == 0:
+            free = int(session.breakdown[list(_FREE)].sum())
+            label, value = "in use", percent(session.capacity - free, session.capacity)
+        else:
+            label = value = ""
+        value = value.rjust(GUTTER - len(label) - 1)
+        return [
+            Segment(label, self.get_component_rich_style("timeline--label")),
+            Segment(value + " ", self.get_component_rich_style("timeline--value")),
+        ]
+
+    def _draw_charts(self, width: int, height: int) -> list[Strip]:
+        if not width or not height:
+            return []
+        session = self._session
+        first, last = self._frames_of_columns(width)
+        slots = np.zeros((width, len(SlotState)))
+        if session.added_up:
+            spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
+            slots[:] = [session.slots[begin:end].mean(axis=0) for begin, end in spans]
+        num_charts = 2 if height > 3 else 1
+        strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
+        strips.append(self._bars(np.maximum.reduceat(self._num_running, first), self._num_running.max()))
+        if num_charts > 1:
+            strips.append(self._bars(np.maximum.reduceat(self._num_waiting, first), self._num_waiting.max()))
+        strips.append(self._track(width))
+        return strips[-height:]
+
+    def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The first and the last frame that each column of the axis stands for."""
+        times_s = self._session.times_s
+        edges_s = self.edges_s(width)
+        first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
+        last = np.maximum(np.searchsorted(times_s, edges_s[1:], side="left") - 1, first)
+        return first, last
+
+    def _memory(self, slots: npt.NDArray[np.float64], height: int) -> list[Strip]:
+        if not height:
+            return []
+        if height == 1 and not self.symbols.color:  # a single glyph cannot say how much
+            free = slots[:, [STACK.index(state) for state in _FREE]].sum(axis=1)
+            return [self._bars(self._session.capacity - free, self._session.capacity)]
+        layers = np.stack(stacked(slots, height), axis=-1)
+        rows = range(height - 1, -1, -1)
+        return [Strip(stack_cells(layers[:, row].tolist(), self.symbols.up, self.symbols)).simplify() for row in rows]
+
+    def _bars(self, values: npt.NDArray[Any], most: int) -> Strip:
+        style = self.get_component_rich_style("timeline--bar")
+        text = "".join(self.symbols.up[eighths] for eighths in columns(values, most, 1)[0])
+        return Strip([Segment(text, style)])
+
+    def _track(self, width: int) -> Strip:
+        """The scrubber: the notable events of each column; or the life of the followed request and its own events."""
+        _session, symbols = self._session, self.symbols
+        events = self._events_of_columns(width)
+        marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
+        held = self._residency(width)
+        tick, track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("tick", "track", "held"))
+        return Strip(
+            [
+                Segment(symbols.up[mark], tick)
+                if mark
+                else Segment(symbols.held, hold)
+                if here
+                else Segment(symbols.track, track)
+                for mark, here in zip(marks.tolist(), held.tolist(), strict=True)
+            ]
+        ).simplify()
+
+    def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
+        session, events = self._session, self._session.events.notable
+        mine = slice(None) if session.followed is None else events.request == session.followed
+        return np.bincount(self.column_of(session.times_s[events.frame[mine]], width), minlength=width)
+
+    def _residency(self, width: int) -> npt.NDArray[np.bool_]:
+        """Columns in which the followed request holds memory."""
+        held = np.zeros(width, np.bool_)
+        session = self._session
+        if session.followed is None:
+            return held
+        for begin, end in session.residencies(session.followed):
+            first, last = self.column_of(session.times_s[[begin, end]], width)
+            held[first : last + 1] = True
+        return held

@@ -1,0 +1,128 @@
+"""Where the memory is now: one bar for the whole pool, and a legend that explains it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.content import Content
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..facts.headlines import selection
+from ..look.stack import stacked
+from ..look.states import LOOKS, STACK, ink_on
+from ..look.words import percent, shortened
+from ..pool.swatches import stack_cells, swatch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.memory.waste import SlotState
+
+    from ..look.states import Palette, Symbols
+    from ..playback.session import Session
+
+_ENTRY_WIDTH = 40
+_SHORT_ENTRY_WIDTH = 20
+_TITLE = "where the memory is now"
+_TALL = 38
+"""Lines of a screen that can spare more of them for the legend."""
+
+
+class WasteBar(Widget):
+    """A stacked bar of the pool's slots by state. Its legend lists the states that this recording has at any time."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"waste--text", "waste--meaning"}
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(id="waste")
+        self._symbols = symbols
+        self._title = Content("")
+        self.open(session)
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self._session = session
+        ever = session.slots.max(axis=0, initial=0)
+        self._listed = [state for state in STACK if ever[state] or not session.added_up]
+        if self.is_attached:
+            self._take_lines()
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame."""
+        inspected = self.screen.has_class("-narrow") and selection(self._session)
+        # A request's id is not markup.
+        title = Content(shortened(inspected or _TITLE, self.size.width - 2, self._symbols.cut))
+        if title != self._title:
+            self.border_title = self._title = title
+        self.refresh()
+
+    def on_resize(self) -> None:
+        """Take as many lines as the legend needs at this width."""
+        self.show_frame()
+        self._take_lines()
+
+    def _take_lines(self) -> None:
+        per_line, _ = self._columns()
+        self.styles.height = 2 + -(-len(self._listed) // per_line)
+
+    def render_line(self, y: int) -> Strip:
+        """The bar, then the legend."""
+        if y == 0:
+            return state_bar(self._session.breakdown, self.size.width, self._symbols)
+        per_line, width = self._columns()
+        entries = self._listed[(y - 1) * per_line : y * per_line]
+        segments = [segment for state in entries for segment in self._entry(state, width)]
+        return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
+
+    def _columns(self) -> tuple[int, int]:
+        """Legend entries per line, and how wide each is: with explanations where there is room for them."""
+        width = max(self.size.width, 1)
+        long = width // _ENTRY_WIDTH
+        if long and -(-len(self._listed) // long) <= (4 if long > 1 and self.screen.size.height >= _TALL else 2):
+            return long, width // long
+        short = max(1, width // _SHORT_ENTRY_WIDTH)
+        num_lines = -(-len(self._listed) // short)
+        return -(-len(self._listed) // num_lines), _SHORT_ENTRY_WIDTH
+
+    def _entry(self, state: SlotState, width: int) -> list[Segment]:
+        session, look = self._session, LOOKS[state]
+        base = self.get_component_rich_style("waste--text")
+        share = percent(int(session.breakdown[state]), session.capacity)
+        text = f" {look.name:<8} {share:>6} "
+        segments = [swatch(state, self._symbols), Segment(text, base + Style(bold=bool(session.breakdown[state])))]
+        if width > _SHORT_ENTRY_WIDTH:
+            segments.append(Segment(look.meaning, self.get_component_rich_style("waste--meaning")))
+        return list(Strip(segments).adjust_cell_length(width, base))
+
+
+def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols) -> Strip:
+    """`slots` by state, shape (8,), as a bar of `width`, with names where they fit: nobody should have to match
+    colours.
+    """
+    first, second, eighths = stacked(slots[None, list(STACK)], width)
+    cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
+    bar = Strip(stack_cells(cells, symbols.right, symbols))
+    return _named(bar, first[0], symbols.palette) if symbols.color else bar
+
+
+def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
+    pieces = []
+    for begin, end in zip(*_runs(layers), strict=True):
+        state, piece = STACK[layers[begin]], bar.crop(begin, end)
+        text, color = f" {LOOKS[state].name} ", palette.states[state]
+        # The last character of a part may be shared with the next one.
+        if len(text) < end - begin:
+            label = Strip([Segment(text, Style(color=ink_on(color), bgcolor=color, bold=True))])
+            piece = Strip.join([label, piece.crop(len(text))])
+        pieces.append(piece)
+    return Strip.join(pieces)
+
+
+def _runs(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Where runs of equal values begin and end."""
+    ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
+    return [0, *ends[:-1]], ends
