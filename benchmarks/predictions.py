@@ -7,7 +7,7 @@ kvsim/machines/errors.toml, from which every summary quotes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -15,7 +15,7 @@ from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, from_card, served_model, sheet_card
-from kvsim.machines.errors import FIGURES, FILE
+from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
 from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime.card import Card
@@ -24,6 +24,8 @@ from kvsim.validation import Validation, matching_profile, validate
 MEASURED = {"8e7132d6": "H100 SXM", "5b3fd3e7": "H200", "36f35ba1": "H200"}
 """Machines whose cards ship."""
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
+MANY_PREEMPTIONS = 20
+"""With fewer, a share of the count says little."""
 SERVED = ("served", "served-again")
 """Behind an HTTP server, whose host does something else besides."""
 
@@ -122,6 +124,13 @@ def error(result: Validation, figure: str) -> float:
     return next(row.error for row in result.rows if row.name == ROWS[figure])
 
 
+def preemption_errors(found: Sequence[Found]) -> list[float]:
+    """Of the predictions for recordings with many preemptions, by how much of the measured count they are off, in
+    percent."""
+    counts = [next(row for row in result.rows if row.name == "preemptions") for _, result in found]
+    return [100 * (row.simulated - row.measured) / row.measured for row in counts if row.measured >= MANY_PREEMPTIONS]
+
+
 def main() -> None:
     everything = recordings()
     lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
@@ -138,6 +147,8 @@ def main() -> None:
         lines += ["", f"[{basis.name}]", f"num_recordings = {len({result.measured.name for _, result in found})}"]
         for name, statistic in (("median", median), ("worst", max)):
             values = {figure: statistic(abs(error(result, figure)) for _, result in found) for figure in FIGURES}
+            if counted := preemption_errors(found):
+                values[PREEMPTIONS] = statistic(map(abs, counted))
             lines.append(f"{name} = {{ {', '.join(f'{key} = {value:.1f}' for key, value in values.items())} }}")
     if "--write" in sys.argv:
         FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")

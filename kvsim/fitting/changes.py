@@ -24,6 +24,8 @@ _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Above that, vLLM's own estimate of what it needs beside the cache may not hold."""
 _SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+_WATERMARKS = (0.01, 0.05)
+"""Shares of the pool: one keeps what runs from preempting each other, the other what arrives in bursts as well."""
 _BLOCKS = (1.25, 1.5, 2.0)
 """Factors of a pool whose blocks were stated."""
 _GPUS = ("H100 SXM", "H200", "B200")
@@ -61,7 +63,13 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
         longest_tokens: the longest request, prompt and answer, which `max_model_len` must leave room for.
         most: how many.
     """
-    settings = [*_memory(server), *_seqs(server), *_tokens(server), *_length(server, longest_tokens)]
+    settings = [
+        *_memory(server),
+        *_seqs(server),
+        *_tokens(server),
+        *_watermark(server),
+        *_length(server, longest_tokens),
+    ]
     types = list(_types(server))
     alone = [*settings, *types, *_gpus(server)]
     together = (_both(first, second) for first, second in combinations(settings, 2))
@@ -103,6 +111,13 @@ def _tokens(server: Server) -> Iterator[Change]:
         if number != server.max_num_batched_tokens:
             words = f"max_num_batched_tokens {server.max_num_batched_tokens:,} to {number:,}"
             yield _change(server, Kind.SETTING, words, max_num_batched_tokens=number)
+
+
+def _watermark(server: Server) -> Iterator[Change]:
+    for share in _WATERMARKS:
+        if share > server.watermark:
+            words = f"a watermark of {share:g} instead of {server.watermark:g}"
+            yield _change(server, Kind.SETTING, words, watermark=share)
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[Change]:

@@ -141,6 +141,12 @@ class Server:
             settings += ["--quantization", model.quantization.method]
         if self.block_size is not None:
             settings += ["--block-size", str(self.block_size)]
+        if self.watermark:
+            settings += ["--watermark", f"{self.watermark:g}"]
+        if self.long_prefill_token_threshold:
+            settings += ["--long-prefill-token-threshold", str(self.long_prefill_token_threshold)]
+        if not self.enable_chunked_prefill:
+            settings.append("--no-enable-chunked-prefill")
         if not self.enable_prefix_caching:
             settings.append("--no-enable-prefix-caching")
         if not self.async_scheduling:

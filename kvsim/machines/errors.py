@@ -1,6 +1,6 @@
 """How far off predictions were for recordings that nothing was fitted to, by what they rested on.
 
-`benchmarks/accuracy.py --errors` makes the table anew from all recordings that ship.
+`benchmarks/predictions.py --write` makes the table anew from all recordings that ship.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("errors.toml")
 FIGURES = ("throughput", "tpot", "e2e", "ttft")
+"""Figures of which every recording tells an error."""
+PREEMPTIONS = "preemptions"
+"""The figure of which only recordings with preemptions tell one."""
 
 
 class Basis(Enum):
@@ -32,7 +35,7 @@ class KnownError:
 
     num_recordings: int
     median: Mapping[str, float]
-    """Of the absolute errors, for each of `FIGURES`."""
+    """Of the absolute errors, for each of `FIGURES`, and for `PREEMPTIONS` where some recording had any."""
     worst: Mapping[str, float]
 
     def words(self) -> str:

@@ -152,6 +152,10 @@ def test_the_flags_of_a_server_are_those_of_vllm() -> None:
     )
     assert "--gpu-memory-utilization 0.92 " in server().flags()
     assert replace(base, name="./mine").flags().startswith("vllm serve ./mine --")
+    careful = replace(base, watermark=0.05, long_prefill_token_threshold=512, enable_chunked_prefill=False)
+    assert careful.flags().removeprefix(base.flags()) == (
+        " --watermark 0.05 --long-prefill-token-threshold 512 --no-enable-chunked-prefill"
+    )
 
 
 def test_what_a_recorded_pool_had_beyond_its_account_stays_with_every_change() -> None:
@@ -184,6 +188,16 @@ def test_a_band_is_at_least_as_wide_as_the_known_error_and_holds_what_moved() ->
     low, high = band["ttft_p99_s"]
     assert (0.5 - low) == pytest.approx(high - 0.5)
     assert high > 0.55
+
+
+def test_few_preemptions_are_less_certain_than_many() -> None:
+    def width(number: int) -> float:
+        found = band_of(replace(OUTCOME, num_preemptions=number, preemptions_per_min=60.0), [])
+        low, high = found["preemptions_per_min"]
+        return (high - low) / 60
+
+    assert width(4) > width(40) > width(4000)
+    assert width(4000) > 0, "a known error that does not vanish"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 9), st.floats(1, 999)), min_size=1, max_size=20))
