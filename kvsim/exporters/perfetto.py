@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import heapq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.atomic import whole_file
+from kvsim.exporters.packets import Bytes, joined, message, number, where
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.recording.host_memory import host_memory
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Mapping
 
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
@@ -28,6 +31,10 @@ MAX_REQUEST_TRACKS = 1000
 _ENGINE, _REQUESTS, _POOL, _HOST = 1, 2, 3, 4
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
+_ROWS_AT_ONCE = 1 << 14
+"""What is written by the column stays in a processor's cache."""
+_NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
+_ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 
 
 def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
@@ -68,43 +75,74 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 class _Trace:
-    """Packets of one trace, written as they come. Equal recordings make equal files: track numbers are fixed."""
+    """Packets of one trace, written as they come. Equal recordings make equal files: track numbers are fixed.
 
-    def __init__(self, file: Any) -> None:
+    Names stand in the file once and are numbers elsewhere. What there is much of is written by the column.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415  brings protobuf
+            DebugAnnotation,
+            Trace,
             TracePacket,
             TrackEvent,
         )
-        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # noqa: PLC0415
 
-        self._builder = StreamingTraceProtoBuilder(file)
-        self._event = TrackEvent
-        first = self._builder.create_packet()
-        first.trusted_packet_sequence_id = _SEQUENCE
-        first.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        self._builder.write_packet(first)
+        self._file, self._trace, self._packet = file, Trace, TracePacket
+        self._begins, self._ends = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
+        self._happens, self._counts = TrackEvent.TYPE_INSTANT, TrackEvent.TYPE_COUNTER
+        self._in_trace, self._in_packet, self._in_event, self._in_note = map(
+            _numbers_of_fields, (Trace, TracePacket, TrackEvent, DebugAnnotation)
+        )
+        self._event_names: dict[str, int] = {}
+        self._note_names: dict[str, int] = {}
+        self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
-    def track(self, uuid: int, name: str, *, parent: int | None = None) -> Any:
-        """Announce a track."""
-        self._builder.write_packet(self._descriptor(uuid, name, parent))
+    def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
+        """Announce a track; of a counter, whether it counts bytes or anything else."""
+        packet = self._packet()
+        packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
+        if parent is not None:
+            packet.track_descriptor.parent_uuid = parent
+        if counts_bytes is not None:
+            unit = type(packet.track_descriptor.counter)
+            packet.track_descriptor.counter.unit = unit.UNIT_SIZE_BYTES if counts_bytes else unit.UNIT_COUNT
+        self._write(packet)
 
-    def slice(self, uuid: int, name: str, begin_s: float, end_s: float, **notes: int) -> None:
-        """A slice with numbers beside it, unless it lasts no time or never ended."""
-        if not end_s > begin_s:
-            return
-        packet = self._packet(begin_s, uuid, self._event.TYPE_SLICE_BEGIN)
-        packet.track_event.name = name
-        for key, value in notes.items():
-            note = packet.track_event.debug_annotations.add()
-            note.name, note.int_value = key, value
-        self._builder.write_packet(packet)
-        self._builder.write_packet(self._packet(end_s, uuid, self._event.TYPE_SLICE_END))
+    def event_names(self, names: Iterable[str]) -> list[int]:
+        """What slices and instants of these names are called in the file."""
+        return self._numbers(self._event_names, list(names), "event_names")
 
-    def instant(self, uuid: int, name: str, time_s: float) -> None:
-        """Something that happens at one moment."""
-        packet = self._packet(time_s, uuid, self._event.TYPE_INSTANT)
-        packet.track_event.name = name
-        self._builder.write_packet(packet)
+    def slices(
+        self,
+        uuid: IntArray | int,
+        name: IntArray | int,
+        begin_s: FloatArray,
+        end_s: FloatArray,
+        notes: Mapping[str, IntArray],
+    ) -> list[Bytes]:
+        """Slices with numbers beside them, one in each row; none where it would last no time, or never ended."""
+        event, note = self._in_event, self._in_note
+        lasts = end_s > begin_s
+        begin_s, end_s = np.where(lasts, begin_s, 0.0), np.where(lasts, end_s, 0.0)
+        numbers = self._numbers(self._note_names, list(notes), "debug_annotation_names")
+        about = [
+            message(
+                event["debug_annotations"],
+                [number(note["name_iid"], called), number(note["int_value"], values)],
+            )
+            for called, values in zip(numbers, notes.values(), strict=True)
+        ]
+        begins = self._events(begin_s, uuid, self._begins, [*about, number(event["name_iid"], name)])
+        return [where(lasts, begins), where(lasts, self._events(end_s, uuid, self._ends, []))]
+
+    def instants(self, uuid: int, name: IntArray, time_s: FloatArray, happens: npt.NDArray[np.bool_]) -> list[Bytes]:
+        """Something that happens at one moment, in those rows in which it does."""
+        return [where(happens, self._events(time_s, uuid, self._happens, [number(self._in_event["name_iid"], name)]))]
+
+    def write(self, parts: list[Bytes]) -> None:
+        """Write what these parts have in the first row, then in the second, and so on."""
+        self._file.write(joined(parts))
 
     def counter(
         self,
@@ -117,45 +155,67 @@ class _Trace:
         is_bytes: bool = False,
     ) -> None:
         """A track of a value over time; a value that stays is not written again."""
-        packet = self._descriptor(uuid, name, parent)
-        unit = type(packet.track_descriptor.counter)
-        packet.track_descriptor.counter.unit = unit.UNIT_SIZE_BYTES if is_bytes else unit.UNIT_COUNT
-        self._builder.write_packet(packet)
+        self.track(uuid, name, parent=parent, counts_bytes=is_bytes)
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))
-        for moment, value in zip(time_s[changed].tolist(), values[changed].tolist(), strict=True):
-            packet = self._packet(moment, uuid, self._event.TYPE_COUNTER)
-            packet.track_event.counter_value = value
-            self._builder.write_packet(packet)
+        for rows in _parts(len(changed)):
+            at = changed[rows]
+            value = number(self._in_event["counter_value"], values[at])
+            self.write([self._events(time_s[at], uuid, self._counts, [value])])
 
-    def _descriptor(self, uuid: int, name: str, parent: int | None) -> Any:
-        packet = self._builder.create_packet()
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.track_descriptor.uuid = uuid
-        packet.track_descriptor.name = name
-        if parent is not None:
-            packet.track_descriptor.parent_uuid = parent
-        return packet
+    def _events(self, time_s: FloatArray, uuid: IntArray | int, kind: int, more: list[Bytes]) -> Bytes:
+        """A packet in each row, with an event of this kind on its track."""
+        packet, event = self._in_packet, self._in_event
+        inside = [number(event["type"], kind), number(event["track_uuid"], uuid), *more]
+        return message(
+            self._in_trace["packet"],
+            [
+                number(packet["timestamp"], np.rint(time_s * 1e9).astype(np.int64)),
+                number(packet["trusted_packet_sequence_id"], _SEQUENCE),
+                number(packet["sequence_flags"], self._packet.SEQ_NEEDS_INCREMENTAL_STATE),
+                message(packet["track_event"], inside),
+            ],
+        )
 
-    def _packet(self, time_s: float, uuid: int, kind: int) -> Any:
-        packet = self._builder.create_packet()
-        packet.timestamp = round(time_s * 1e9)
+    def _numbers(self, known: dict[str, int], names: list[str], kind: str) -> list[int]:
+        """The numbers of these names; new ones are announced."""
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        if new:
+            packet = self._packet(sequence_flags=self._packet.SEQ_NEEDS_INCREMENTAL_STATE)
+            for name in new:
+                known[name] = len(known) + 1
+                getattr(packet.interned_data, kind).add(iid=known[name], name=name)
+            self._write(packet)
+        return [known[name] for name in names]
+
+    def _write(self, packet: Any) -> None:
         packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.track_event.type = kind
-        packet.track_event.track_uuid = uuid
-        return packet
+        self._file.write(self._trace(packet=[packet]).SerializeToString())
+
+
+def _numbers_of_fields(kind: Any) -> dict[str, int]:
+    return {field.name: field.number for field in kind.DESCRIPTOR.fields}
+
+
+def _parts(count: int) -> list[slice]:
+    """So many rows, some at a time."""
+    return [slice(begin, begin + _ROWS_AT_ONCE) for begin in range(0, count, _ROWS_AT_ONCE)]
 
 
 def _write_steps(trace: _Trace, recording: Recording) -> None:
     steps = recording.steps
     before = np.concatenate(([0.0], np.maximum.accumulate(steps.end_s)[:-1]))
-    names = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
-    columns = [getattr(steps, name).tolist() for name in names]
-    times = zip(steps.start_s.tolist(), before.tolist(), steps.end_s.tolist(), steps.preempted.tolist(), strict=True)
-    for (start_s, before_s, end_s, preempted), *notes in zip(times, *columns, strict=True):
-        if preempted:
-            trace.instant(_ENGINE, f"{preempted} preempted", start_s)
-        kind = "prefill and decode" if notes[2] and notes[3] else "prefill" if notes[2] else "decode"
-        trace.slice(_ENGINE, kind, max(start_s, before_s), end_s, **dict(zip(names, notes, strict=True)))
+    decode, prefill, both = trace.event_names(("decode", "prefill", "prefill and decode"))
+    counts, which = np.unique(steps.preempted, return_inverse=True)
+    preempted = np.array(trace.event_names(f"{count} preempted" for count in counts.tolist()))[which]
+    for rows in _parts(len(steps)):
+        notes = {name: getattr(steps, name)[rows] for name in _NOTES}
+        prompts, answers = notes["prefill_tokens"] > 0, notes["decode_tokens"] > 0
+        kind = np.where(prompts & answers, both, np.where(prompts, prefill, decode))
+        begin_s = np.maximum(steps.start_s[rows], before[rows])
+        trace.write([
+            *trace.instants(_ENGINE, preempted[rows], steps.start_s[rows], steps.preempted[rows] > 0),
+            *trace.slices(_ENGINE, kind, begin_s, steps.end_s[rows], notes),
+        ])  # fmt: skip
 
 
 def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
@@ -171,8 +231,8 @@ def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
         "coming back": host.coming * unit_bytes,
     }
     time_s = np.append(recording.steps.start_s, recording.duration_s)
-    for number, (name, counts) in enumerate(values.items()):
-        trace.counter(uuid + number, name, time_s, counts, parent=_HOST, is_bytes=True)
+    for nth, (name, counts) in enumerate(values.items()):
+        trace.counter(uuid + nth, name, time_s, counts, parent=_HOST, is_bytes=True)
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:
@@ -185,16 +245,19 @@ def _write_requests(trace: _Trace, recording: Recording) -> None:
     for lane in sorted(set(lanes)):
         name = str(requests.id[lane]) if len(requests) <= MAX_REQUEST_TRACKS else f"lane {lane}"
         trace.track(_FIRST_REQUEST + lane, name, parent=_REQUESTS)
-    for row, lane in zip(order, lanes, strict=True):
-        uuid = _FIRST_REQUEST + lane
-        arrival_s, scheduled_s = float(requests.arrival_s[row]), float(requests.first_scheduled_s[row])
-        first_s, finished_s = float(requests.first_token_s[row]), float(requests.finished_s[row])
-        about = {"prompt_tokens": int(requests.prompt_tokens[row]), "output_tokens": int(requests.output_tokens[row])}
-        more = {"cached_tokens": int(requests.cached_tokens[row]), "preemptions": int(requests.preemptions[row])}
-        request = {"request": row}
-        trace.slice(uuid, "waiting", arrival_s, scheduled_s, **request)
-        trace.slice(uuid, "prompt", scheduled_s, first_s, **request, **about, **more)
-        trace.slice(uuid, "answer", first_s, finished_s, **request, **about, **more)
+    waiting, prompt, answer = trace.event_names(("waiting", "prompt", "answer"))
+    rows, uuids = np.array(order, np.int64), _FIRST_REQUEST + np.array(lanes, np.int64)
+    for part in _parts(len(rows)):
+        at, uuid = rows[part], uuids[part]
+        arrival_s, scheduled_s = requests.arrival_s[at], requests.first_scheduled_s[at]
+        first_s, finished_s = requests.first_token_s[at], requests.finished_s[at]
+        request = {"request": at}
+        about = request | {name: getattr(requests, name)[at] for name in _ABOUT}
+        trace.write([
+            *trace.slices(uuid, waiting, arrival_s, scheduled_s, request),
+            *trace.slices(uuid, prompt, scheduled_s, first_s, about),
+            *trace.slices(uuid, answer, first_s, finished_s, about),
+        ])  # fmt: skip
 
 
 def _lanes(order: list[int], arrival_s: FloatArray, end_s: FloatArray) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+CLEARED, NEEDS_NAMES = 1, 2
 
 
 class Trace:
@@ -36,17 +37,24 @@ class Trace:
         self.counters: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.instants: list[tuple[str, int]] = []
         opened: dict[int, tuple[str, int, dict[str, int]]] = {}
+        names: dict[int, str] = {}
+        note_names: dict[int, str] = {}
+        assert message.packet[0].sequence_flags == CLEARED
         for packet in message.packet:
+            assert packet.trusted_packet_sequence_id == 1
+            names |= {entry.iid: entry.name for entry in packet.interned_data.event_names}
+            note_names |= {entry.iid: entry.name for entry in packet.interned_data.debug_annotation_names}
             if packet.HasField("track_descriptor"):
                 assert packet.track_descriptor.uuid not in self.tracks
                 self.tracks[packet.track_descriptor.uuid] = packet.track_descriptor
             elif packet.HasField("track_event"):
+                assert packet.sequence_flags == NEEDS_NAMES
                 event = packet.track_event
                 name = self.tracks[event.track_uuid].name
                 if event.type == BEGIN:
                     assert event.track_uuid not in opened, "slices of a track must not overlap"
-                    notes = {note.name: note.int_value for note in event.debug_annotations}
-                    opened[event.track_uuid] = event.name, packet.timestamp, notes
+                    notes = {note_names[note.name_iid]: note.int_value for note in event.debug_annotations}
+                    opened[event.track_uuid] = names[event.name_iid], packet.timestamp, notes
                 elif event.type == END:
                     what, begin, notes = opened.pop(event.track_uuid)
                     self.slices[name].append((what, begin, packet.timestamp, notes))
@@ -54,7 +62,7 @@ class Trace:
                     self.counters[name].append((packet.timestamp, event.counter_value))
                 else:
                     assert event.type == INSTANT
-                    self.instants.append((event.name, packet.timestamp))
+                    self.instants.append((names[event.name_iid], packet.timestamp))
         assert not opened
 
 

@@ -1,0 +1,260 @@
+"""What people wait for, from the start of a process to its end: each figure beside its goal.
+
+    python benchmarks/waits.py [FOLDER] [--only NAME]... [--mooncake conversation_trace.jsonl] [--list]
+
+Seconds are CPU time, user and system, of the command and its children: on one quiet core that is what a person waits,
+and on a busy machine it still says what the work costs. The wall clock and the peak of memory stand beside it. Inputs
+are made once in FOLDER (a temporary one by default) and used again.
+
+The exit code is 1 when a figure is more than 1.5 times over its goal. Goals are for a core that adds up a million whole
+numbers in Python in 46 ms; on another machine they are stretched by what it takes there, which is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TOLERATED = 1.5
+REFERENCE_S = 0.046
+"""A million additions on the machine for which the goals were set."""
+KVSIM = [sys.executable, "-m", "kvsim"]
+RUN = [*KVSIM, "run", "--no-band"]
+LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
+OPEN = "import sys; from kvsim.recording import Replay, read; Replay(read(sys.argv[1]))"
+SWEEP = """
+import os, sys, time
+from pathlib import Path
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.profiles import find
+from kvsim.simulation import Machine
+from kvsim.sweeps import Point, sweep
+from kvsim.workload import LogNormal, Poisson, generate
+
+model, lengths = find_model("Meta-Llama-3-8B"), LogNormal(mean_tokens=200, sigma=0.8, maximum=2_000)
+workload = generate(600, arrivals=Poisson(rate_per_s=30.0), prompt=lengths, output=lengths, seed=0)
+points = [
+    Point(
+        settings={"num_blocks": num_blocks}, workload=workload, policy=Paged(),
+        machine=Machine(
+            gpu=find_gpu("H200"), model=model, kv_bytes=num_blocks * 16 * model.kv_bytes_per_token,
+            step_time=find("vllm-h200-llama-3-8b"),
+        ),
+    )
+    for num_blocks in range(2_000, 2_000 + int(sys.argv[2]))
+]
+outcome = sweep(points, Path(sys.argv[1]), num_jobs=int(sys.argv[3]), backend=sys.argv[4])
+assert outcome.num_done == len(points), outcome
+"""
+
+
+class Inputs:
+    """What the commands read: made when it is first asked for, and kept in a folder."""
+
+    def __init__(self, folder: Path, mooncake: Path | None) -> None:
+        self.folder, self._mooncake = folder, mooncake
+
+    def compared(self) -> list[str]:
+        """Three recordings of the same requests under three policies."""
+        folder = self._made("compared", [*KVSIM, "compare", "-o"])
+        return [str(folder / name) for name in ("paged", "contiguous", "static")]
+
+    def steps(self, millions: int) -> Path:
+        """A recording of so many million steps, five sequences at a time."""
+        lengths = ["--prompt-tokens", "161:1", "--output-tokens", "338:1", "--rate", "3"]
+        number = ["--arrivals", "poisson", "--num-requests", str(16_000 * millions)]
+        return self._made(f"steps-{millions}m", [*RUN, *LLAMA, *lengths, *number, "-o"])
+
+    def mooncake(self) -> Path | None:
+        """Mooncake's trace of conversations; None where nobody has said where it is."""
+        return self._mooncake
+
+    def mooncake_run(self) -> Path | None:
+        """Its recording under the paged policy."""
+        trace = self._mooncake
+        return None if trace is None else self._made("mooncake", [*mooncake_run(trace), "-o"])
+
+    def csv(self) -> Path:
+        """Ten million requests as CSV."""
+        file = self.folder / "ten-million.csv"
+        if not file.exists():
+            with file.with_suffix(".part").open("w") as rows:
+                rows.write("arrival_s,prompt_tokens,output_tokens\n")
+                rows.writelines(f"{n / 100},{1 + n % 1000},{1 + n % 77}\n" for n in range(10_000_000))
+            file.with_suffix(".part").rename(file)
+        return file
+
+    def scratch(self, name: str) -> Path:
+        """Where a command may write; nothing is there yet."""
+        path = self.folder / "written" / f"{name}-{time.time_ns()}"
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def _made(self, name: str, command: list[str]) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            subprocess.run([*command, str(path)], check=True, stdout=subprocess.DEVNULL)
+        return path
+
+
+def mooncake_run(trace: Path) -> list[str]:
+    return [*RUN, *LLAMA, "--workload", str(trace), "--max-model-len", "131072"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Something that people wait for."""
+
+    name: str
+    goal_s: float
+    goal_mib: float | None = None
+    command: Callable[[Inputs], list[str] | None]
+    """None where an input is missing."""
+
+
+def waiting_requests(count: int) -> Callable[[Inputs], list[str]]:
+    return lambda _: [*RUN, "--policy", "static", *LLAMA, "--num-requests", str(count), "--arrivals", "at-once"]
+
+
+def over(command: list[str], recording: Path | None, *more: str) -> list[str] | None:
+    return None if recording is None else [*command, str(recording), *more]
+
+
+WAITS = [
+    Wait(name="run", goal_s=0.4, command=lambda _: [*KVSIM, "run"]),
+    Wait(name="compare", goal_s=1.5, command=lambda _: [*KVSIM, "compare"]),
+    Wait(
+        name="plot waste-bars",
+        goal_s=1.5,
+        command=lambda to: [*KVSIM, "plot", "waste-bars", *to.compared(), "-o", f"{to.scratch('bars')}.png"],
+    ),
+    Wait(
+        name="report",
+        goal_s=5.0,
+        command=lambda to: [*KVSIM, "report", *to.compared(), "-o", str(to.scratch("report"))],
+    ),
+    Wait(name="open two million steps", goal_s=1.0, command=lambda to: [sys.executable, "-c", OPEN, str(to.steps(2))]),
+    Wait(
+        name="mooncake: run and record",
+        goal_s=8.0,
+        goal_mib=1229,
+        command=lambda to: (
+            None if (trace := to.mooncake()) is None else [*mooncake_run(trace), "-o", str(to.scratch("mooncake"))]
+        ),
+    ),
+    Wait(
+        name="mooncake: nine figures",
+        goal_s=10.0,
+        goal_mib=1229,
+        command=lambda to: over([*KVSIM, "plot", "--all"], to.mooncake_run(), "-o", str(to.scratch("figures"))),
+    ),
+    Wait(name="static, 100,000 requests wait", goal_s=4.0, command=waiting_requests(100_000)),
+    Wait(name="static, a million requests wait", goal_s=40.0, command=waiting_requests(1_000_000)),
+    Wait(
+        name="Perfetto of five million steps",
+        goal_s=20.0,
+        command=lambda to: [*KVSIM, "export", str(to.steps(5)), "-o", f"{to.scratch('trace')}.pftrace"],
+    ),
+    Wait(
+        name="verify five million steps",
+        goal_s=30.0,
+        goal_mib=1024,
+        command=lambda to: [*KVSIM, "verify", str(to.steps(5))],
+    ),
+    Wait(
+        name="import ten million rows of CSV",
+        goal_s=60.0,
+        command=lambda to: [*KVSIM, "import", str(to.csv()), "-o", f"{to.scratch('workload')}.parquet"],
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a process took."""
+
+    cpu_s: float
+    wall_s: float
+    peak_mib: float
+
+
+def measure(command: list[str]) -> Measured:
+    """Run `command` to its end, which must be a good one."""
+    begin_s = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return Measured(usage.ru_utime + usage.ru_stime, time.perf_counter() - begin_s, usage.ru_maxrss / 1024)
+
+
+def sweep_efficiency(inputs: Inputs, backend: str, num_points: int, num_jobs: int) -> float:
+    """How many times as fast `num_jobs` workers are as one, per worker."""
+
+    def wall_s(jobs: int) -> float:
+        table = f"{inputs.scratch('sweep')}.parquet"
+        return measure([sys.executable, "-c", SWEEP, table, str(num_points), str(jobs), backend]).wall_s
+
+    return wall_s(1) / wall_s(num_jobs) / num_jobs
+
+
+def slowness() -> float:
+    """How much longer this machine takes than the one for which the goals were set; never less than 1."""
+
+    def add_up() -> float:
+        begin_s, total = time.process_time(), 0
+        for number in range(1_000_000):
+            total += number
+        return time.process_time() - begin_s
+
+    return max(1.0, min(add_up() for _ in range(20)) / REFERENCE_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="Names that begin so; again.")
+    parser.add_argument("--mooncake", type=Path, metavar="FILE", help="Mooncake's conversation_trace.jsonl.")
+    parser.add_argument("--list", action="store_true", help="Say what there is, and measure nothing.")
+    arguments = parser.parse_args()
+    chosen = [wait for wait in WAITS if not arguments.only or wait.name.startswith(tuple(arguments.only))]
+    if arguments.list:
+        print(*(wait.name for wait in chosen), sep="\n")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        inputs, stretch = Inputs(folder, arguments.mooncake), slowness()
+        print(f"this machine: {stretch:.2f} times as long as the one for which the goals were set\n")
+        print(f"{'':34} {'CPU s':>8} {'goal':>6} {'times':>6} {'wall s':>8} {'MiB':>6} {'goal':>6}")
+        missed = [wait.name for wait in chosen if not shown(wait, inputs, stretch)]
+    if missed:
+        raise SystemExit(f"more than {TOLERATED} times over: {', '.join(missed)}")
+
+
+def shown(wait: Wait, inputs: Inputs, stretch: float) -> bool:
+    """Print one row; whether it is within what is tolerated."""
+    command = wait.command(inputs)
+    if command is None:
+        print(f"{wait.name:34} not measured: its input is missing (--mooncake)")
+        return True
+    found, goal_s = measure(command), wait.goal_s * stretch
+    times = max(found.cpu_s / goal_s, 0 if wait.goal_mib is None else found.peak_mib / wait.goal_mib)
+    time_s = f"{found.cpu_s:8.2f} {goal_s:6.1f} {times:6.2f} {found.wall_s:8.2f}"
+    memory = f"{found.peak_mib:6.0f}" + ("" if wait.goal_mib is None else f" {wait.goal_mib:6.0f}")
+    print(f"{wait.name:34} {time_s} {memory}", flush=True)
+    return times <= TOLERATED
+
+
+if __name__ == "__main__":
+    main()

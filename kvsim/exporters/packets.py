@@ -1,0 +1,75 @@
+"""Protocol Buffers by the column: a million messages that have the same fields are encoded in a few array operations.
+
+A part of a message is `Bytes`: for each of n messages, a few bytes. Parts stand beside each other, one inside another,
+or in some of the messages only; `joined` writes them out, message after message. Callers know the numbers of fields
+from the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.tables import IntArray
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_SEVEN = 7
+_MORE = 0x80
+
+Bytes: TypeAlias = list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]]
+"""Pieces from left to right. Column i of a matrix (width, n) has the bytes of message i, of which so many, the first
+ones, count (n). Where all messages have the same, n is 1."""
+
+
+def number(field: int, values: IntArray | int) -> Bytes:
+    """A whole number in `field`: one for each message, int64[n], or the same one in all."""
+    return [_tag(field, _VARINT), _varints(np.atleast_1d(np.asarray(values, np.int64)))]
+
+
+def message(field: int, parts: Sequence[Bytes]) -> Bytes:
+    """A message inside the other, made of `parts`, in `field`."""
+    inside = [piece for part in parts for piece in part]
+    length = np.zeros(1, np.int64)
+    for _, lengths in inside:
+        length = length + lengths
+    return [_tag(field, _LENGTH_DELIMITED), _varints(length), *inside]
+
+
+def where(present: npt.NDArray[np.bool_], part: Bytes) -> Bytes:
+    """`part` in those messages in which it is `present`, and nothing in the others."""
+    return [(matrix, lengths * present) for matrix, lengths in part]
+
+
+def joined(parts: Sequence[Bytes]) -> bytes:
+    """All parts of the first message, then those of the second, and so on."""
+    pieces = [piece for part in parts for piece in part]
+    shape = sum(len(matrix) for matrix, _ in pieces), max(lengths.size for _, lengths in pieces)
+    bytes_of, counts = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
+    end = 0
+    for matrix, lengths in pieces:
+        begin, end = end, end + len(matrix)
+        bytes_of[begin:end] = matrix
+        np.less(np.arange(len(matrix), dtype=np.int32)[:, None], lengths, out=counts[begin:end])
+    return np.ascontiguousarray(bytes_of.T)[np.ascontiguousarray(counts.T)].tobytes()
+
+
+def _tag(field: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    return _varints(np.array([field << 3 | kind]))
+
+
+def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Seven bits a byte, the low ones first; all but the last byte have the eighth. Negative ones take ten bytes."""
+    rest = values.view(np.uint64)
+    width = max(1, -(-int(rest.max(initial=0)).bit_length() // _SEVEN))
+    bytes_of, lengths = np.empty((width, len(values)), np.uint8), np.ones(len(values), np.int32)
+    for place in range(width):
+        bytes_of[place] = rest  # the low eight bits
+        rest = rest >> np.uint64(_SEVEN)
+        goes_on = rest > 0
+        lengths += goes_on
+        bytes_of[place] &= _MORE - 1
+        bytes_of[place] |= goes_on.view(np.uint8) << np.uint8(_SEVEN)
+    return bytes_of, lengths
