@@ -39,8 +39,10 @@ def write(workload: Workload, path: str | os.PathLike[str]) -> Path:
     import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    columns: dict[str, pa.Array] = {"arrival_s": pa.array(workload.arrival_s, pa.float64())}
-    columns |= {name: pa.array(getattr(workload, name), pa.int32()) for name in _SCALARS}
+    from kvsim.arrow_columns import from_numpy  # noqa: PLC0415
+
+    columns: dict[str, pa.Array] = {"arrival_s": from_numpy(workload.arrival_s, pa.float64())}
+    columns |= {name: from_numpy(getattr(workload, name), pa.int32()) for name in _SCALARS}
     columns["prompt_hashes"] = _lists(workload.prompt_hashes, pa.int64())
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
@@ -69,6 +71,8 @@ def read(path: str | os.PathLike[str]) -> Workload:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    from kvsim.arrow_columns import to_numpy  # noqa: PLC0415
+
     file = Path(path)
     if not file.is_file():
         raise WorkloadError(f"{path} is no file.")
@@ -94,8 +98,8 @@ def read(path: str | os.PathLike[str]) -> Workload:
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path}: the column id should be text.") from error
     return Workload(
-        arrival_s=table["arrival_s"].to_numpy(),
-        **{name: table[name].to_numpy() for name in _SCALARS},
+        arrival_s=to_numpy(table["arrival_s"]),
+        **{name: to_numpy(table[name]) for name in _SCALARS},
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
         ids=ids,
@@ -133,11 +137,14 @@ def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _lists(ragged: Ragged[Any], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
-    return pa.LargeListArray.from_arrays(pa.array(ragged.offsets, pa.int64()), pa.array(ragged.values, kind)).cast(
-        pa.list_(kind)
-    )
+    from kvsim.arrow_columns import from_numpy  # noqa: PLC0415
+
+    offsets, values = from_numpy(ragged.offsets, pa.int64()), from_numpy(ragged.values, kind)
+    return pa.LargeListArray.from_arrays(offsets, values).cast(pa.list_(kind))
 
 
 def _ragged(column: pa.ChunkedArray, dtype: type[Any]) -> Ragged[Any]:
-    lengths = np.asarray(column.combine_chunks().value_lengths(), np.int64)
-    return Ragged(column.combine_chunks().flatten().to_numpy(), np.concatenate(([0], np.cumsum(lengths))), dtype)
+    from kvsim.arrow_columns import to_numpy  # noqa: PLC0415
+
+    lengths = to_numpy(column.combine_chunks().value_lengths())
+    return Ragged(to_numpy(column.combine_chunks().flatten()), np.concatenate(([0], np.cumsum(lengths))), dtype)

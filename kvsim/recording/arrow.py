@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kvsim.arrow_columns import from_numpy
 from kvsim.workload import Ragged
 
 
@@ -42,13 +43,13 @@ def to_arrow(table: Columns) -> pa.Table:
             continue
         if isinstance(value, Ragged):
             arrays[name] = pa.ListArray.from_arrays(
-                pa.array(value.offsets, pa.int32()), pa.array(value.values, pa.int64())
+                from_numpy(value.offsets, pa.int32()), from_numpy(value.values, pa.int64())
             )
         elif spec.names is not None:
             words = [member.name.lower() for member in spec.names]
-            arrays[name] = pa.DictionaryArray.from_arrays(pa.array(value, pa.int8()), words).cast(pa.string())
+            arrays[name] = pa.DictionaryArray.from_arrays(from_numpy(value, pa.int8()), words).cast(pa.string())
         elif spec.dtype == "str":
             arrays[name] = pa.array(value.tolist(), pa.string())
         else:
-            arrays[name] = pa.array(value, pa.type_for_alias(spec.dtype))
+            arrays[name] = from_numpy(value, pa.type_for_alias(spec.dtype))
     return pa.table(arrays)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvsim.arrow_columns import to_numpy
 from kvsim.contents import oversized
 from kvsim.errors import RecordingError
 from kvsim.recording import provenance
@@ -215,7 +216,7 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
     if spec.names is not None:
         codes = {member.name.lower(): member.value for member in spec.names}
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
-        words, used = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        words, used = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
         unknown = [nth for nth, word in enumerate(words) if word not in codes]
         if unknown:
             # A file may know words that none of its rows has.
@@ -226,19 +227,22 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
     if spec.dtype == "str":
         # A text that many rows have stands in the file once.
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
-        return text_column(encoded.dictionary.cast(pa.string()).to_pylist(), num_rows)[encoded.indices.to_numpy()]
-    wanted = pa.type_for_alias(spec.dtype)
-    # A null time becomes NaN by itself. Casting loads pyarrow's functions, a twentieth of a second's worth.
-    return (data if data.type == wanted else data.cast(wanted)).to_numpy(zero_copy_only=False)
+        return text_column(_cast(encoded.dictionary, pa.string()).to_pylist(), num_rows)[to_numpy(encoded.indices)]
+    return to_numpy(_cast(data, pa.type_for_alias(spec.dtype)))  # a null time becomes NaN
+
+
+def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Casting loads pyarrow's functions, a tenth of a second's worth; a file that kvsim wrote needs none."""
+    return data if data.type == wanted else data.cast(wanted)
 
 
 def _lists(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Ragged[np.int64]:
     del spec, num_rows  # there is one kind of lists
-    offsets = np.asarray(data.offsets, np.int64)
-    values = data.values[int(offsets[0]) : int(offsets[-1])].cast(pa.int64())
+    offsets = to_numpy(data.offsets).astype(np.int64)
+    values = _cast(data.values[int(offsets[0]) : int(offsets[-1])], pa.int64())
     if values.null_count:
         raise RecordingError(f"{file}: a list of {name} has an empty element.")
-    return Ragged(values.to_numpy(), offsets - offsets[0], np.int64)
+    return Ragged(to_numpy(values), offsets - offsets[0], np.int64)
 
 
 def _end_to_end(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
