@@ -2,7 +2,7 @@
 
 The functions run as they stand, or are compiled as they stand by numba. From the ground up:
 
-    records        what is kept             state          all of it, in one tuple     compiled       numba's only door
+    records        what is kept             state          all of it, in one tuple     compiled       the door to numba
     linked_list    free queue, queue        prefix_cache   keys -> blocks              block_pool     ids, references
     kv_cache       tables over groups       host_swap      what leaves the GPU         speculation    drafted tokens
     extents        a contiguous range       reservations   one extent a sequence       memory         either of the two
@@ -10,6 +10,8 @@ The functions run as they stand, or are compiled as they stand by numba. From th
     host_pool      slots on the host        host_jobs      copies under way            copies         when they end
     offload        what is copied when      tiered         queue and frees with it     running        what a step holds
     clock          host and GPU             journal        what a recording says       totals         where slots go
+
+    numba_types    records as numba sees them                   numba_linking  parts become one piece of machine code
 
     packing        a workload becomes records               driver         an engine that is run, or stepped by hand
 

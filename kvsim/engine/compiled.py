@@ -1,8 +1,9 @@
-"""The only module that knows numba: the engine as it stands, or as machine code.
+"""The door to numba: the engine as it stands, or as machine code.
 
 Every function of the engine is written once, as plain Python over records. `part` says that a function belongs to it.
-Without numba, and in runs too short to be worth loading it, the functions run as they stand. `machine_code` hands the
-same functions to numba, which compiles them as they stand. Importing this module does not load numba.
+Without numba, and in runs too short to be worth loading it, the functions run as they stand. `MachineCode` is the same
+functions as numba compiles them. Importing this module does not load numba; what numba has to be told of the engine's
+records stands in `numba_types`, how parts are put together in `numba_linking`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -21,16 +23,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Sums keep their order, so that times equal those of the interpreter to the last bit."""
-_UNDOCUMENTED: tuple[dict[str, Any], ...] = ({"_nrt": False}, {"forceinline": True})
-"""Compiled code allocates nothing, so counting references to its arrays is not needed and would cost more than the
-rest. A call hands over every array of the engine, some 200 numbers, which would cost more than half of what is left:
-parts become part of what calls them. Where a release of numba refuses one of the two, the engine is compiled without,
-and is slower.
-"""
-_LONGEST_INLINED = 1_000
-"""Bytes of the interpreter's code; longer parts are called. They are few, and compiling them once for every caller
-takes longer.
-"""
 _QUICK_S = 3.0
 """Machine code kept by an earlier process loads faster than this; compiling takes longer."""
 
@@ -66,71 +58,77 @@ def chosen_by_memory(*choices: Function) -> Function:
 def has_numba() -> bool:
     """Whether numba is there, and works with this Python and this NumPy. The call loads it, in about half a second."""
     try:
-        import_module("numba")
+        import_module("kvsim.engine.numba_types")
     except ImportError:
         return False
     return True
 
 
-def machine_code(function: Function, sources: Sequence[Path]) -> Function:
-    """`function`, a part of the engine, as machine code that can be called from Python.
+class MachineCode:
+    """A part of the engine as machine code, for the engine of one run, which Python calls like the part itself.
 
     What was compiled once is kept on disk. numba looks at the file of the function that is called to see whether that
     still holds; `sources` are the folders of all that goes in, and their fingerprint makes it look at every file.
     """
+
+    def __init__(self, function: Callable[[Any, int, float], int], sources: Sequence[Path]) -> None:
+        self._entry = _entry_point(function, tuple(sources))
+        self._engine: Any = None
+        self._handle: Any = None
+
+    def __call__(self, engine: Any, action: int, argument: float) -> int:
+        """Do what `function(engine, action, argument)` does, with the arrays of `engine`."""
+        if engine is not self._engine:
+            from kvsim.engine.numba_types import Handle  # noqa: PLC0415  loaded when the first long run asks for it
+
+            self._engine, self._handle = engine, Handle(engine)
+            _compile(self._entry, (self._handle, action, argument))
+        return int(self._entry(self._handle, action, argument))
+
+
+def part_options() -> dict[str, Any]:
+    """The options with which parts are compiled."""
+    from kvsim.engine import numba_linking  # noqa: PLC0415  as above
+
+    return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
+
+
+@cache
+def _entry_point(function: Callable[[Any, int, float], int], sources: tuple[Path, ...]) -> Any:
+    from numba import njit  # noqa: PLC0415  as above
+
     _hand_over()
     fingerprint = _fingerprint(sources)
 
     def entry(engine: Any, action: int, argument: float) -> Any:
         return function(engine, action, argument) if fingerprint else 0
 
-    compiled = _entry_point(entry)
-
-    def call(*arguments: Any) -> Any:
-        if not compiled.signatures:
-            _compile(compiled, arguments)
-        return compiled(*arguments)
-
-    return call  # type: ignore[return-value]
-
-
-def options() -> dict[str, Any]:
-    """The options that this release of numba takes."""
-    from numba import njit  # noqa: PLC0415  loaded when the first long run asks for it
-
-    taken: dict[str, Any] = dict(_OPTIONS)
-    for option in _UNDOCUMENTED:
-        with suppress(KeyError, TypeError):
-            njit(**taken, **option)(lambda: None)
-            taken |= option
-    return taken
+    compiled = njit(**_OPTIONS | {"no_cpython_wrapper": False})(entry)
+    # A read-only installation and no home directory: compile in every process.
+    with suppress(RuntimeError, OSError):
+        compiled.enable_caching()
+    return compiled
 
 
 def _hand_over() -> None:
     """Tell numba of every part, once."""
     from numba.extending import overload, register_jitable  # noqa: PLC0415  as above
 
-    chosen, called = options(), _when_called(options())
+    options = part_options()
     for function in _parts:
-        is_short = len(function.__code__.co_code) <= _LONGEST_INLINED
-        register_jitable(**chosen if is_short else called)(function)
+        register_jitable(**options)(function)
     for function, meaning in _other_meanings:
-        overload(function, strict=False, jit_options=chosen)(_always(meaning))
+        overload(function, strict=False, jit_options=options)(_always(meaning))
     for function, choices in _choices:
-        overload(function, strict=False, jit_options=chosen)(_of_memory(choices))
+        overload(function, strict=False, jit_options=options)(_of_memory(choices))
     _choices.clear()
     _parts.clear()
     _other_meanings.clear()
 
 
-def _when_called(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The same options for a part that stays by itself; a part that says nothing would do as its caller does."""
-    return chosen | {name: False for name in ("forceinline",) if name in chosen}
-
-
 def _of_memory(choices: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
     """The same for a choice: the type of the engine tells how many zeros its memory is."""
-    return lambda engine, *_types: choices[len(engine.types[engine.fields.index("memory")])]
+    return lambda engine, *_types: choices[engine.length_of("memory")]
 
 
 def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,20 +136,13 @@ def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *_types: meaning
 
 
-def _entry_point(function: Callable[..., Any]) -> Any:
-    from numba import njit  # noqa: PLC0415  as above
-
-    entry = njit(**_when_called(options()) | {"no_cpython_wrapper": False})(function)
-    # A read-only installation and no home directory: compile in every process.
-    with suppress(RuntimeError, OSError):
-        entry.enable_caching()
-    return entry
-
-
 def _compile(entry: Any, arguments: tuple[Any, ...]) -> None:
     """Compile `entry` for such arguments, or load what was kept; say so where a person waits for it."""
     from numba import typeof  # noqa: PLC0415  as above
 
+    types = tuple(map(typeof, arguments))
+    if types in entry.overloads:
+        return
     begin_s = time.perf_counter()
     say = Timer(_QUICK_S, _tell, ["compiling the simulator, once for this machine ..."])
     say.daemon = True
@@ -159,7 +150,7 @@ def _compile(entry: Any, arguments: tuple[Any, ...]) -> None:
     try:
         # A full disk keeps the machine code from being kept, not from being used.
         with suppress(OSError):
-            entry.compile(tuple(map(typeof, arguments)))
+            entry.compile(types)
     finally:
         say.cancel()
     took_s = time.perf_counter() - begin_s

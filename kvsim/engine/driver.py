@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from kvsim.engine import (
     totals,
     waiting_queue,
 )  # fmt: skip
-from kvsim.engine.compiled import machine_code, part
+from kvsim.engine.compiled import MachineCode, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import MemoryRow, Sequence, Table
@@ -260,6 +259,5 @@ def act(engine: Engine, action: int, argument: float) -> int:
     return outcome
 
 
-@cache
-def _compiled(function: Any) -> Any:
-    return machine_code(function, [Path(__file__).parent, Path(steptime.__file__).parent])
+def _compiled(function: Any) -> MachineCode:
+    return MachineCode(function, [Path(__file__).parent, Path(steptime.__file__).parent])

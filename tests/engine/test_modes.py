@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,44 +70,53 @@ def test_a_model_of_ones_own_runs_interpreted_and_only_so(
         measure(requests(3), POLICY, machine, engine="compiled")
 
 
-def test_numba_still_takes_the_options_that_it_does_not_document() -> None:
-    """Without them compiled runs still work, and are slower. If this fails, measure, and say so in `compiled`."""
-    pytest.importorskip("numba")
-    assert compiled.options()["_nrt"] is False
-    assert compiled.options()["forceinline"] is True
+def test_parts_are_put_together_in_the_release_of_numba_that_is_here() -> None:
+    """Otherwise compiling takes several times as long. If this fails: try the release, and add it to those known."""
+    numba_linking = pytest.importorskip("kvsim.engine.numba_linking")
+    assert numba_linking.is_known()
+    assert compiled.part_options()["pipeline_class"] is numba_linking.PartCompiler
 
 
-@pytest.mark.parametrize("name", ["_nrt", "forceinline"])
-@pytest.mark.parametrize("error", [KeyError("refused"), TypeError("refused")], ids=repr)
-def test_a_numba_that_refuses_an_option_is_used_without_it(
-    name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numba = pytest.importorskip("numba")
+@pytest.mark.parametrize("release", ["0.61.2", "0.99.0", "1.0.0rc1"])
+def test_an_unknown_release_compiles_every_part_by_itself(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numba_linking = pytest.importorskip("kvsim.engine.numba_linking")
+    assert not numba_linking.is_known(release)
+    monkeypatch.setattr(numba_linking, "is_known", lambda: False)
+    assert "pipeline_class" not in compiled.part_options()
 
-    def njit(**options: Any) -> Any:
-        if name in options:
-            raise error
-        return lambda function: function
 
-    monkeypatch.setattr(numba, "njit", njit)
-    assert set(compiled.options()) == {
-        "_nrt",
-        "forceinline",
-        "error_model",
-        "no_cpython_wrapper",
-        "no_cfunc_wrapper",
-    } - {name}
+def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, kvsim\n"
+        "from kvsim.engine import compiled, numba_linking\n"
+        "numba_linking.KNOWN_RELEASES = numba_linking.KNOWN_RELEASES if sys.argv[1] == 'together' else ()\n"
+        "lengths = {'prompt_tokens': [9, 300] * 20, 'output_tokens': [7, 30] * 20}\n"
+        "workload = kvsim.Workload(arrival_s=np.arange(40) / 9, **lengths)\n"
+        "gpu, model = kvsim.find_gpu('H200'), kvsim.find_model('Meta-Llama-3-8B')\n"
+        "step_time = kvsim.Roofline.for_gpu(gpu, model)\n"
+        "machine = kvsim.Machine(gpu=gpu, model=model, kv_bytes=1 << 28, step_time=step_time)\n"
+        "run = kvsim.simulate(workload, kvsim.Static(), machine, engine='compiled')\n"
+        "assert ('pipeline_class' in compiled.part_options()) == (sys.argv[1] == 'together')\n"
+        "print(run.requests.finished_s.tolist(), run.steps.start_s.tolist())"
+    )
+    printed = []
+    for way in ("together", "apart"):
+        result = run_python("-c", code, way, NUMBA_CACHE_DIR=str(tmp_path / way))
+        assert result.returncode == 0, result.stderr
+        printed.append(result.stdout)
+    assert printed[0] == printed[1]
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only installation without a home directory: numba finds no place for it."""
-    pytest.importorskip("numba")
+    numba = pytest.importorskip("numba")
 
     def refuse(*_: object) -> None:
         raise RuntimeError("cannot cache function: no locator available")
 
     monkeypatch.setattr("numba.core.dispatcher.Dispatcher.enable_caching", refuse)
-    assert compiled._entry_point(lambda number: 2 * number)(21) == 42
+    entry = compiled._entry_point.__wrapped__(numba.njit(lambda engine, _action, argument: engine * argument), ())
+    assert entry(2, 0, 21.0) == 42
 
 
 def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:

@@ -1,0 +1,259 @@
+"""The engine's records as numba sees them: a table of addresses, handed over as one pointer.
+
+An engine is some thirty arrays. Handed over one by one they would be two hundred numbers in every call of every part.
+Here an engine is the address of a table, which says for each array where its records begin and how many they are. The
+table does not change while compiled code runs, and the compiler is told so: it reads an address once.
+
+An index is not looked at: it must lie in its array.
+"""
+
+from __future__ import annotations
+
+import operator
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba import from_dtype
+from numba.core.typing.templates import AttributeTemplate, signature
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    lower_builtin,
+    lower_getattr_generic,
+    lower_setattr_generic,
+    models,
+    register_model,
+    type_callable,
+    typeof_impl,
+    types,
+    unbox,
+)
+
+_POINTER = ir.IntType(8).as_pointer()
+_TABLE = _POINTER.as_pointer()
+
+Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ...]"
+
+
+class RecordType(types.Type):
+    """One record, by its address. Its whole numbers are read as 64 bits, however few they are kept in."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        fields: Any = dtype.fields or {}
+        self.offsets = {name: fields[name][1] for name in fields}
+        self.kept = {name: from_dtype(fields[name][0]) for name in fields}
+        super().__init__(f"Record_{_digest(str(dtype))}")
+
+    def read(self, name: str) -> types.Type:
+        """The type of a field where it is read."""
+        return types.int64 if isinstance(self.kept[name], types.Integer) else self.kept[name]
+
+
+class RecordsType(types.Type):
+    """Records, or numbers, that stand next to each other: where they begin, and how many they are."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        kinds = [kind for kind, *_ in (dtype.fields or {}).values()]
+        is_plain = kinds and all(kind.subdtype is None for kind in kinds)
+        self.dtype = RecordType(dtype) if is_plain else from_dtype(dtype)
+        self.size_bytes = dtype.itemsize
+        super().__init__(f"Records_{_digest(str(self.dtype))}")
+
+
+class EngineType(types.Type):
+    """A named tuple of arrays, of such tuples, and of tuples whose length alone is known: its fields, in order."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        super().__init__(f"Engine_{_digest(str(fields))}")
+
+    def length_of(self, name: str) -> int:
+        """How long a tuple is of which nothing else is known."""
+        return len(dict(self.fields)[name])
+
+    def word_of(self, name: str) -> int:
+        """How many words of the table stand before a field."""
+        words = 0
+        for field, kind in self.fields:
+            if field == name:
+                return words
+            words += _num_words(kind)
+        raise AttributeError(name)
+
+
+class Handle:
+    """An engine as compiled code takes it: the table of its addresses, and its type."""
+
+    def __init__(self, engine: Any) -> None:
+        words: list[int] = []
+        self.numba_type = _describe(engine, words)
+        self._kept = engine, np.array(words, np.int64)
+        self.address = int(self._kept[1].ctypes.data)
+
+
+def _describe(engine: Any, words: list[int]) -> EngineType:
+    """The type of an engine; its addresses are added to `words`."""
+    fields: list[tuple[str, Any]] = []
+    for name in engine._fields:
+        value = getattr(engine, name)
+        if isinstance(value, np.ndarray):
+            assert value.flags.c_contiguous, name
+            fields.append((name, RecordsType(value.dtype)))
+            words += [value.ctypes.data, len(value)]
+        elif hasattr(value, "_fields"):
+            fields.append((name, _describe(value, words)))
+        else:
+            fields.append((name, types.UniTuple(types.intp, len(value))))
+    return EngineType(tuple(fields))
+
+
+def _num_words(kind: Any) -> int:
+    if isinstance(kind, RecordsType):
+        return 2
+    return sum(_num_words(each) for _, each in kind.fields) if isinstance(kind, EngineType) else 0
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+class _RecordModel(models.PrimitiveModel):
+    """The address of a record."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _POINTER)
+
+
+class _TableModel(models.PrimitiveModel):
+    """A place in the table."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _TABLE)
+
+
+register_model(RecordType)(_RecordModel)
+register_model(RecordsType)(_TableModel)
+register_model(EngineType)(_TableModel)
+
+
+@typeof_impl.register(Handle)
+def _typeof_handle(handle: Handle, _context: Any) -> EngineType:
+    return handle.numba_type
+
+
+@unbox(EngineType)
+def _unbox_engine(_kind: EngineType, handle: Any, c: Any) -> Any:
+    number = c.pyapi.object_getattr_string(handle, "address")
+    address = c.pyapi.long_as_voidptr(number)
+    c.pyapi.decref(number)
+    return NativeValue(c.builder.bitcast(address, _TABLE), is_error=c.pyapi.c_api_error())
+
+
+@infer_getattr
+class _EngineAttributes(AttributeTemplate):
+    key = EngineType
+
+    def generic_resolve(self, engine: EngineType, name: str) -> Any:
+        return dict(engine.fields)[name]
+
+
+@lower_getattr_generic(EngineType)
+def _lower_field(_context: Any, builder: Any, engine: EngineType, value: Any, name: str) -> Any:
+    return builder.gep(value, [ir.IntType(64)(engine.word_of(name))], inbounds=True)
+
+
+@infer_getattr
+class _RecordAttributes(AttributeTemplate):
+    key = RecordType
+
+    def generic_resolve(self, record: RecordType, name: str) -> Any:
+        return record.read(name)
+
+
+@lower_getattr_generic(RecordType)
+def _lower_read(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
+    kept = record.kept[name]
+    read = context.unpack_value(builder, kept, _place(context, builder, record, value, name))
+    return context.cast(builder, read, kept, record.read(name))
+
+
+@lower_setattr_generic(RecordType)
+def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
+    (record, written), (value, new) = signature.args, args
+    kept = record.kept[name]
+    new = context.cast(builder, new, written, kept)
+    context.pack_value(builder, kept, new, _place(context, builder, record, value, name))
+
+
+def _place(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
+    """The address of a field of a record."""
+    place = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
+    return builder.bitcast(place, context.get_data_type(record.kept[name]).as_pointer())
+
+
+@type_callable(len)
+def _type_len(_context: Any) -> Any:
+    def typer(records: Any) -> Any:
+        return types.intp if isinstance(records, RecordsType) else None
+
+    return typer
+
+
+@lower_builtin(len, RecordsType)
+def _lower_len(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    word = builder.gep(args[0], [ir.IntType(64)(1)], inbounds=True)
+    return builder.ptrtoint(_constant(builder, word), context.get_value_type(types.intp))
+
+
+@type_callable(operator.getitem)
+def _type_getitem(_context: Any) -> Any:
+    def typer(records: Any, index: Any) -> Any:
+        is_known = isinstance(records, RecordsType) and isinstance(index, types.Integer)
+        return signature(records.dtype, records, types.intp) if is_known else None
+
+    return typer
+
+
+@type_callable(operator.setitem)
+def _type_setitem(_context: Any) -> Any:
+    def typer(records: Any, index: Any, _value: Any) -> Any:
+        is_known = isinstance(records, RecordsType) and isinstance(index, types.Integer)
+        return signature(types.none, records, types.intp, records.dtype) if is_known else None
+
+    return typer
+
+
+@lower_builtin(operator.getitem, RecordsType, types.Integer)
+def _lower_getitem(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    records, (header, index) = signature.args[0], args
+    if isinstance(records.dtype, RecordType):
+        return _record(builder, records, header, index)
+    return context.unpack_value(builder, records.dtype, _typed(context, builder, records, header, index))
+
+
+@lower_builtin(operator.setitem, RecordsType, types.Integer, types.Any)
+def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    records, (header, index, value) = signature.args[0], args
+    context.pack_value(builder, records.dtype, value, _typed(context, builder, records, header, index))
+    return context.get_dummy_value()
+
+
+def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
+    """The address of a number."""
+    place = _record(builder, records, header, index)
+    return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
+
+
+def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
+    """The address of a record."""
+    offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
+    return builder.gep(_constant(builder, header), [offset], inbounds=True)
+
+
+def _constant(builder: Any, word: Any) -> Any:
+    """What stands in a word of the table, which does not change."""
+    value = builder.load(word)
+    value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return value
