@@ -60,7 +60,19 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 return outcome
         elif settings.answers and state.num_ended > num_ended:
             return ANSWERED
+        elif settings.users_ask_again:
+            ask_again(engine, state.num_ended - num_ended)
     return FULL
+
+
+@part
+def ask_again(engine: Engine, num_users: int) -> None:
+    """So many users have their answers now, and each sends the next request of the workload when it has thought."""
+    state = engine.state[0]
+    for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
+        node = engine.lines[state.num_submitted].arrived
+        engine.times[node].arrival_s = state.host_s + engine.settings[0].think_s
+        state.num_submitted += 1
 
 
 @part

@@ -234,6 +234,18 @@ def send_all(engine: Engine) -> None:
     engine.state[0].num_submitted = size
 
 
+def send_first(engine: Engine, num_users: int, think_s: float) -> None:
+    """Send the first request of each of `num_users`, who think for `think_s` seconds after an answer and ask again.
+
+    The engine does the rest by itself. It must not refuse any request: those are answered before earlier ones.
+    """
+    send_all(engine)
+    settings, state = engine.settings[0], engine.state[0]
+    settings.users_ask_again, settings.think_s = True, think_s
+    fill(engine.times, 0, arrival_s=0.0)  # of those that nobody has sent yet, it is not known
+    state.num_submitted = min(num_users, state.num_submitted)
+
+
 def moved(source: Engine, target: Engine) -> Engine:
     """`target`, a compiled engine that has not begun, at the point where the interpreted `source` is.
 

@@ -185,6 +185,10 @@ class Settings:
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
     answers: bool = False
     """Stop whenever a request has ended: a client waits for its answer."""
+    users_ask_again: bool = False
+    """Whoever has an answer sends the next request of the workload."""
+    think_s: float = 0.0
+    """Seconds between the two."""
     leaves_alone: bool = False
     """Sequences that only decode may be left alone."""
     records_memory: bool = False

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
 from kvsim.engine.driver import Driver
@@ -36,7 +37,15 @@ from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import Tables, Totals, largest_shape, requests_of, rows_of, with_hashes
 from kvsim.simulation.server import Server
-from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, RouteName, Source, route_of
+from kvsim.simulation.sources import (
+    ClosedLoop,
+    KnownInAdvance,
+    OneServersUsers,
+    OpenLoop,
+    RouteName,
+    Source,
+    route_of,
+)
 from kvsim.steptime import StepTimeModel
 from kvsim.workload import Ragged, Workload
 
@@ -272,17 +281,10 @@ class Run:
         self.name = f"{policy.name}-{workload.name}"
         self._environment = simpy.Environment()
         self._demand = demand_of(workload, self._base, self._layout, recording=bool(builders))
-        users = _users(options)
-        source: Source
-        if users is not None:
-            source = ClosedLoop(len(workload), *users, route_of(route))
-        elif num_replicas > 1:
-            source = OpenLoop(workload.arrival_s, route_of(route))
-        else:
-            source = KnownInAdvance()
+        self._refused = self._find_refused()
+        source = self._source(num_replicas, route)
         self._replicas = [
-            self._replica(source, builders[number] if builders else None, answers=users is not None)
-            for number in range(num_replicas)
+            self._replica(source, builders[number] if builders else None) for number in range(num_replicas)
         ]
         source.start(self._environment, [replica.server for replica in self._replicas])
 
@@ -309,7 +311,20 @@ class Run:
             extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self._base),
         )
 
-    def _replica(self, source: Source, builder: RecordingBuilder | None, *, answers: bool) -> Replica:
+    def _find_refused(self) -> npt.NDArray[np.bool_]:
+        num_units, refuse = self.pool.num_units, self.options.get("refuse_misfits", False)
+        assert num_units is not None
+        return refused(self.workload, self._demand, self._base, self._layout, num_units, refuse_misfits=refuse)
+
+    def _source(self, num_replicas: int, route: RouteName) -> Source:
+        users = _users(self.options)
+        if users is None:
+            return KnownInAdvance() if num_replicas == 1 else OpenLoop(self.workload.arrival_s, route_of(route))
+        if num_replicas == 1 and not isinstance(self._base, Static) and not self._refused.any():
+            return OneServersUsers(*users)
+        return ClosedLoop(len(self.workload), *users, route_of(route))
+
+    def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         policy, machine, options, num_units = self._base, self.machine, self.options, self.pool.num_units
         assert num_units is not None
         own = self.policy if isinstance(self.policy, OwnPolicy) else None
@@ -321,18 +336,11 @@ class Run:
             policy,
             num_units,
             machine.step_time,
-            refused=refused(
-                self.workload,
-                self._demand,
-                policy,
-                self._layout,
-                num_units,
-                refuse_misfits=options.get("refuse_misfits", False),
-            ),
+            refused=self._refused,
             layout=self._layout,
             unit_bytes=self.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
-            answers=answers,
+            answers=isinstance(source, ClosedLoop),
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,
             records_schedule=builder is not None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import simpy
 
-from kvsim.engine.packing import send_all
+from kvsim.engine.packing import send_all, send_first
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +68,22 @@ class KnownInAdvance:
         """Send everything."""
         [server] = servers
         send_all(server.driver.engine)
+
+    def horizon_s(self) -> float:
+        """Nothing outside the server concerns it."""
+        return math.inf
+
+
+class OneServersUsers:
+    """Users in a loop who all ask one server, which knows what each sends next and need not be asked again."""
+
+    def __init__(self, num_users: int, think_s: float) -> None:
+        self._num_users, self._think_s = num_users, think_s
+
+    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
+        """Send the first requests; the others follow from the answers."""
+        [server] = servers
+        send_first(server.driver.engine, self._num_users, self._think_s)
 
     def horizon_s(self) -> float:
         """Nothing outside the server concerns it."""

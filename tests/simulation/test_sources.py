@@ -18,7 +18,7 @@ from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings
 from kvsim.simulation.server import Server
-from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, Route, route_of
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, route_of
 from kvsim.steptime import Roofline
 
 from ..engine.by_hand import demand_of
@@ -89,3 +89,16 @@ def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tup
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (streamed, known))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
     assert streamed.driver.engine.state[0].num_steps == known.driver.engine.state[0].num_steps
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests=REQUESTS, users=st.integers(1, 6), think_s=st.sampled_from([0.0, 0.003, 0.05]))
+def test_users_of_one_server_may_be_told_of_in_advance(
+    requests: list[tuple[int, int, float]], users: int, think_s: float
+) -> None:
+    [asked] = serve(requests, ClosedLoop(len(requests), users, think_s, route_of("shortest")), 1, answers=True)
+    [known] = serve(requests, OneServersUsers(users, think_s), 1, answers=False)
+    for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
+        ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (known, asked))
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    assert known.driver.engine.state[0].num_steps == asked.driver.engine.state[0].num_steps
