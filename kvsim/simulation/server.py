@@ -79,8 +79,7 @@ class Server:
             elif outcome == BATCHED:
                 self._say_first_uses()
             elif outcome == STALLED:
-                node = driver.engine.state[0].subject
-                raise stalled(node - 1, driver.sequence(node).num_tokens)
+                raise stalled(driver.engine, driver.engine.state[0].subject)
             elif outcome == CROWDED:
                 raise BudgetError(
                     "more requests begin to load from host memory in one step than a recording has room for; run "
@@ -132,9 +131,13 @@ class Server:
         engine.first_uses[num_steps : 2 * num_steps] = of_kernels
 
 
-def stalled(row: int, num_tokens: int) -> StalledError:
-    """What to raise when the request in `row`, at the head of the queue, waits for ever."""
-    return StalledError(
-        f"the request in row {row} with {num_tokens} tokens can never be scheduled although nothing else runs; enable "
-        "chunked prefill, or raise max_num_batched_tokens or the memory."
-    )
+def stalled(engine: Engine, node: int) -> StalledError:
+    """What to raise when a sequence, at the head of the queue, waits for ever."""
+    settings, num_tokens = engine.settings[0], engine.sequences[node].num_tokens
+    most = settings.max_num_batched_tokens
+    if num_tokens > most and not settings.chunked_prefill:
+        why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."
+    else:
+        why = "its memory never suffices; raise --num-blocks, --kv-gib or --gpu-memory-utilization."
+    which = f"the request in row {node - 1} with {num_tokens} tokens"
+    return StalledError(f"{which} can never be scheduled although nothing else runs: {why}")
