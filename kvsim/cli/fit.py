@@ -118,9 +118,11 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
         UsageError: a flag cannot be right, or is not for a server that is searched.
     """
     from kvsim.cli.machine import FIND, check_at_least_one, engine_defaults, machine_of
+    from kvsim.cli.offload import offload_settings
     from kvsim.cli.workload import given
     from kvsim.errors import UsageError
     from kvsim.fitting import Server
+    from kvsim.settings import PagedSettings
 
     for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:
@@ -143,6 +145,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
         block_size=flags["block_size"],
         enable_prefix_caching=not flags["no_prefix_caching"],
         watermark=flags["watermark"],
+        cache=PagedSettings(block_size=flags["block_size"] or 16, **offload_settings(flags, gpu)),
         enable_chunked_prefill=not flags["no_chunked_prefill"],
         long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         async_scheduling=not flags["no_async_scheduling"],

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.errors import UsageError
+from kvsim.kv_groups import CacheKind
 from kvsim.recording.tables import MemoryKind
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from kvsim.recording import Recording
 
 _APART_S = 1.0
@@ -78,7 +82,7 @@ def losses_of(recording: Recording) -> list[Loss]:
     rows_of = _schedule_by_request(recording)
     released: dict[int, int] = {}
     found = []
-    for row in np.flatnonzero(memory.kind == MemoryKind.RELEASE).tolist():
+    for row in np.flatnonzero(_lets_all_go(recording)).tolist():
         request, step = int(memory.request[row]), int(memory.step[row])
         nth = released[request] = released.get(request, 0) + 1
         if nth > requests.preemptions[request]:
@@ -88,6 +92,26 @@ def losses_of(recording: Recording) -> list[Loss]:
         lost = max(before - after[1], 0) if after else before
         found.append(Loss(at_s=start_s.get(step, np.nan), step=step, request=request, lost_tokens=lost, back_s=again))
     return sorted(found, key=lambda loss: loss.step)
+
+
+def _lets_all_go(recording: Recording) -> npt.NDArray[np.bool_]:
+    """The rows of the memory in which a request lost all of a table that it keeps whole as long as it runs: the only
+    one, or where there are several KV-cache groups one that is neither a window nor a state.
+
+    Raises:
+        UsageError: no group keeps its tables whole.
+    """
+    memory, groups = recording.memory, recording.meta.pool.groups
+    released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
+    if not groups:
+        return released
+    whole = next((number for number, group in enumerate(groups) if group.kind in (CacheKind.FULL, CacheKind.MLA)), None)
+    if whole is None:
+        raise UsageError(
+            f"{recording.name} is of a model whose layers all let go of what has passed; kvsim diagnose tells "
+            "preemptions by tables that requests keep whole."
+        )
+    return np.asarray(released & (memory.group == whole))
 
 
 def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:

@@ -46,10 +46,6 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         raise UsageError(
             f"{recording.name} is of {meta.policy_name} batches; kvsim diagnose is for servers with a paged cache."
         )
-    if pool.groups:
-        raise UsageError(
-            f"{recording.name} is of a model with several KV-cache groups; kvsim diagnose reckons in tokens of one."
-        )
     policy, kv_bytes = policy_of(recording)
     assert isinstance(policy, Paged)
     scheduler, num_blocks = policy.scheduler, pool.num_units + pool.first_unit
@@ -60,9 +56,10 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
-        block_size=pool.unit_tokens,
+        block_size=policy.cache.block_size,
         enable_prefix_caching=policy.cache.enable_prefix_caching,
         watermark=policy.cache.watermark,
+        cache=policy.cache,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
         async_scheduling=scheduler.async_scheduling,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.fitting.search import figures_of
 from kvsim.verdict import Limit, limit_of
 
 if TYPE_CHECKING:
     from kvsim.diagnosis.diagnosis import Diagnosis
     from kvsim.diagnosis.losses import Spell
+    from kvsim.fitting import Server
 
 _MOST = 5
 """Spells that are told of: the costliest."""
@@ -24,10 +27,11 @@ def cause_words(diagnosis: Diagnosis) -> str:
     demand = _demand_words(diagnosis)
     if limit is Limit.MEMORY:
         since = f" since {diagnosis.spells[0].begin_s:,.1f} s" if diagnosis.spells else ""
+        of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
         return (
-            f"The pool of {pool.num_units or 0:,} blocks of {pool.unit_tokens} tokens is too small{since}: {demand}. "
+            f"The pool of {pool.num_units or 0:,} blocks{of} is too small{since}: {demand}. "
             "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
-            "another block and none is free, the one admitted last gives all of its own back."
+            f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
         )
     if limit is Limit.BATCH:
         return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
@@ -36,12 +40,21 @@ def cause_words(diagnosis: Diagnosis) -> str:
     return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
 
 
+def _cascade(server: Server) -> str:
+    if not (server.cache.kv_offloading_size and server.async_scheduling):
+        return ""
+    return " With host memory and asynchronous scheduling they are not free in that very step, so several lose theirs."
+
+
 def _demand_words(diagnosis: Diagnosis) -> str:
     """What the requests that were there would have needed, against what there was."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting
-    needed = present * float(full.mean()) / pool.unit_tokens
+    if pool.groups:
+        needed = present * float(np.mean([sum(group.held_blocks(size) for group in pool.groups) for size in full]))
+    else:
+        needed = present * float(full.mean()) / pool.unit_tokens
     return (
         f"{present:,.1f} requests of {full.mean():,.0f} tokens are there on average, which at full length take "
         f"{needed:,.0f} blocks of {pool.num_units or 0:,}"

@@ -68,6 +68,7 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
         *_seqs(server),
         *_tokens(server),
         *_watermark(server),
+        *_host(server),
         *_length(server, longest_tokens),
     ]
     types = list(_types(server))
@@ -118,6 +119,12 @@ def _watermark(server: Server) -> Iterator[Change]:
         if share > server.watermark:
             words = f"a watermark of {share:g} instead of {server.watermark:g}"
             yield _change(server, Kind.SETTING, words, watermark=share)
+
+
+def _host(server: Server) -> Iterator[Change]:
+    if server.cache.kv_offloading_size:
+        without = replace(server.cache, kv_offloading_size=0.0)
+        yield _change(server, Kind.SETTING, "no host memory for the cache", cache=without)
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[Change]:

@@ -8,7 +8,7 @@ account says.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ class Server:
     """Tokens of a block; None: what vLLM chooses."""
     enable_prefix_caching: bool = True
     watermark: float = 0.0
+    cache: PagedSettings = field(default_factory=PagedSettings)
+    """Host memory and the link to it, of these settings; the others stand above."""
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     async_scheduling: bool = True
@@ -103,7 +105,8 @@ class Server:
                 enable_chunked_prefill=self.enable_chunked_prefill,
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
             ),
-            cache=PagedSettings(
+            cache=replace(
+                self.cache,
                 block_size=self._block_size(),
                 enable_prefix_caching=self.enable_prefix_caching,
                 watermark=self.watermark,
@@ -141,6 +144,8 @@ class Server:
             settings += ["--quantization", model.quantization.method]
         if self.block_size is not None:
             settings += ["--block-size", str(self.block_size)]
+        if self.cache.kv_offloading_size:
+            settings += ["--kv-offloading-size", f"{self.cache.kv_offloading_size:g}"]
         if self.watermark:
             settings += ["--watermark", f"{self.watermark:g}"]
         if self.long_prefill_token_threshold:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 
+_LEAST_S = 1e-30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """A step-time model of a few coefficients, in seconds where not said otherwise."""
@@ -276,5 +279,5 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
     Never falls in either argument while `exposed_share` is at most 0.5.
     """
     longer, shorter = larger(a, b), smaller(a, b)
-    ratio = shorter / longer
+    ratio = shorter / larger(longer, _LEAST_S)  # a step that computes nothing does neither
     return longer + exposed_share * shorter * ratio * ratio

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvsim.diagnosis import diagnose, glance, load_of, losses_of, server_of, spells_of
 from kvsim.errors import UsageError
-from kvsim.fitting import Kind, Search
+from kvsim.fitting import Kind, Search, changes
 from kvsim.fitting.outcome import outcome_of
 from kvsim.fitting.search import figures_of
 from kvsim.hardware import find_gpu
@@ -111,6 +111,46 @@ def test_a_recording_without_trouble_says_so() -> None:
     assert found.verdict.startswith("Nothing is held back: ")
     assert found.moments == []
     assert found.cause.startswith("Neither memory nor a limit")
+
+
+def with_groups(name: str, num_blocks: int) -> Recording:
+    """Twelve long requests on a model with several KV-cache groups and little memory."""
+    gpu, model = find_gpu("H200"), find_model(name)
+    policy = Paged(scheduler=ContinuousSettings(max_model_len=4096, max_num_batched_tokens=2048))
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1, step_time=step_times(gpu, model, "vllm"))
+    layout = machine.layout(policy)
+    assert layout is not None
+    lengths = {"prompt": Fixed(tokens=950), "output": Fixed(tokens=150)}
+    work = generate(12, arrivals=Poisson(rate_per_s=100), **lengths, seed=4)
+    return simulate(work, policy, replace(machine, kv_bytes=num_blocks * layout.bytes_per_block), engine="interpreted")
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("gemma-3-4b-it", 3000), ("granite-4.0-h-350m", 56)])
+def test_models_with_several_groups_are_told_of_like_others(name: str, num_blocks: int) -> None:
+    recording = with_groups(name, num_blocks)
+    losses, summary = losses_of(recording), summarize(recording)
+    assert len(losses) == summary.num_preemptions > 0
+    assert sum(loss.lost_tokens for loss in losses) == summary.vain_tokens
+    found = diagnose(recording, INTERPRETED, most=2)
+    assert f"for {len(recording.meta.pool.groups)} KV-cache groups is too small since" in found.cause
+    assert found.simulated.num_preemptions == summary.num_preemptions
+    assert found.server.machine().pool(found.server.policy()).num_units == recording.meta.pool.num_units
+
+
+@pytest.mark.parametrize("name", ["vllm-h200-gemma-3-4b-windows", "vllm-h200-granite-h-350m-states"])
+def test_recordings_of_several_groups_tell_every_preemption(name: str) -> None:
+    recording = read(find(name))
+    assert len(losses_of(recording)) == recording.num_preemptions > 0
+
+
+def test_host_memory_is_part_of_the_server_that_was_recorded() -> None:
+    recording = read(find("vllm-h200-llama-3-8b-offload"))
+    server = server_of(recording)
+    assert server.cache.kv_offloading_size == 8
+    assert server.flags().endswith("--kv-offloading-size 8")
+    assert server.policy().cache.kv_offloading_size == 8
+    without = next(each for each in changes(server, longest_tokens=90) if each.words == "no host memory for the cache")
+    assert without.server.policy().cache.kv_offloading_size == 0
 
 
 def test_padded_batches_are_for_no_server() -> None:
