@@ -94,7 +94,7 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
         """`listed_by` is the command that lists all of `known`, where there are many."""
-        names = sorted(known)
+        names = sorted(known, key=lambda known_name: (len(known_name) if known_name.isdecimal() else 0, known_name))
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
         # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and
         # its tail.

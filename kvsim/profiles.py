@@ -15,7 +15,8 @@ from kvsim.atomic import whole_file
 from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.hardware import Gpu, find_gpu
-from kvsim.models import Model, all_models
+from kvsim.models import Model
+from kvsim.models.listed import each_model
 from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape, StepTime
 
 _FOLDER = Path(__file__).parent / "calibrated"
@@ -334,7 +335,7 @@ def listed_name(model: Model) -> str:
         cache = (item.dtype_bytes,)
         return (*layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, *cache)
 
-    return next((item.name for item in all_models() if shape(item) == shape(model)), model.name)
+    return next((item.name for item in each_model() if shape(item) == shape(model)), model.name)
 
 
 EXPLANATIONS = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.models import Model
     from kvsim.policies import Policy
     from kvsim.recording import Meta, Recording
-    from kvsim.simulation import Machine
+    from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
     from kvsim.workload import Workload
 
@@ -136,7 +136,9 @@ class Scenario:
         num_seqs = None if isinstance(policy, Static) else policy.scheduler.max_num_seqs
         return step_times(self.gpu, self.model, engine, source=source, captured=captured, max_num_seqs=num_seqs)
 
-    def simulate(self, policy: Policy, *, progress: Callable[[int, int], None] | None = None) -> Recording:
+    def simulate(
+        self, policy: Policy, *, progress: Callable[[int, int], None] | None = None, engine: EngineName = "auto"
+    ) -> Recording:
         """Run it under one policy."""
         from kvsim.simulation import simulate
 
@@ -147,6 +149,7 @@ class Scenario:
             refuse_misfits=self.flags["refuse_misfits"],
             check=self.flags["check"],
             progress=progress,
+            engine=engine,
             command=shlex.join(["kvsim", *sys.argv[1:]]),
         )
 

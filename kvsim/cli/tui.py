@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
     from kvsim.cli.scenario import Scenario
     from kvsim.recording import Recording
+    from kvsim.simulation import EngineName
 
 _LIST = "list"
+_FEW_REQUESTS = 1_000
 """The value of --lesson where no lesson is named."""
 _PORT = 8000
 
@@ -201,11 +203,13 @@ def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
     """One policy; without a screen that reports, a bar in the terminal where it takes long."""
+    # A person waits: a few hundred requests are over before the simulator would have been compiled for the first time.
+    engine: EngineName = "interpreted" if len(scenario.workload) <= _FEW_REQUESTS else "auto"
     if report is not None:
         report.begin(f"simulating {policy}")
-        return scenario.simulate(scenario.policy(policy), progress=report)
+        return scenario.simulate(scenario.policy(policy), progress=report, engine=engine)
     with progress(f"simulating {policy}") as show:
-        return scenario.simulate(scenario.policy(policy), progress=show)
+        return scenario.simulate(scenario.policy(policy), progress=show, engine=engine)
 
 
 def _list_lessons() -> None:

@@ -1,9 +1,33 @@
-"""KV-cache groups: which layers share a table of blocks, and how many blocks a GPU's memory makes."""
+"""KV-cache groups: which layers share a table of blocks, and how many blocks a GPU's memory makes.
 
-from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode, groups_from_meta
-from kvsim.kv_groups.grouping import pipeline_stages
-from kvsim.kv_groups.plan import CachePlan, bytes_per_block, cache_layout, plan_cache
-from kvsim.kv_groups.specs import CacheSettings
+Everything named here is imported when it is first used: who needs a group's fields does not load models.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode, groups_from_meta
+    from kvsim.kv_groups.grouping import pipeline_stages
+    from kvsim.kv_groups.plan import CachePlan, bytes_per_block, cache_layout, plan_cache
+    from kvsim.kv_groups.specs import CacheSettings
+
+_HOME = {
+    "CacheKind": "kvsim.kv_groups.group",
+    "CachePlan": "kvsim.kv_groups.plan",
+    "CacheSettings": "kvsim.kv_groups.specs",
+    "KVCacheGroup": "kvsim.kv_groups.group",
+    "KVCacheLayout": "kvsim.kv_groups.group",
+    "MambaMode": "kvsim.kv_groups.group",
+    "bytes_per_block": "kvsim.kv_groups.plan",
+    "cache_layout": "kvsim.kv_groups.plan",
+    "groups_from_meta": "kvsim.kv_groups.group",
+    "pipeline_stages": "kvsim.kv_groups.grouping",
+    "plan_cache": "kvsim.kv_groups.plan",
+}
+"""Where each name lives."""
 
 __all__ = [
     "CacheKind",
@@ -18,3 +42,11 @@ __all__ = [
     "pipeline_stages",
     "plan_cache",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOME[name]), name)
+    globals()[name] = found
+    return found

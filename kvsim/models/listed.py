@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,12 @@ _QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq
 
 def all_models() -> tuple[Model, ...]:
     """Every model that can be named on a command line."""
-    return tuple(_model(name) for name in _entries())
+    return tuple(each_model())
+
+
+def each_model() -> Iterator[Model]:
+    """The same one after the other, each made when it is asked for."""
+    return (_model(name) for name in _entries())
 
 
 @cache

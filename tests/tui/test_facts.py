@@ -97,9 +97,12 @@ def test_one_line_for_screens_without_an_inspector(tiny: Recording) -> None:
     session = Session(tiny)
     assert selection(session) == ""
     session.followed = 0
-    assert selection(session) == "first: 2 blocks, running: generating"
+    assert selection(session) == "first: 2 blocks = 0.01 KiB, running: generating"
     session.selected = 1
-    assert selection(session) == "block 2: 2 token, 2 reserved, held by first; first: 2 blocks, running: generating"
+    assert (
+        selection(session)
+        == "block 2: 2 token, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: generating"
+    )
 
 
 def test_residencies_are_the_spans_in_which_a_request_holds_memory(tiny: Recording) -> None:

@@ -14,11 +14,15 @@ from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.dialogs.lesson_list import LessonsScreen
+from kvsim.tui.facts.group_tables import table_rows
 from kvsim.tui.facts.schedule import Doing, schedule
 from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
 from kvsim.tui.lessons.reading import as_markdown, as_text
 from kvsim.tui.look.states import ASCII, GLYPHS
 from kvsim.tui.playback.session import Session
+from kvsim.tui.pool.colors import next_color
+from kvsim.tui.pool.kinds import layer_kinds
+from kvsim.tui.pool.paint import ColorBy
 from kvsim.tui.screens.compare import Compare
 from kvsim.tui.screens.watch import Watch
 from kvsim.tui.widgets.caption_box import CaptionBox
@@ -455,3 +459,54 @@ def test_who_is_served_when_adds_up(guided: Callable[[str], Guided]) -> None:
     first = schedule(static, 400, end_s)[0].doing
     assert set(first[:100].tolist()) == {Doing.RUNNING}
     assert schedule(static, 400, end_s)[4].doing[0] == Doing.WAITING
+
+
+def test_lesson_10_gives_back_what_has_left_the_window(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("10")
+    windows, uniform = lesson.sessions
+    request = windows.recording.row_of("A")
+    first, second, third, fourth, _ = lesson.captions
+    free, held = [], []
+    for caption in (first, second, third):
+        lesson.show(caption.frame)
+        free.append(int((windows.replay.refs == 0).sum()))
+        held.append({row.kind.group.window: row.num_held for row in table_rows(windows, request, 1)})
+    assert windows.slots[0, SlotState.EXPIRED] > windows.slots[1, SlotState.EXPIRED]
+    assert free[1] - free[0] == held[0][128] - held[1][128] > 0
+    # The last 127 tokens and the one that is computed stand in at most nine blocks of sixteen.
+    assert held[2][128] <= 9 < held[2][None] > held[1][None]
+    lesson.show(fourth.frame)
+    assert len(windows.replay.live_requests()) > len(uniform.replay.live_requests())
+    assert len(uniform.replay.waiting_requests()) == 1
+    assert windows.player.duration_s < uniform.player.duration_s
+    assert windows.recording.meta.pool.bytes_per_unit * 2 == uniform.recording.meta.pool.bytes_per_unit
+    assert not uniform.slots[:, SlotState.EXPIRED].any()
+
+
+async def test_a_lesson_says_what_colour_means_at_first(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("10")
+    app = KvsimApp(lesson)
+    async with app.run_test(size=SIZE) as pilot:
+        pool = app.query_one("#pool-1", PoolView)
+        kinds = layer_kinds(lesson.comparison.lanes[1].session.replay)  # type: ignore[union-attr]
+        assert [kind.words for kind in kinds] == ["full attention", "sliding window of 128"]
+        assert {kind.paint for kind in kinds} <= set(pool._canvas._paints.whole.tolist())
+        for words in ("full attention", "sliding window of 128", "expired"):
+            assert words in screen_text(app)
+        await pilot.press("o")
+        assert pool.color_by is not ColorBy.LAYERS
+        meanings = set()
+        for _ in ColorBy:
+            meanings.add(pool.color_by)
+            await pilot.press("o")
+        assert ColorBy.LAYERS in meanings
+        assert ColorBy.SHARING not in meanings  # nothing is cached in this lesson
+
+
+def test_models_whose_layers_are_alike_are_not_coloured_by_layers(guided: Callable[[str], Guided]) -> None:
+    replay = guided("6").sessions[0].replay
+    shown, seen = ColorBy.OWNER, set()
+    for _ in ColorBy:
+        shown = next_color(shown, [replay])
+        seen.add(shown)
+    assert seen == {ColorBy.OWNER, ColorBy.STATE, ColorBy.AGE}

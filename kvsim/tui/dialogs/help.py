@@ -25,7 +25,7 @@ KEYS: Final = (
     ("space", "play or pause"),
     ("left right", "one engine step back or on; with shift ten"),
     ("[ ]", "the previous or next notable event: preemption, refusal; or finish, if none"),
-    ("o", "what colour means: owner, state, sharing, age"),
+    ("o", "what colour means: owner, state, kind of layers, sharing, age"),
     ("n N", "follow the next or the previous request that runs or waits"),
     ("+ -", "faster or slower"),
     ("home end", "the beginning, the end"),

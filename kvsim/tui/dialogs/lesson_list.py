@@ -44,11 +44,12 @@ class LessonsScreen(Modal["Lesson"]):
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """A digit is a lesson's number."""
+        """A digit is a lesson's number, 0 the tenth's."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
-            if character == str(lesson.number):
+            if character == str(lesson.number % 10):
                 self.answer(lesson)
+                return
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Play the chosen one."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Final
-from xml.sax.saxutils import escape
 
+import numpy as np
 from rich.segment import Segment
 
 from kvsim.memory.waste import SlotState
 
 from ..facts.schedule import Doing, schedule
 from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
-from ..look.words import percent
+from ..look.words import percent, plural
+from ..pool.kinds import layer_kinds, places_of_units
 from ..pool.paint import OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
 from .still import still
 from .svg import CELL, shapes_of_lines
@@ -68,6 +70,8 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
             for state in STACK
             if slots[state]
         ]
+    if color_by is ColorBy.LAYERS:
+        return _layer_entries(session, whole)
     live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
     if len(live) <= _MOST_NAMED:
         entries = [([colors[OWNER + hue_of(row)]], session.request_name(row)) for row in live]
@@ -85,6 +89,21 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     if slots[SlotState.FREE] and session.rows is None:
         entries.append(([colors[SlotState.FREE]], f"free {percent(int(slots[SlotState.FREE]), whole)}"))
     return entries
+
+
+def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
+    """What each kind of layers holds, and what has left a window."""
+    colors, slots, replay = paint_colors(COLOR.palette), session.breakdown, session.replay
+    entries = []
+    places = places_of_units(replay, np.flatnonzero(replay.refs > 0))
+    for kind in layer_kinds(replay):
+        held = int((places == kind.place).sum())
+        entries.append(([colors[kind.paint]], f"{kind.words}: {plural(held, session.unit_name)}"))
+    return entries + [
+        ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+        for state in (SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
+        if slots[state]
+    ]
 
 
 def _legend(parts: list[str], entries: list[tuple[list[str], str]], top: float, pixels: float) -> float:
@@ -138,4 +157,5 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str) -> s
 
 
 def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="font:13px system-ui,sans-serif">{escape(text)}</text>'
+    style = "font:13px system-ui,sans-serif"
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="{style}">{escape(text, quote=False)}</text>'

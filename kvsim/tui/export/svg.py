@@ -7,9 +7,9 @@ a font with other widths shifts letters inside a word and nothing else.
 from __future__ import annotations
 
 import re
+from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
-from xml.sax.saxutils import escape
 
 from rich.color import blend_rgb
 from rich.terminal_theme import DIMMED_MONOKAI
@@ -141,7 +141,7 @@ def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bo
     weight = ' class="b"' if bold else ""
     return [
         f'<text x="{(run[0][0] + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
-        f"{escape(found[0])}</text>"
+        f"{escape(found[0], quote=False)}</text>"
         for found in re.finditer(r"\S+", text)
     ]
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .units import group_words
+from ..pool.kinds import layer_kinds
 
 if TYPE_CHECKING:
     from kvsim.recording import Replay
 
     from ..playback.session import Session
+    from ..pool.kinds import LayerKind
 
 LET_GO, HELD, AHEAD = range(3)
 """What a part of a sequence is in a table: given back or never held, held, not there yet."""
@@ -23,8 +24,7 @@ LET_GO, HELD, AHEAD = range(3)
 class TableRow:
     """The tables of a request in groups of layers that are alike."""
 
-    words: str
-    """`sliding window of 1,024, 6 tables`."""
+    kind: LayerKind
     num_held: int
     """Blocks, over all of these tables."""
     num_let_go: int
@@ -36,20 +36,15 @@ class TableRow:
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
     """The rows of `request` at the current frame, each cut into `num_parts`."""
     replay = session.replay
-    groups = session.recording.meta.pool.groups
     rows = []
-    for spec in dict.fromkeys(group.spec for group in groups):
-        alike = [number for number, group in enumerate(groups) if group.spec == spec]
-        held = [replay.block_table(request, number)[0] for number in alike]
-        first = np.sort(held[0])
-        let_go = sum(_num_before(positions) for positions in held)
-        tables = f", {len(alike)} tables" if len(alike) > 1 else ""
+    for kind in layer_kinds(replay):
+        held = [replay.block_table(request, number)[0] for number in kind.numbers]
         rows.append(
             TableRow(
-                words=group_words(replay.groups[alike[0]]) + tables,
+                kind=kind,
                 num_held=sum(map(len, held)),
-                num_let_go=let_go,
-                parts=_parts(first, replay.groups[alike[0]].block_size, int(replay.full[request]), num_parts),
+                num_let_go=sum(_num_before(positions) for positions in held),
+                parts=_parts(np.sort(held[0]), kind.group.block_size, int(replay.full[request]), num_parts),
             )
         )
     return rows
@@ -64,7 +59,7 @@ def uniform_words(session: Session, request: int) -> str:
     reach = max(_end(replay, request, number) for number in range(len(groups)))
     token_slots = sum(group.token_slots for group in replay.groups)
     held, uniform = units * replay.unit_slots, reach * token_slots
-    return f"if every layer kept every token: {uniform / held:.1f} times as much memory" if held else ""
+    return f"a uniform cache would hold {uniform / held:.1f} times as much" if held else ""
 
 
 def _end(replay: Replay, request: int, number: int) -> int:

@@ -20,7 +20,9 @@ def selection(session: Session) -> str:
         parts.append(unit_summary(session, session.selected))
     if session.followed is not None:
         facts = request_facts(session, session.followed)
-        held = plural(facts.num_units, session.unit_name) if facts.holds else "no memory"
+        # Units of different policies differ in size; bytes do not.
+        size = gib(round(sum(facts.slots) * session.recording.meta.pool.bytes_per_slot))
+        held = f"{plural(facts.num_units, session.unit_name)} = {size}" if facts.holds else "no memory"
         state = facts.state if session.rows is None else place_in_row(session, session.followed)
         parts.append(f"{session.request_name(session.followed)}: {held}, {state}")
     return "; ".join(parts)

@@ -155,5 +155,7 @@ def _wasted(session: Session, facts: RequestFacts) -> str:
     wasted = sum(
         facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
     )
+    if not wasted:
+        return "nothing"
     amount = gib(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
     return f"{amount}, {percent(wasted, sum(facts.slots))}"

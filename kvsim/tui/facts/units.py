@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.kv_groups import CacheKind
 from kvsim.memory.waste import SlotState
 from kvsim.recording.ledger import NOBODY
 
 from ..look.states import LOOKS
 from ..look.words import percent, seconds
+from ..pool.kinds import group_words
 
 if TYPE_CHECKING:
-    from kvsim.recording.group_slots import TableGroup
-
     from ..playback.session import Session
 
 
@@ -49,14 +47,6 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         return [*lines, ("held by", holders), ("its slots", place)]
     what = ("state after", place) if group.state_slots else ("its tokens", place)
     return [*lines, ("held by", holders), ("table", f"{number}: {group_words(group)}"), what]
-
-
-def group_words(group: TableGroup) -> str:
-    """What the tables of a KV-cache group hold: `sliding window of 1,024`."""
-    kinds = {CacheKind.FULL: "full attention", CacheKind.MLA: "latents", CacheKind.MAMBA: "recurrent state"}
-    if group.kind in kinds:
-        return kinds[group.kind]
-    return f"{'chunk' if group.kind is CacheKind.CHUNKED_LOCAL else 'sliding window'} of {group.window or 0:,}"
 
 
 def unit_heading(session: Session, unit: int) -> str:

@@ -33,4 +33,4 @@ def find_lesson(name: str) -> Lesson:
     for lesson in lessons:
         if name == str(lesson.number):
             return lesson
-    raise UnknownNameError("lesson", name, [str(lesson.number) for lesson in lessons])
+    raise UnknownNameError("lesson", name, [str(lesson.number) for lesson in lessons], listed_by="kvsim explain")

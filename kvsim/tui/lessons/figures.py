@@ -6,10 +6,14 @@
                              step, total_steps, time, total_time
                              in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
 {run.paged.running}          the same of any run, by its label
-                             in a pool of blocks: entries, held_blocks (of all tables; of the pool)
+                             in a pool of blocks: entries, held_blocks (of all tables; of the pool), pool_blocks,
+                             free_blocks
+{layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
+                             full_tables and window_tables of every sequence
 {request.A.blocks}           table, addresses, row, prompt, output, answer, needs, written, held, held_gb,
                              unused_percent, shared_blocks, hit_tokens, started, waited, finished,
-                             lost_blocks, lost_tokens (by its last preemption)
+                             lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
+                             (of the tables of full attention, of windows; what the windows have given back)
 {ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of `kvsim.ladder`, with the
                              limits of the lesson's paged run; {ladder.total} is the gain of all rungs together
 {step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
@@ -21,14 +25,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvsim.memory.waste import SlotState
 
-from ..facts.last_step import losses
-from ..facts.requests import place_in_row, request_facts
 from ..look.words import gigabytes, milliseconds, percent
-from ..playback.events import EventKind
+from .request_figures import layer_figures, request_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,12 +76,14 @@ class Figures:
                 found = self._waste(what)
             case ["pool", what]:
                 found = self._pool().get(what)
+            case ["layers", what]:
+                found = layer_figures(self._session).get(what)
             case ["now", what]:
                 found = self._now(self._session, what)
             case ["step", what]:
                 found = self._step().get(what)
             case ["request", request, what]:
-                found = self._request(request).get(what)
+                found = request_figures(self._session, request).get(what)
             case ["ladder", "total"]:
                 climbed = self._climb()
                 found = f"{climbed[-1].tokens_per_s / climbed[0].tokens_per_s:,.0f}"
@@ -110,19 +112,14 @@ class Figures:
         return {
             "percent": percent(number, capacity),
             "slots": f"{number:,}",
-            "gb": gigabytes(number * self._slot_bytes),
+            "gb": gigabytes(number * self._session.recording.meta.pool.bytes_per_slot),
         }.get(unit)
-
-    @property
-    def _slot_bytes(self) -> float:
-        pool = self._session.recording.meta.pool
-        return pool.bytes_per_slot
 
     def _pool(self) -> dict[str, str]:
         replay = self._session.replay
         return {
             "slots": f"{self._session.capacity:,}",
-            "gb": gigabytes(self._session.capacity * self._slot_bytes),
+            "gb": gigabytes(self._session.capacity * self._session.recording.meta.pool.bytes_per_slot),
             "blocks": f"{replay.num_units:,}",
             "block_slots": f"{replay.unit_tokens:,}",
             "free_blocks": f"{int((replay.refs == 0).sum()):,}",
@@ -160,6 +157,8 @@ class Figures:
             "preempted": f"{preempted:,}",
             "entries": f"{int(session.replay.refs.sum()):,}",
             "held_blocks": f"{int((session.replay.refs > 0).sum()):,}",
+            "pool_blocks": f"{session.replay.num_units:,}",
+            "free_blocks": f"{int((session.replay.refs == 0).sum()):,}",
             "refused": f"{session.num_refused:,}",
             "served": f"{served:,}",
             "percent": percent(served, total),
@@ -169,48 +168,6 @@ class Figures:
             "total_time": milliseconds(session.player.duration_s),
             "tokens_per_s": f"{served / time_s:,.0f}" if time_s else "0",
         }
-
-    def _request(self, name: str) -> dict[str, str]:
-        session = self._session
-        requests, replay = session.recording.requests, session.replay
-        rows = np.flatnonzero(requests.id == name)
-        if not len(rows):
-            return {}
-        row = int(rows[0])
-        facts = request_facts(session, row)
-        positions, addresses = replay.block_table(row)
-        held = sum(facts.slots)
-        refs = replay.refs[addresses - replay.first_unit]
-        table = ", ".join(f"{position} in {address}" for position, address in zip(positions, addresses, strict=True))
-        return {
-            "blocks": f"{facts.num_units:,}",
-            "table": table if len(positions) <= 12 else f"{len(positions):,} blocks",
-            "row": place_in_row(session, row),
-            "addresses": ", ".join(str(address) for address in addresses.tolist()),
-            "prompt": f"{facts.prompt_tokens:,}",
-            "output": f"{facts.generated_tokens:,}",
-            "answer": f"{facts.output_tokens:,}",
-            "needs": f"{facts.full:,}",
-            "written": f"{min(facts.computed, facts.full):,}",
-            "held": f"{held:,}",
-            "held_gb": gigabytes(held * self._slot_bytes),
-            "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
-            "shared_blocks": f"{int((refs > 1).sum()):,}",
-            "hit_tokens": f"{int(requests.cached_tokens[row]):,}",
-            "started": milliseconds(float(requests.first_scheduled_s[row])),
-            "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
-            "finished": milliseconds(float(requests.finished_s[row])),
-        } | self._lost(row)
-
-    def _lost(self, request: int) -> dict[str, str]:
-        """What the last preemption of a request took from it; nothing where it was never preempted."""
-        session = self._session
-        events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
-        happened = events.frame[events.frame <= session.player.frame]
-        if not len(happened):
-            return {}
-        blocks, tokens = losses(session, np.array([request]), int(happened[-1]))
-        return {"lost_blocks": f"{blocks[0]:,}", "lost_tokens": f"{tokens[0]:,}"}
 
     @staticmethod
     def _rung(rung: Climbed) -> dict[str, str]:

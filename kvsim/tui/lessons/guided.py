@@ -15,6 +15,8 @@ from kvsim.steptime import Roofline
 from ..facts.step_cost import StepCost
 from ..playback.comparison import Comparison
 from ..playback.session import Session
+from ..pool.colors import default_color
+from ..pool.paint import ColorBy
 from .captions import Caption
 from .figures import Figures, UnknownFigureError
 from .moments import UnknownMomentError, frame_of
@@ -66,6 +68,13 @@ class Guided:
             self.comparison.show()
         else:
             self.sessions[0].show()
+
+    @property
+    def color_by(self) -> ColorBy:
+        """What colour means at first: what the lesson says; or else whose memory it is, where runs are compared."""
+        if self.lesson.color_by is not None:
+            return self.lesson.color_by
+        return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)
 
     def cost(self, session: Session) -> StepCost:
         """What the step at the session's frame takes on this lesson's machine."""

@@ -5,6 +5,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     title = "Reserved and empty"
     summary = "What a system loses that reserves room for the longest answer."
     try = "Press z to see single slots."   # ends the last caption; may be left out
+    color = "layers"               # what colour means at first: owner, state, layers, sharing, age; may be left out
 
     [machine]                      # what everything runs on
     model = "Qwen3-8B"
@@ -50,6 +51,7 @@ from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings
 from kvsim.text import printable_lines, printable_values
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
+from ..pool.paint import ColorBy
 from .rows import Rows
 from .table import LessonError, Table
 
@@ -102,6 +104,8 @@ class Lesson:
     """What a person may do at the end; empty for nothing."""
     shows_schedule: bool
     """Whether who is served when is drawn below the pools."""
+    color_by: ColorBy | None
+    """What colour means at first, where it is not what it usually means."""
     shows_step: bool
     """Whether the cost of a step is drawn beside the pool."""
     captions: tuple[CaptionSpec, ...]
@@ -158,6 +162,7 @@ def read_lesson(file: Path) -> Lesson:
         workload=workload,
         try_this=" ".join(lesson.text("try", "").split()),
         shows_schedule=lesson.flag("shows_schedule", default=False),
+        color_by=ColorBy(lesson.choice("color", [by.value for by in ColorBy])) if lesson.has("color") else None,
         shows_step=lesson.flag("shows_step", default=False),
         captions=captions,
     )
@@ -197,6 +202,7 @@ def _policy(table: Table, name: str) -> Policy | Rows:
         cache=PagedSettings(
             block_size=table.whole("block_size", 16),
             enable_prefix_caching=table.flag("prefix_caching", default=True),
+            uniform_cache=table.flag("uniform_cache", default=False),
         ),
     )
 

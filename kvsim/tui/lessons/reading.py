@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from ..export.still import legend, still
 from ..export.still_svg import svg_of_stills
 from ..look.words import milliseconds, plural
-from ..pool.colors import default_color
-from ..pool.paint import ColorBy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +42,7 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
         name = f"{lesson.file.stem}-{number}.svg"
-        color_by = ColorBy.OWNER if guided.comparison is not None else default_color(guided.sessions[0].replay)
+        color_by = guided.color_by
         figures[name] = svg_of_stills(_pools(guided), color_by, scheduled=lesson.shows_schedule)
         parts += [f"## {caption.title}", "", caption.text, "", f"![{_where(guided, caption)}]({name})", ""]
     return "\n".join(parts), figures

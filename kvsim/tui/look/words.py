@@ -11,8 +11,9 @@ def plural(number: int, noun: str) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """A number of bytes in the largest of MiB and GiB that it fills, with three digits."""
-    value, unit = (num_bytes / 2**30, "GiB") if num_bytes >= 2**30 else (num_bytes / 2**20, "MiB")
+    """A number of bytes in the largest of KiB, MiB and GiB that it fills, with three digits."""
+    power, unit = (30, "GiB") if num_bytes >= 2**30 else (20, "MiB") if num_bytes >= 2**20 else (10, "KiB")
+    value = num_bytes / 2**power
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
 
 

@@ -220,6 +220,10 @@ class Canvas:
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
         fill = self._states.fill[units].copy()
         first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
+        if self._half_blocks:  # what has left a window stood before what is still read
+            turned = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
+            first, second = np.where(turned, second, first), np.where(turned, first, second)
+            fill = np.where(turned, EIGHTHS - fill, fill)
         if tiling.wide > 1 and self._half_blocks:
             return self._spread(cells, first, second, fill, hairlines=True)
         shape: npt.NDArray[np.int32] = UP + fill.astype(np.int32)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from .paint import ColorBy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvsim.recording.replay import Replay
 
 
@@ -16,7 +18,13 @@ def default_color(replay: Replay) -> ColorBy:
     return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
 
 
-def next_color(color_by: ColorBy, *, shares: bool = True) -> ColorBy:
-    """What colour means next; sharing only where memory can be shared."""
-    order = [one for one in ColorBy if shares or one is not ColorBy.SHARING]
+def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:
+    """What colour means next in the pools of `replays`; layers and sharing only where that tells anything apart."""
+    metas = [replay.recording.meta for replay in replays]
+    pointless = set()
+    if not any(meta.pool.groups for meta in metas):
+        pointless.add(ColorBy.LAYERS)
+    if not any(meta.prefix_caching for meta in metas):
+        pointless.add(ColorBy.SHARING)
+    order = [one for one in ColorBy if one not in pointless]
     return order[(order.index(color_by) + 1) % len(order)]

@@ -12,6 +12,7 @@ from kvsim.memory.waste import SlotState
 from ..look.words import plural, seconds
 from ..pool.paint import AGE, AGES, HOLDERS, OWNER, SHARED, TINT, ColorBy
 from ..pool.swatches import paint_swatch
+from .kinds import layer_kinds
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -32,6 +33,8 @@ def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Styl
 def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
     """What the paints of the pool mean: samples, and a few words for each."""
     free, cached = (int(SlotState.FREE),), (int(SlotState.CACHED),)
+    caches = session.recording.meta.prefix_caching
+    expired = [((int(SlotState.EXPIRED),), "expired")] if any(group.window for group in session.replay.groups) else []
     match by:
         case ColorBy.OWNER:
             entries = [
@@ -39,11 +42,14 @@ def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
                 ((TINT, TINT + 1), "not written yet"),
                 ((int(SlotState.INTERNAL),), "waste"),
             ]
-            if session.recording.meta.prefix_caching:
+            if caches:
                 entries += [((SHARED,), f"shared {factor(session)}".strip()), (cached, "cached")]
             return [*entries, (free, "free")]
         case ColorBy.STATE:
             return [((), "colours as in the bar below")]
+        case ColorBy.LAYERS:
+            kinds = [((kind.paint,), kind.words) for kind in layer_kinds(session.replay)]
+            return [*kinds, *expired, *([(cached, "cached")] if caches else []), (free, "free")]
         case ColorBy.SHARING:
             return [
                 ((HOLDERS,), "one holder"),

@@ -22,6 +22,7 @@ class ColorBy(Enum):
 
     OWNER = "owner"
     STATE = "state"
+    LAYERS = "layers"
     SHARING = "sharing"
     AGE = "age"
 
@@ -51,11 +52,17 @@ HOLDERS: Final = AGE + AGES
 """The first paint of numbers of holders."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
 """Up to how many holders each paint of `HOLDERS` stands for; one more paint for all above."""
+KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
+"""The first paint of what a kind of layers has written: full attention, two windows, two states, all others."""
+_KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
+"""None of these is near the colour of what has left a window."""
+KIND_TINT: Final = KIND + len(_KIND_HUES)
+"""The first paint of what a kind of layers has not written yet."""
 DIM: Final = 128
 """Added to the paint of a cell that is not part of the request being followed."""
 SHADE: Final = 0.55
 """How much of the background is in what lies in shade."""
-NUM_PAINTS: Final = HOLDERS + len(HOLDER_STEPS) + 1
+NUM_PAINTS: Final = KIND_TINT + len(_KIND_HUES)
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 """What is seen in a cell of many units even if only one of them is it."""
@@ -97,6 +104,8 @@ def _colors(
     colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
         mixed(shared, void, 0.5 * (1 - level / steps)) for level in range(1, steps + 1)
     ]
+    for number, hue in enumerate(_KIND_HUES):
+        colors[KIND + number], colors[KIND_TINT + number] = hues[hue], mixed(hues[hue], void, TINT_SHARE)
     return (*colors, *(mixed(color, void, SHADE) for color in colors))
 
 
@@ -112,4 +121,5 @@ def paint_glyphs(symbols: Symbols) -> str:
     glyphs[TINT : TINT + NUM_HUES] = letters.lower()
     glyphs[AGE : AGE + AGES] = "12345678"
     glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
+    glyphs[KIND : KIND_TINT + len(_KIND_HUES)] = "FWVSTXfwvstx"
     return "".join(glyphs)

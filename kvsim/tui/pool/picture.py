@@ -15,6 +15,7 @@ from kvsim.palette import NUM_HUES
 from kvsim.recording.ledger import NOBODY
 
 from ..look.stack import EIGHTHS
+from .kinds import places_of_units
 from .paint import (
     AGE,
     AGES,
@@ -22,6 +23,8 @@ from .paint import (
     EMPTY,
     HOLDER_STEPS,
     HOLDERS,
+    KIND,
+    KIND_TINT,
     OWNER,
     SHARED,
     TINT,
@@ -133,6 +136,11 @@ class Paints:
                 written = np.where(written == SlotState.PADDING, SlotState.INTERNAL, OWNER + hue)
                 written[refs > 1] = SHARED
                 rest = np.where(rest == SlotState.RESERVED, TINT + hue, rest)
+                rest = np.where(rest == SlotState.EXPIRED, SlotState.INTERNAL, rest)
+            case ColorBy.LAYERS:
+                place = places_of_units(replay, units)
+                written = KIND + place
+                rest = np.where(rest == SlotState.RESERVED, KIND_TINT + place, rest)
             case ColorBy.SHARING:
                 written = (HOLDERS + np.searchsorted(HOLDER_STEPS, refs, side="left")).astype(np.uint8)
                 rest = np.where(held, HOLDERS, rest)
@@ -141,7 +149,10 @@ class Paints:
         whole = np.where(fill > 0, written, rest)
         if self.by is ColorBy.STATE:
             whole = dominant
-        elif self.by is ColorBy.OWNER:  # reservations that will never be used are waste, however little is written
+        elif self.by in (
+            ColorBy.OWNER,
+            ColorBy.LAYERS,
+        ):  # reservations that will never be used are waste, however little is written
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
         lit = self._lit[units]

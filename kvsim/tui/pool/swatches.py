@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from ..look.states import STACK
-from .paint import OWNER, hue_of, paint_colors, paint_glyphs
+from .paint import paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,11 +47,6 @@ def paint_swatch(paint: int, symbols: Symbols) -> Segment:
     if paint == SlotState.FREE and not symbols.color:
         color = symbols.palette.free_glyph
     return Segment(glyph, Style(color=color))
-
-
-def owner_swatch(request: int, symbols: Symbols) -> Segment:
-    """One character that looks as the memory of `request` does in the pool."""
-    return paint_swatch(OWNER + hue_of(request), symbols)
 
 
 def glyph_color(state: SlotState, symbols: Symbols) -> str:

@@ -38,6 +38,7 @@ class Compare(Stage):
     def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
+        self._color_by = ColorBy.OWNER if guided is None else guided.color_by
         story = story_of_comparison(comparison)
         self.story = story if guided is None and story.parts else None
 
@@ -52,13 +53,13 @@ class Compare(Stage):
                         self.symbols,
                         id=f"pool-{number}",
                         heading=lane.label,
-                        color_by=ColorBy.OWNER,
+                        color_by=self._color_by,
                         flash_s=self.app.flash_s,
                     )
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
                     if self.guided is not None and self.guided.lesson.shows_schedule:
                         yield ScheduleChart(self.comparison, lane, self.symbols, id=f"schedule-{number}")
-        yield Legend(self.comparison, self.symbols)
+        yield Legend(self.comparison, self.symbols, self._color_by)
         yield Race(self.comparison, self.symbols)
 
     def on_mount(self) -> None:
@@ -113,7 +114,7 @@ class Compare(Stage):
 
     def action_color(self) -> None:
         """Let colour mean something else in all pools."""
-        color_by = next_color(self.query(PoolView).first().color_by)
+        color_by = next_color(self.query(PoolView).first().color_by, [session.replay for session in self.sessions()])
         for pool in self.query(PoolView):
             pool.color_by = color_by
         legend = self.query_one(Legend)

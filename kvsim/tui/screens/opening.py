@@ -53,6 +53,7 @@ class Opening(Screen[None]):
     def __init__(self, report: Report, symbols: Symbols) -> None:
         super().__init__()
         self._report, self._symbols = report, symbols
+        self._shown = ""
 
     def compose(self) -> ComposeResult:
         """The line and the bar, where the pool will be."""
@@ -70,6 +71,11 @@ class Opening(Screen[None]):
 
     def _show(self) -> None:
         report = self._report
-        self.query_one("#opening-what", Label).update(report.what)
-        total = report.total or None
-        self.query_one(ProgressBar).update(total=total, progress=report.done)
+        bar = self.query_one(ProgressBar)
+        # Every change lays the screen out anew, which takes its time from what is waited for.
+        if report.what != self._shown:
+            self._shown = report.what
+            self.query_one("#opening-what", Label).update(report.what)
+        bar.display = report.total > 0
+        if report.total:
+            bar.update(total=report.total, progress=report.done)

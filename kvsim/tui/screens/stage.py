@@ -147,7 +147,7 @@ class Stage(Screen[None]):
         raise NotImplementedError
 
     def action_color(self) -> None:
-        """Let colour mean something else: owner, state, sharing, age."""
+        """Let colour mean something else: owner, state, kind of layers, sharing, age."""
         raise NotImplementedError
 
     def action_follow_next(self, direction: int) -> None:

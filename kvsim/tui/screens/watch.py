@@ -56,7 +56,8 @@ class Watch(Stage):
         session, symbols = self.session, self.symbols
         with Horizontal(id="body"):
             with Vertical(id="main"):
-                pool = PoolView(session.replay, symbols, flash_s=self.app.flash_s)
+                color_by = None if self.guided is None else self.guided.color_by
+                pool = PoolView(session.replay, symbols, color_by=color_by, flash_s=self.app.flash_s)
                 yield pool
                 yield BelowPool(session, pool, symbols)
                 yield WasteBar(session, symbols)
@@ -148,7 +149,7 @@ class Watch(Stage):
     def action_color(self) -> None:
         """Let colour mean something else."""
         pool = self.query_one(PoolView)
-        pool.color_by = next_color(pool.color_by, shares=self.session.recording.meta.prefix_caching)
+        pool.color_by = next_color(pool.color_by, [self.session.replay])
         self.query_one(BelowPool).show_frame()
 
     def action_find(self) -> None:

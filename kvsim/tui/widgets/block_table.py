@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.segment import Segment
 from textual.strip import Strip
 
 from ..facts.group_tables import AHEAD, HELD, LET_GO, table_rows, uniform_words
@@ -57,10 +58,12 @@ class BlockTable(Panel):
         glyphs = {LET_GO: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
         strips = []
         for row in table_rows(self.session, request, width):
+            sample = self.sample(row.kind.paint)
             let_go = f", {row.num_let_go:,} let go" if row.num_let_go else ""
+            held = self.text(f"  {row.num_held:,} held{let_go}", "weak")
             strips += [
-                Strip([self.text(row.words, "strong"), self.text(f"  {row.num_held:,} held{let_go}", "weak")]),
-                Strip([self.text("".join(glyphs[part] for part in row.parts))]),
+                Strip([sample, self.text(f" {row.kind.words}", "strong"), held]),
+                Strip([Segment("".join(glyphs[part] for part in row.parts), sample.style)]),
             ]
         if words := uniform_words(self.session, request):
             strips.append(Strip([self.text(words, "weak")]))

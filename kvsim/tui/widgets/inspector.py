@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.segment import Segment
-from rich.style import Style
 from textual.strip import Strip
 
 from ..facts.requests import RequestFacts, request_facts, request_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.stack import stacked
 from ..look.states import STACK
-from ..pool.swatches import owner_swatch, stack_cells
+from ..pool.paint import OWNER, hue_of
+from ..pool.swatches import stack_cells
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -46,10 +45,8 @@ class Inspector(Panel):
         if session.followed is None:
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
         facts = request_facts(session, session.followed)
-        sample = owner_swatch(session.followed, self.symbols)
         heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
-        style = self.get_component_rich_style("panel--text") + (sample.style or Style())
-        lines.append(Strip([heading, Segment(sample.text, style)]))
+        lines.append(Strip([heading, self.sample(OWNER + hue_of(session.followed))]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
             lines += [self.blank(), self._bar(facts)]

@@ -25,20 +25,22 @@ class Legend(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
-    def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
+    def __init__(self, comparison: Comparison, symbols: Symbols, color_by: ColorBy) -> None:
         super().__init__(id="legend")
         ever = sum(lane.session.slots.max(axis=0) for lane in comparison.lanes)
         self._states = [state for state in STACK if ever[state]]
         self._sessions = [lane.session for lane in comparison.lanes]
         self._symbols = symbols
-        self.color_by = ColorBy.OWNER
+        self.color_by = color_by
 
     def render_line(self, y: int) -> Strip:
         """With what they mean where there is room."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         if self.color_by is not ColorBy.STATE:
-            session = max(self._sessions, key=lambda session: session.recording.meta.prefix_caching)
+            metas = [session.recording.meta for session in self._sessions]
+            telling = [(len(meta.pool.groups), meta.prefix_caching) for meta in metas]
+            session = self._sessions[telling.index(max(telling))]
             strip = Strip(legend_segments(self.color_by, session, self._symbols, style))
             return strip.crop(0, width).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from ..look.words import shortened
+from ..pool.swatches import paint_swatch
 
 if TYPE_CHECKING:
     from textual.geometry import Size
@@ -79,6 +81,11 @@ class Panel(Widget):
     def text(self, text: str, kind: str = "text") -> Segment:
         """Text in the style of a component class: `text`, `label`, `strong`, `weak`."""
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
+
+    def sample(self, paint: int) -> Segment:
+        """One character that looks as a paint does in the pool."""
+        swatch = paint_swatch(paint, self.symbols)
+        return Segment(swatch.text, self.get_component_rich_style("panel--text") + (swatch.style or Style()))
 
     def blank(self) -> Strip:
         """An empty line."""

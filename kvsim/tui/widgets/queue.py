@@ -13,7 +13,7 @@ from textual.strip import Strip
 from kvsim.recording.tables import RequestStatus
 
 from ..look.words import ending, plural
-from ..pool.swatches import owner_swatch
+from ..pool.paint import OWNER, hue_of
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -130,11 +130,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
     def _called(self, request: int, width: int) -> list[Segment]:
         mark = ">" if request == self.session.followed else " "
         name = ending(self.session.request_name(request), width - 4, self.symbols.cut)
-        sample = owner_swatch(request, self.symbols)
         kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
         return [
             self.text(mark, kind),
-            Segment(sample.text, self.get_component_rich_style("panel--text") + (sample.style or Style())),
+            self.sample(OWNER + hue_of(request)),
             self.text(f" {name}".ljust(width - 2), kind),
         ]
 

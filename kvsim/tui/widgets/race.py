@@ -89,7 +89,7 @@ class Race(Scrubber):
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
-        begin = max(min(end + 1, width - len(when) - 1), 0)
+        begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")
         cells[begin : begin + len(when)] = [Segment(letter, style) for letter in when]
         return cells[:width]

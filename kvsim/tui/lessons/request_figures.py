@@ -1,0 +1,98 @@
+"""The figures of a caption that are about one request, and about the kinds of layers whose tables it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.group_tables import table_rows
+from ..facts.last_step import losses
+from ..facts.requests import place_in_row, request_facts
+from ..look.words import gigabytes, milliseconds, percent
+from ..playback.events import EventKind
+from ..pool.kinds import layer_kinds
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+_MOST_LISTED = 12
+"""Blocks of a table that are listed one by one."""
+
+
+def request_figures(session: Session, name: str) -> dict[str, str]:
+    """Everything that can be said of the request called `name` at the current frame; nothing where there is none."""
+    requests, replay = session.recording.requests, session.replay
+    rows = np.flatnonzero(requests.id == name)
+    if not len(rows):
+        return {}
+    row = int(rows[0])
+    facts = request_facts(session, row)
+    positions, addresses = replay.block_table(row)
+    held = sum(facts.slots)
+    refs = replay.refs[addresses - replay.first_unit]
+    table = ", ".join(f"{position} in {address}" for position, address in zip(positions, addresses, strict=True))
+    figures = {
+        "blocks": f"{facts.num_units:,}",
+        "table": table if len(positions) <= _MOST_LISTED else f"{len(positions):,} blocks",
+        "row": place_in_row(session, row),
+        "addresses": ", ".join(str(address) for address in addresses.tolist()),
+        "prompt": f"{facts.prompt_tokens:,}",
+        "output": f"{facts.generated_tokens:,}",
+        "answer": f"{facts.output_tokens:,}",
+        "needs": f"{facts.full:,}",
+        "written": f"{min(facts.computed, facts.full):,}",
+        "held": f"{held:,}",
+        "held_gb": gigabytes(held * session.recording.meta.pool.bytes_per_slot),
+        "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
+        "shared_blocks": f"{int((refs > 1).sum()):,}",
+        "hit_tokens": f"{int(requests.cached_tokens[row]):,}",
+        "started": milliseconds(float(requests.first_scheduled_s[row])),
+        "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
+        "finished": milliseconds(float(requests.finished_s[row])),
+    }
+    return figures | _lost(session, row) | _tables(session, row)
+
+
+def layer_figures(session: Session) -> dict[str, str]:
+    """The kinds of layers of a model with windows; nothing of a model whose layers are alike."""
+    pool, kinds = session.recording.meta.pool, layer_kinds(session.replay)
+    windows = [kind for kind in kinds if kind.group.window is not None]
+    if not windows:
+        return {}
+    window = [number for kind in windows for number in kind.numbers]
+    full = [number for kind in kinds if kind.group.window is None for number in kind.numbers]
+    num_window, num_full = (sum(pool.groups[number].num_layers for number in numbers) for numbers in (window, full))
+    return {
+        "all": f"{num_window + num_full}",
+        "full": f"{num_full}",
+        "window": f"{num_window}",
+        "full_tables": f"{len(full)}",
+        "window_tables": f"{len(window)}",
+        "window_tokens": f"{windows[0].group.window:,}",
+    }
+
+
+def _tables(session: Session, request: int) -> dict[str, str]:
+    """What a request has in its tables by kind of layers, where there are windows."""
+    rows = table_rows(session, request, 1)
+    windows = [row for row in rows if row.kind.group.window is not None]
+    if not windows:
+        return {}
+    return {
+        "full_blocks": f"{sum(row.num_held for row in rows if row not in windows):,}",
+        "window_blocks": f"{sum(row.num_held for row in windows):,}",
+        "let_go": f"{sum(row.num_let_go for row in windows):,}",
+    }
+
+
+def _lost(session: Session, request: int) -> dict[str, str]:
+    """What the last preemption of a request took from it; nothing where it was never preempted."""
+    events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
+    happened = events.frame[events.frame <= session.player.frame]
+    if not len(happened):
+        return {}
+    blocks, tokens = losses(session, np.array([request]), int(happened[-1]))
+    return {"lost_blocks": f"{blocks[0]:,}", "lost_tokens": f"{tokens[0]:,}"}

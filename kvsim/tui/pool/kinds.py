@@ -1,0 +1,84 @@
+"""The kinds of layers of a model: what their tables hold, and which KV-cache groups are of which kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.kv_groups import CacheKind
+
+from .paint import KIND
+
+if TYPE_CHECKING:
+    from kvsim.recording.group_slots import TableGroup
+    from kvsim.recording.replay import Replay
+
+
+_PLACES: Final = {
+    CacheKind.FULL: (0,),
+    CacheKind.MLA: (0,),
+    CacheKind.SLIDING_WINDOW: (1, 2),
+    CacheKind.CHUNKED_LOCAL: (1, 2),
+    CacheKind.MAMBA: (3, 4),
+}
+_LAST_PLACE: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers that keep their keys and values, or their states, in the same way."""
+
+    group: TableGroup
+    """What a table of this kind holds."""
+    numbers: tuple[int, ...]
+    """The KV-cache groups of this kind: each has a table for every sequence."""
+
+    place: int
+    """Among the paints of kinds: full attention is always painted alike, and so are windows, and states."""
+
+    @property
+    def paint(self) -> int:
+        """What it has written, as a paint of the pool's picture."""
+        return KIND + self.place
+
+    @property
+    def words(self) -> str:
+        """`full attention`, `sliding window of 1,024, 5 tables`."""
+        tables = f", {len(self.numbers)} tables" if len(self.numbers) > 1 else ""
+        return group_words(self.group) + tables
+
+
+def layer_kinds(replay: Replay) -> list[LayerKind]:
+    """The kinds of layers that the pool of `replay` keeps apart: full attention first, then windows, then states."""
+    specs = [group.spec for group in replay.recording.meta.pool.groups] or [0]
+    kinds: list[LayerKind] = []
+    for spec in dict.fromkeys(specs):
+        alike = tuple(number for number, other in enumerate(specs) if other == spec)
+        group = replay.groups[alike[0]]
+        taken = {kind.place for kind in kinds}
+        place = next((place for place in _PLACES[group.kind] if place not in taken), _LAST_PLACE)
+        kinds.append(LayerKind(group=group, numbers=alike, place=place))
+    return sorted(kinds, key=lambda kind: kind.place)
+
+
+def places_of_units(replay: Replay, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """The place of the kind of layers that each of `units` serves now, or served last."""
+    kinds = layer_kinds(replay)
+    if len(kinds) == 1:
+        return np.full(len(units), kinds[0].place, np.uint8)
+    place_of_group = np.zeros(len(replay.groups), np.uint8)
+    for kind in kinds:
+        place_of_group[list(kind.numbers)] = kind.place
+    found: npt.NDArray[np.uint8] = place_of_group[replay.group[units]]
+    return found
+
+
+def group_words(group: TableGroup) -> str:
+    """What the tables of a KV-cache group hold: `sliding window of 1,024`."""
+    kinds = {CacheKind.FULL: "full attention", CacheKind.MLA: "latents", CacheKind.MAMBA: "recurrent state"}
+    if group.kind in kinds:
+        return kinds[group.kind]
+    return f"{'chunk' if group.kind is CacheKind.CHUNKED_LOCAL else 'sliding window'} of {group.window or 0:,}"
