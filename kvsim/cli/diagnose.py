@@ -50,16 +50,15 @@ def command(
     """Say what happened to a server, why, and what would have helped.
 
     From a RECORDING (a folder, or the name of one that comes with kvsim) or a server that publishes at HOST:PORT: the
-    moments, and what each change of a setting is predicted to do to the same requests. From the http:// address of a
-    server's /metrics: what those can tell, and how to record the rest.
+    moments, and what each change of a setting is predicted to do to the same requests. From a web server's /metrics, at
+    HOST:PORT or its http:// address: what those can tell, and how to record the rest.
     """
-    from kvsim.cli.attach import is_metrics
     from kvsim.diagnosis import diagnose, load_of
     from kvsim.fitting import Goal, Search, engine_for
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
-    if is_metrics(source):
-        seen = _glance(source, seconds)
+    if (page := _page_of(source)) is not None:
+        seen = _glance(page, seconds)
         if as_json:
             print_json(seen.as_dict())
         else:
@@ -74,6 +73,24 @@ def command(
         print_json(found.as_dict())
     else:
         _print(found)
+
+
+def _page_of(source: str) -> str | None:
+    """The page of metrics that `source` is, or has at that address; None if it is a recording, or publishes events."""
+    from pathlib import Path
+
+    from kvsim.cli.attach import is_metrics
+    from kvsim.errors import UsageError
+    from kvsim.live.address import metrics_of
+
+    if is_metrics(source):
+        return source
+    if Path(source).exists():
+        return None
+    try:
+        return metrics_of(source)
+    except UsageError:
+        return None
 
 
 def _recording(source: str, seconds: float) -> Recording:

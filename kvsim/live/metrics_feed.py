@@ -10,6 +10,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.live.metrics import ServerMetrics, parse_metrics
@@ -44,13 +45,13 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look once, and begin to poll `url`.
+        """Look once, and begin to poll `url`, or the page of metrics of the server at `url` if it names no page.
 
         Raises:
             UsageError: it is no address of a page.
             RecordingError: there is no such page, or no vLLM behind it.
         """
-        self.name = url
+        self.name = _with_page(url)
         self.ended: str | None = None
         """Why there will be no more, as a sentence; None while there may be."""
         self.restarts = 0
@@ -116,6 +117,15 @@ class MetricsFeed:
 
 class _NoAnswerError(RecordingError):
     """A page did not come, and may come the next time."""
+
+
+def _with_page(url: str) -> str:
+    """`url`, or that of the metrics where it names a server and no page."""
+    try:
+        names_page = bool(urlsplit(url).path.strip("/"))
+    except ValueError:  # it is no address at all, which whoever opens it says
+        return url
+    return url if names_page else f"{url.rstrip('/')}/metrics"
 
 
 def _page(url: str, clock: Callable[[], float]) -> str:
