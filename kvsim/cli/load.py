@@ -37,6 +37,17 @@ _OPTIONS = (
         help="With --users: how long a user thinks after an answer.  [0]",
     ),
 )
+_spawn_rate = _requests(
+    "--spawn-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="PER_S",
+    help="With --users: so many begin each second, until all are there.  [all at once]",
+)
+
+
+def users_options(command: Command) -> Command:
+    """The same, and how fast the users come."""
+    return load_options(_spawn_rate(command))
 
 
 def load_options(command: Command) -> Command:
@@ -46,10 +57,11 @@ def load_options(command: Command) -> Command:
     return command
 
 
-def check_users(users: int | None, think_time: float | None) -> None:
-    """Raise a UsageError where somebody thinks and nobody is there."""
-    if think_time is not None and users is None:
-        raise UsageError("--think-time is for users in a closed loop; give --users as well.")
+def check_users(users: int | None, think_time: float | None, spawn_rate: float | None = None) -> None:
+    """Raise a UsageError where somebody thinks or begins, and nobody is there."""
+    for flag, value in (("--think-time", think_time), ("--spawn-rate", spawn_rate)):
+        if value is not None and users is None:
+            raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
 
 
 def check_load(flags: dict[str, Any]) -> None:

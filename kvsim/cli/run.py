@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.load import check_users, load_options, users_of
+from kvsim.cli.load import check_users, users_of, users_options
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.command("run", cls=SectionedCommand)
 @click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
 @scenario_options
-@load_options
+@users_options
 @click.option(
     "--engine",
     type=click.Choice(["auto", "compiled", "interpreted"]),
@@ -66,6 +67,7 @@ def command(
     engine: EngineName,
     users: int | None,
     think_time: float | None,
+    spawn_rate: float | None,
     replicas: int,
     route: RouteName,
     front_end: str,
@@ -90,7 +92,7 @@ def command(
     from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
 
     check_policy_flags(context, [policy])
-    check_users(users, think_time)
+    check_users(users, think_time, spawn_rate)
     think_s = think_time or 0.0
     users = users_of(flags | {"users": users})
     if output is not None:
@@ -105,6 +107,7 @@ def command(
             "engine": engine,
             "concurrency": users,
             "think_s": think_s,
+            "users_per_s": spawn_rate or math.inf,
             "progress": report,
             "command": shlex.join(["kvsim", *sys.argv[1:]]),
         }
@@ -135,14 +138,15 @@ def command(
             {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
         )
         return
-    print_answer(runs, summaries, _requests(workload, users, think_s), band=band, notes=notes)
+    print_answer(runs, summaries, _requests(workload, users, think_s, spawn_rate), band=band, notes=notes)
     if show_all:
         print_summaries("every figure", runs, summaries)
 
 
-def _requests(workload: Workload, users: int | None, think_s: float) -> str:
+def _requests(workload: Workload, users: int | None, think_s: float, spawn_rate: float | None) -> str:
     """Which requests were served, and who sent them when."""
     if users is None:
         return workload.description
     pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
-    return f"{workload.description}; {users:,} users send each request{pause}"
+    come = f", and {spawn_rate:g} of them begin each second" if spawn_rate else ""
+    return f"{workload.description}; {users:,} users send each request{pause}{come}"

@@ -44,6 +44,7 @@ from kvsim.simulation.sources import (
     OpenLoop,
     RouteName,
     Source,
+    Users,
     route_of,
 )
 from kvsim.steptime import StepTimeModel
@@ -164,6 +165,9 @@ class Options(TypedDict, total=False):
     (closed loop); None for open loop."""
     think_s: float
     """Seconds between an answer and the next request of a user, in a closed loop."""
+    users_per_s: float
+    """So many users begin each second, in a closed loop, until all are there; infinity, the default, for all at
+    once."""
     stamp_at_entry: bool
     """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
     instead of the moment at which it was sent."""
@@ -320,9 +324,10 @@ class Run:
         users = _users(self.options)
         if users is None:
             return KnownInAdvance() if num_replicas == 1 else OpenLoop(self.workload.arrival_s, route_of(route))
-        if num_replicas == 1 and not isinstance(self._base, Static) and not self._refused.any():
-            return OneServersUsers(*users)
-        return ClosedLoop(len(self.workload), *users, route_of(route))
+        known = num_replicas == 1 and users.per_s == math.inf and not self._refused.any()
+        if known and not isinstance(self._base, Static):
+            return OneServersUsers(users)
+        return ClosedLoop(len(self.workload), users, route_of(route))
 
     def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         policy, machine, options, num_units = self._base, self.machine, self.options, self.pool.num_units
@@ -391,15 +396,24 @@ class Replica(NamedTuple):
         return self.totals.finish(engine, requests, meta, name)
 
 
-def _users(options: Options) -> tuple[int, float] | None:
-    """How many users there are in a closed loop, and how long they think."""
+def _users(options: Options) -> Users | None:
+    """Who sends requests in a closed loop; None in an open one.
+
+    Raises:
+        UsageError: somebody thinks or begins, and nobody is there; or a figure cannot be right.
+    """
     concurrency, think_s = options.get("concurrency"), options.get("think_s", 0.0)
+    users_per_s = options.get("users_per_s", math.inf)
     if concurrency is None:
         if think_s:
             raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give concurrency as well.")
+        if users_per_s != math.inf:
+            raise UsageError(f"users_per_s is {users_per_s}, and there are no users; give concurrency as well.")
         return None
     if concurrency < 1:
         raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
     if not 0 <= think_s < math.inf:
         raise UsageError(f"think_s should be a number of seconds, 0 or more, not {think_s}.")
-    return concurrency, think_s
+    if not users_per_s > 0:
+        raise UsageError(f"users_per_s should be a positive number, not {users_per_s}.")
+    return Users(number=concurrency, think_s=think_s, per_s=users_per_s)

@@ -6,7 +6,8 @@ Sources are SimPy processes. What they send is a row of the workload; which serv
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import simpy
@@ -74,16 +75,31 @@ class KnownInAdvance:
         return math.inf
 
 
-class OneServersUsers:
-    """Users in a loop who all ask one server, which knows what each sends next and need not be asked again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """Those who each wait for an answer before they send the next request."""
 
-    def __init__(self, num_users: int, think_s: float) -> None:
-        self._num_users, self._think_s = num_users, think_s
+    number: int
+    think_s: float = 0.0
+    """Seconds between an answer and the next request."""
+    per_s: float = math.inf
+    """So many begin each second."""
+
+    def begin_s(self, user: int) -> float:
+        """When a user, counted from 0, sends the first request."""
+        return user / self.per_s
+
+
+class OneServersUsers:
+    """Users who all begin at once and ask one server, which knows what each sends next and need not be asked again."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
         """Send the first requests; the others follow from the answers."""
         [server] = servers
-        send_first(server.driver.engine, self._num_users, self._think_s)
+        send_first(server.driver.engine, self._users.number, self._users.think_s)
 
     def horizon_s(self) -> float:
         """Nothing outside the server concerns it."""
@@ -117,35 +133,29 @@ class OpenLoop:
 class ClosedLoop:
     """So many users, each of whom sends a request, waits for its end, thinks, and sends the next of the workload."""
 
-    def __init__(self, num_requests: int, num_users: int, think_s: float, route: Route) -> None:
+    def __init__(self, num_requests: int, users: Users, route: Route) -> None:
         self._rows = iter(range(num_requests))
-        self._num_users = num_users
-        self._think_s = think_s
+        self._num_requests = num_requests
+        self._users = users
         self._route = route
 
     def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
         """Let the users begin."""
         self._environment = environment
-        for row in self._first_rows():
-            environment.process(self._user(environment, servers, row))
+        for number in range(min(self._users.number, self._num_requests)):
+            environment.process(self._user(environment, servers, self._users.begin_s(number)))
 
     def horizon_s(self) -> float:
-        """When anything happens elsewhere: a user may have thought, or another server may have answered."""
+        """When anything happens elsewhere: a user may begin or have thought, or another server may have answered."""
         return float(self._environment.peek())
 
-    def _first_rows(self) -> Iterator[int]:
-        for _ in range(self._num_users):
-            if (row := next(self._rows, None)) is None:
-                return
-            yield row
-
     def _user(
-        self, environment: simpy.Environment, servers: Sequence[Server], row: int | None
+        self, environment: simpy.Environment, servers: Sequence[Server], at_s: float
     ) -> Generator[simpy.Event, float, None]:
-        at_s = 0.0
-        while row is not None:
+        if at_s:
+            yield environment.timeout(at_s)
+        while (row := next(self._rows, None)) is not None:
             answered_s = yield self._route(servers).send(row, at_s)
-            at_s = answered_s + self._think_s
-            if self._think_s:
+            at_s = answered_s + self._users.think_s
+            if self._users.think_s:
                 yield environment.timeout(max(at_s - environment.now, 0.0))
-            row = next(self._rows, None)

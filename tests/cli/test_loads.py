@@ -104,6 +104,7 @@ def test_any_csv(type_command: Run, tmp_path: Path) -> None:
         (("--columns", "arrival_s"), "--columns should be pairs such as arrival_s=timestamp"),
         (("--columns", "a=b", "--arrivals", "at-once"), "give the file with --workload"),
         (("--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
+        (("--spawn-rate", "1"), "--spawn-rate is for users in a closed loop; give --users as well"),
     ],
 )
 def test_what_contradicts_itself_is_a_sentence(type_command: Run, flags: tuple[str, ...], sentence: str) -> None:

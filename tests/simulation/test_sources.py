@@ -18,7 +18,7 @@ from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings
 from kvsim.simulation.server import Server
-from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, route_of
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, Users, route_of
 from kvsim.steptime import Roofline
 
 from ..engine.by_hand import demand_of
@@ -69,7 +69,7 @@ def test_each_request_is_answered_once(
     if users is None:
         source: Any = OpenLoop(arrival_s, counting)
     else:
-        source = ClosedLoop(len(requests), users, 0.01 if think else 0.0, counting)
+        source = ClosedLoop(len(requests), Users(number=users, think_s=0.01 if think else 0.0), counting)
     servers = serve(requests, source, num_servers, answers=users is not None)
     served = np.stack([np.isfinite(finished_s(server)) for server in servers])
     assert served.sum(axis=0).tolist() == [1] * len(requests)
@@ -96,9 +96,24 @@ def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tup
 def test_users_of_one_server_may_be_told_of_in_advance(
     requests: list[tuple[int, int, float]], users: int, think_s: float
 ) -> None:
-    [asked] = serve(requests, ClosedLoop(len(requests), users, think_s, route_of("shortest")), 1, answers=True)
-    [known] = serve(requests, OneServersUsers(users, think_s), 1, answers=False)
+    who = Users(number=users, think_s=think_s)
+    [asked] = serve(requests, ClosedLoop(len(requests), who, route_of("shortest")), 1, answers=True)
+    [known] = serve(requests, OneServersUsers(who), 1, answers=False)
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (known, asked))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
     assert known.driver.engine.state[0].num_steps == asked.driver.engine.state[0].num_steps
+
+
+@settings(max_examples=20, deadline=None)
+@given(requests=REQUESTS, users=st.integers(1, 6), per_s=st.sampled_from([5.0, 100.0, 3000.0]))
+def test_users_begin_one_after_the_other(requests: list[tuple[int, int, float]], users: int, per_s: float) -> None:
+    source = ClosedLoop(len(requests), Users(number=users, per_s=per_s), route_of("shortest"))
+    [server] = serve(requests, source, 1, answers=True)
+    arrival_s = column(server.driver.engine.times, "arrival_s")[1:]
+    end_s = np.sort(finished_s(server))
+    assert np.all(np.diff(arrival_s) >= 0)
+    for number, at_s in enumerate(np.sort(arrival_s).tolist()):
+        begun = min(np.floor(at_s * per_s + 1e-9) + 1, users)
+        assert number - np.searchsorted(end_s, at_s, "right") < begun, "nobody sends two at a time"
+    assert arrival_s.min() == 0
