@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvsim.contents import open_file
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_MAGIC = b"PAR1"
+
+
 def read_table(file: Path) -> pa.Table:
-    """The table in a file; CSV unless its name ends in .parquet.
+    """The table in a file: Parquet where its first bytes say so, or else CSV.
 
     Raises:
         ValueError: it cannot be read; says why in a few words.
@@ -20,7 +25,9 @@ def read_table(file: Path) -> pa.Table:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        table = pq.read_table(file) if file.suffix == ".parquet" else pa_csv.read_csv(file)
+        with open_file(file) as opened:
+            is_parquet = opened.read(len(_MAGIC)) == _MAGIC
+        table = pq.read_table(file) if is_parquet else pa_csv.read_csv(file)
         table.validate(full=True)
         _ = table.column_names  # decoded here, and not before
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

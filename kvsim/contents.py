@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import zlib
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,6 @@ META_BYTES = 1 << 28
 TABLE_BYTES = 1 << 31
 """The largest text with a request in every line, plain or unpacked; published traces have some hundred megabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
-_FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
-_FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
 
 
 def open_file(file: Path) -> BinaryIO:
@@ -79,28 +77,3 @@ def unpacked(content: bytes, most_bytes: int) -> bytes:
 
 def _too_large(most_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"It has more than {most_bytes:,} bytes")
-
-
-def oversized(metadata: Any, file_bytes: int) -> str | None:
-    """What the footer of a Parquet file declares that so small a file cannot honestly hold, in words; None if nothing.
-
-    A column of equal values takes almost no room in a file, and all of it in memory. Files of kvsim have some 6 values
-    and 8 unpacked bytes for each of their own bytes at most.
-    """
-    columns = [
-        metadata.row_group(group).column(column)
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    ]
-    per_column = [0] * metadata.num_columns
-    for nth, column in enumerate(columns):
-        per_column[nth % metadata.num_columns] += column.num_values
-    most_values = max([metadata.num_rows, *per_column])
-    num_unpacked = sum(column.total_uncompressed_size for column in columns)
-    if min([0, metadata.num_rows, num_unpacked, *per_column]) < 0:
-        return "fewer values than none"
-    if most_values > _FEW_VALUES + _VALUES_PER_BYTE * file_bytes:
-        return f"{most_values:,} values in {file_bytes:,} bytes"
-    if num_unpacked > _FEW_UNPACKED + _UNPACKED_PER_BYTE * file_bytes:
-        return f"{num_unpacked:,} bytes packed into {file_bytes:,}"
-    return None

@@ -30,7 +30,7 @@ _META_BYTES = 1 << 28
 """A `meta.json` lists every unit of a pool at most, and is read whole up to this size."""
 _RECORDING = "meta.json"
 _RECORDING_FILES = frozenset(
-    (_RECORDING, *(f"{name}.parquet" for name in ("requests", "steps", "schedule", "memory", "allocator")))
+    (_RECORDING, *(f"{name}.parquet" for name in ("requests", "steps", "schedule", "memory", "copies", "allocator")))
 )
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _REPORT = "report.html"
@@ -129,19 +129,31 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
         return "a folder that holds something else", None, False
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
     makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
-    if "compare" not in makers:  # as likely as not the place where somebody keeps everything
-        return "a folder of recordings that kvsim compare did not all write", None, False
+    if "compare" not in makers and not _are_replicas(target, names, makers):
+        # As likely as not the place where somebody keeps everything.
+        return "a folder of recordings that no one command of kvsim wrote", None, False
     return "a folder of recordings", makers, all(folder[2] for folder in folders)
 
 
-def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """A recording is a command's own if its `meta.json` says so; that of a real run is not replaced unasked by any."""
-    document: dict[str, Any] = {}
+def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
+    """Whether these are the servers of one `kvsim run --replicas`, which are numbered."""
+    numbered = names == {str(number) for number in range(len(names))}
+    return "run" in makers and numbered and len({_document(target / name).get("command") for name in names}) == 1
+
+
+def _document(target: Path) -> dict[str, Any]:
+    """What a recording's `meta.json` says; nothing where it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         file = target / _RECORDING
         if file.stat().st_size <= _META_BYTES:
             read = json.loads(file.read_bytes())
-            document = read if isinstance(read, dict) else {}
+            return read if isinstance(read, dict) else {}
+    return {}
+
+
+def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
+    """A recording is a command's own if its `meta.json` says so; that of a real run is not replaced unasked by any."""
+    document = _document(target)
     source, foreign = document.get("source"), _foreign(names, _RECORDING_FILES)
     words: list[str] = []
     with suppress(ValueError):

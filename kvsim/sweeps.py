@@ -1,6 +1,6 @@
 """Many runs at once: one row of a table for each, wherever they are computed.
 
-A sweep hands points to joblib: to processes of this machine, or to a Dask or Ray cluster. What is done is kept as it
+A sweep hands points to processes of this machine, or to a Dask or Ray cluster. What is done is kept as it
 comes in, beside the table: a sweep that was interrupted goes on where it stopped, and one with more points computes
 only those. A worker that dies takes its point with it and nothing else; what cannot be served is a row with an error.
 """
@@ -12,35 +12,30 @@ import inspect
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
-from threading import Thread
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from kvsim.arrow_table import read_table
 from kvsim.atomic import whole_file
-from kvsim.errors import KvsimError, MissingExtraError, UsageError
+from kvsim.errors import KvsimError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.overwriting import MARK_KEY, mark
 from kvsim.own_policy import OwnPolicy
 from kvsim.policies import AnyPolicy, describe
 from kvsim.scratch import alone_in
 from kvsim.simulation import Machine, Measured, measure
+from kvsim.workers import Backend, WorkerDiedError, cluster, results
 from kvsim.workload import Workload
 
-Backend = Literal["loky", "dask", "ray"]
 Setting = str | int | float | bool | None
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 
-_WATCH_S = 1.0
-"""How often a worker looks whether the process that started it is still there."""
 _USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
@@ -172,12 +167,21 @@ def _sweep(
         if progress is not None:
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
-    with _cluster(backend, scheduler):
+    def run(keys: Iterable[str]) -> bool:
+        """Run points, each result being kept as it comes; False if a worker died."""
+        try:
+            for key, row in results(run_point, {key: by_key[key] for key in keys}, num_jobs=num_jobs, backend=backend):
+                keep(key, row)
+        except WorkerDiedError:
+            return False
+        return True
+
+    with cluster(backend, scheduler):
         todo = [key for key in by_key if key not in rows]
-        if not _run(todo, by_key, num_jobs, keep):
-            # A worker died. Whose fault it was shows when the rest are run again, each with a process of its own.
+        if not run(todo):
+            # Whose fault it was shows when the rest are run again, each with a process of its own.
             for key in [key for key in todo if key not in rows]:
-                if not _run([key], by_key, num_jobs, keep):
+                if not run([key]):
                     outcome.lost.append(by_key[key].settings)
     outcome.rows = [rows[key] for key in by_key if key in rows]
     outcome.num_failed = sum(bool(row["error"]) for row in outcome.rows)
@@ -225,79 +229,6 @@ def _figures(measured: Measured) -> Row:
         "hit_percent": 100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else None,
     }
     return summary.as_row() | figures
-
-
-def _keyed_row(key: str, point: Point, sweeper: int) -> tuple[str, Row]:
-    if os.getppid() == sweeper:  # a worker of a cluster belongs to somebody else
-        _end_with(sweeper)
-    return key, run_point(point)
-
-
-@cache
-def _end_with(parent: int) -> None:
-    """Let this process end soon after its parent, which may be killed and then says nothing to its workers."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_S)
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
-
-
-def _run(keys: Iterable[str], points: Mapping[str, Point], num_jobs: int, keep: Callable[[str, Row], None]) -> bool:
-    """Run points, each result being kept as it comes; False if a worker died."""
-    from joblib import Parallel, delayed  # noqa: PLC0415  half of what the command line takes to start
-    from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: PLC0415
-
-    # With one job, joblib would compute in this process, and die with it.
-    parallel = Parallel(n_jobs=num_jobs if num_jobs != 1 else 2, return_as="generator_unordered", pre_dispatch="n_jobs")
-    try:
-        for key, row in parallel(delayed(_keyed_row)(key, points[key], os.getpid()) for key in keys):
-            keep(key, row)
-    except TerminatedWorkerError:
-        return False
-    except Exception as error:
-        if type(error).__name__ == "KilledWorker":  # Dask's, which is not installed everywhere
-            return False
-        raise
-    return True
-
-
-@contextmanager
-def _cluster(backend: Backend, scheduler: str) -> Iterator[None]:
-    """Where joblib sends its work while this is open."""
-    if backend == "loky":
-        if scheduler:
-            raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")
-        yield
-        return
-    from joblib import parallel_config  # noqa: PLC0415
-
-    try:
-        client = _dask_client(scheduler) if backend == "dask" else _ray_client(scheduler)
-    except ImportError as error:
-        raise MissingExtraError(f"the backend {backend}", "cluster") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"no {backend} cluster answers at {scheduler!r}: {error}.") from error
-    with client, parallel_config(backend=backend):
-        yield
-
-
-def _dask_client(scheduler: str) -> AbstractContextManager[Any]:
-    from distributed import Client  # noqa: PLC0415
-
-    make: Callable[..., AbstractContextManager[Any]] = Client
-    return make(scheduler or None, set_as_default=True)
-
-
-def _ray_client(scheduler: str) -> AbstractContextManager[Any]:
-    import ray  # noqa: PLC0415
-    from ray.util.joblib import register_ray  # noqa: PLC0415
-
-    register_ray()
-    client: AbstractContextManager[Any] = ray.init(address=scheduler or None)
-    return client
 
 
 def _rows_of_parts(parts: Path) -> dict[str, Row]:

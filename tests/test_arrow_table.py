@@ -23,6 +23,10 @@ def test_a_whole_file_is_read(file: Path) -> None:
     assert read_table(file).to_pydict() == {"throughput": [1.0, 2.0]}
 
 
+def test_a_parquet_file_is_one_whatever_it_is_called(file: Path) -> None:
+    assert read_table(file.rename(file.with_name("table"))).to_pydict() == {"throughput": [1.0, 2.0]}
+
+
 def test_a_name_that_is_no_text_is_a_sentence(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"throughput", b"through\x8but"))
     with pytest.raises(ValueError, match="can't decode byte 0x8b"):

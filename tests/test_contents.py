@@ -7,11 +7,9 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from kvsim.contents import content_of, oversized, unpacked
+from kvsim.contents import content_of, unpacked
 from kvsim.errors import WorkloadError, shortened
 from kvsim.importers import read_workload
 
@@ -52,14 +50,6 @@ def test_a_gzip_that_is_cut_or_damaged(tmp_path: Path) -> None:
     (tmp_path / "w.csv.gz").write_bytes(content[:500])
     with pytest.raises(WorkloadError, match="damaged or truncated gzip"):
         read_workload(tmp_path / "w.csv.gz")
-
-
-def test_what_a_small_parquet_file_may_declare(tmp_path: Path) -> None:
-    file = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"x": list(range(1000))}), file)
-    assert oversized(pq.read_metadata(file), file.stat().st_size) is None
-    pq.write_table(pa.table({"x": pa.nulls(50_000_000, pa.int8())}), file)
-    assert "values in" in str(oversized(pq.read_metadata(file), file.stat().st_size))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ def test_where_nothing_is_everything_may_be_written(tmp_path: Path) -> None:
 
 def test_a_run_replaces_an_earlier_run(tmp_path: Path) -> None:
     may_replace(recording(tmp_path / "rec"), "run", overwrite=False, is_folder=True)
+    offloaded = recording(tmp_path / "offloaded", "simulation", "kvsim run -o x", "copies.parquet")
+    may_replace(offloaded, "run", overwrite=False, is_folder=True)
+
+
+def test_a_run_replaces_the_servers_of_an_earlier_one_and_no_collection(tmp_path: Path) -> None:
+    for number in range(3):
+        recording(tmp_path / "servers" / str(number), "simulation", "kvsim run --replicas 3 -o servers")
+        recording(tmp_path / "mine" / str(number), "simulation", f"kvsim run -o mine/{number}")
+        recording(tmp_path / "named" / f"a{number}", "simulation", "kvsim run --replicas 3 -o servers")
+    may_replace(tmp_path / "servers", "run", overwrite=False, is_folder=True)
+    for kept in ("mine", "named"):
+        assert "nothing was overwritten" in refusal(tmp_path / kept, "run", is_folder=True, overwrite=True)
 
 
 @pytest.mark.parametrize(

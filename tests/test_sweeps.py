@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,23 +76,23 @@ def test_what_is_done_is_not_run_again(points: list[Point], tmp_path: Path, monk
     assert (after.num_done, after.num_kept) == (2, 2)
     assert rows_of(table)[:2] == first
 
-    def nothing_left(keys: list[str], *_: object) -> bool:
-        assert not keys
-        return True
+    def nothing_left(_: object, tasks: dict[str, Point], **_rest: object) -> list[Any]:
+        assert not tasks
+        return []
 
-    monkeypatch.setattr(sweeping, "_run", nothing_left)
+    monkeypatch.setattr(sweeping, "results", nothing_left)
     assert sweep(points, table).num_kept == 4
 
 
 def test_an_interrupted_sweep_goes_on(points: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = sweeping._run
+    results = sweeping.results
 
-    def interrupted(keys: list[str], *rest: Any) -> bool:
-        run(keys[:3], *rest)
+    def interrupted(call: Any, tasks: dict[str, Point], **rest: Any) -> Iterator[Any]:
+        yield from results(call, dict(list(tasks.items())[:3]), **rest)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "_run", interrupted)
+        patch.setattr(sweeping, "results", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sweep(points, tmp_path / "t.parquet", num_jobs=2)
     assert not (tmp_path / "t.parquet").exists()
@@ -129,6 +129,26 @@ def test_a_killed_worker_loses_its_point_and_not_the_sweep(points: list[Point], 
         (60, 8),
         (60, 16),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the cluster's own making
+def test_a_ray_cluster_of_this_machine(points: list[Point], tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    done: list[tuple[int, int]] = []
+
+    def report(number: int, total: int) -> None:
+        done.append((number, total))
+
+    outcome = sweep(points[:3], tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    assert (outcome.num_done, outcome.lost) == (3, [])
+    again = sweep(points, tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    assert (again.num_kept, again.num_done) == (3, 1)
+    assert done == [(1, 3), (2, 3), (3, 3), (4, 4)]
+    expected = {(row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in map(run_point, points)}
+    assert {
+        (row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in rows_of(again.table)
+    } == expected
 
 
 @pytest.mark.filterwarnings("ignore")  # of the cluster's own making
@@ -231,11 +251,12 @@ def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]
 
 
 def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
-    arguments = ["sweep", "--num-requests", "400", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
+    arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
     process = subprocess.Popen([sys.executable, "-m", "kvsim", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     parts = tmp_path / "s.parquet.parts"
     until(lambda: any(parts.glob("*.json")))
-    children = {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = {int(pid) for task in tasks for pid in task.read_text().split()}
     process.kill()
     process.wait()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.atomic import whole_file
-from kvsim.contents import open_file, oversized
+from kvsim.contents import open_file
 from kvsim.errors import WorkloadError
 from kvsim.overwriting import MARK_KEY, mark
+from kvsim.parquet_footer import oversized
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         raise WorkloadError(f"{path} is no file.")
     try:
         with pq.ParquetFile(path) as parquet:
-            declared = oversized(parquet.metadata, file.stat().st_size)
+            declared = oversized(file)
             if declared is not None:
                 raise WorkloadError(f"{path} is damaged: it declares {declared}.")
             table = parquet.read()

@@ -165,5 +165,5 @@ def _check_initial_free(recording: Recording, file: Path) -> None:
     if free is None or pool.num_units is None:
         return
     inside = (free >= pool.first_unit) & (free < pool.first_unit + pool.num_units)
-    if not inside.all() or len(np.unique(free)) != len(free):
+    if not inside.all() or not np.diff(np.sort(free)).all():
         raise RecordingError(f"{file}: initial_free should list each unit of the pool at most once.")

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvsim.arrow_columns import to_numpy
-from kvsim.contents import oversized
 from kvsim.errors import RecordingError
+from kvsim.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.arrow import to_arrow
 from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
@@ -144,7 +144,7 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
         raise RecordingError(f"{file} is damaged or truncated: it is a folder, a pipe or a device.")
     with _in_a_sentence(file):
         metadata = pq.read_metadata(file)
-        declared = oversized(metadata, file.stat().st_size)
+        declared = oversized(file)
         if declared is not None:
             raise RecordingError(f"{file} is damaged: it declares {declared}.")
         if not provenance.are_of_one(_identity(metadata), identity):
@@ -228,7 +228,14 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
         # A text that many rows have stands in the file once.
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
         return text_column(_cast(encoded.dictionary, pa.string()).to_pylist(), num_rows)[to_numpy(encoded.indices)]
-    return to_numpy(_cast(data, pa.type_for_alias(spec.dtype)))  # a null time becomes NaN
+    wanted = pa.type_for_alias(spec.dtype)
+    if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
+        return to_numpy(_cast(data, wanted))  # a null time becomes NaN
+    whole = to_numpy(data)
+    column = whole.astype(spec.dtype)
+    if (column != whole).any():
+        raise TypeError(f"{whole[int(np.argmax(column != whole))]} is out of range")
+    return column
 
 
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
