@@ -1,7 +1,8 @@
 """Are predicted effects of remedies the real ones? python benchmarks/remedies.py FOLDER [--table FILE.md]
 
 FOLDER holds recordings of one load on one GPU: `without`, and with one thing changed each: `memory` (a higher
-gpu_memory_utilization), `seqs` (a lower max_num_seqs), `fp8` (the cache in fp8) and others of `REMEDIES`. What a
+gpu_memory_utilization), `seqs` (a lower max_num_seqs), `tokens` (a lower max_num_batched_tokens), `fp8` (the cache in
+fp8), `watermark` and others of `REMEDIES`. What a
 recording with a remedy is like is predicted from `without` alone, as `kvsim diagnose` does, and compared with it.
 """
 
@@ -19,7 +20,7 @@ from kvsim.fitting.search import figures_of
 from kvsim.recording import Recording, read
 from kvsim.simulation import Measured
 
-REMEDIES = ("memory", "some-memory", "seqs", "fp8")
+REMEDIES = ("memory", "some-memory", "seqs", "tokens", "fp8", "watermark")
 _UNITS = {
     "output_tokens_per_s": ("output tokens/s", 1.0),
     "ttft_p99_s": ("TTFT p99, ms", 1000.0),
@@ -38,6 +39,7 @@ def remedied(server: Server, after: Recording) -> Server:
         gpu_memory_utilization=float(engine["gpu_memory_utilization"]),
         max_num_seqs=int(engine["max_num_seqs"]),
         max_num_batched_tokens=int(engine["max_num_batched_tokens"]),
+        watermark=float(engine["watermark"]),
     )
 
 

@@ -123,6 +123,12 @@ class PagedSettings:
     """Speed of the link from host memory, in 10^9 bytes per second."""
     copy_latency_s: float = 70e-6
     """Seconds that a copy of the offload takes however small it is: measured in vLLM 0.25.1 on an H200."""
+    copy_submit_s: float = 0.55e-3
+    copy_piece_s: float = 1e-6
+    """Host time to hand a copy of the offload to the GPU, and for each layer of each of its blocks."""
+    offload_step_s: float = 0.12e-3
+    offload_sequence_s: float = 4.3e-6
+    """Host time that the offload adds to a step, and to each sequence in it."""
     swap_gib: float = 0.0
     """Host memory, in GiB, to which vLLM 0.x copied preempted sequences instead of computing them again; 0 for none.
     vLLM 0.25.1 has no such swap.
@@ -150,8 +156,9 @@ class PagedSettings:
         for name in ("store_gb_per_s", "load_gb_per_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise UsageError(f"{name} should be a positive speed in GB/s, not {getattr(self, name)}.")
-        if not 0 <= self.copy_latency_s < 1e3:
-            raise UsageError(f"copy_latency_s should be a number of seconds, 0 or more, not {self.copy_latency_s}.")
+        for name in ("copy_latency_s", "copy_submit_s", "copy_piece_s", "offload_step_s", "offload_sequence_s"):
+            if not 0 <= getattr(self, name) < 1e3:
+                raise UsageError(f"{name} should be a number of seconds, 0 or more, not {getattr(self, name)}.")
         if not 0 <= self.swap_gib < 1e6:
             raise UsageError(f"swap_gib should be a size in GiB, 0 or more, not {self.swap_gib}.")
         if not 0 < self.swap_gb_per_s < 1e6:

@@ -15,12 +15,19 @@ from click.testing import CliRunner
 from kvsim.cli import cli
 from kvsim.errors import UsageError
 from kvsim.exporters import write_perfetto
+from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
+from kvsim.models import find_model
 from kvsim.plots.host_memory import draw_host_memory
+from kvsim.policies import Paged
 from kvsim.recording import Recording, eventlog, read
 from kvsim.recording.host_memory import host_memory
 from kvsim.recording.tables import CopyKind
+from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.session import Session
+from kvsim.workload import Workload
 
 from .conftest import REPOSITORY
 
@@ -101,6 +108,30 @@ def test_the_flags_reach_the_simulation(tmp_path: Path) -> None:
     assert copies.slot.max() < 128  # of 4 MiB each
     policy = summary["settings"]["policy"]
     assert (policy["kv_offloading_eviction"], policy["load_gb_per_s"]) == ("arc", 20)
+
+
+def test_the_host_pays_for_every_step_sequence_copy_and_piece() -> None:
+    """One request at a time and nothing scheduled ahead: nothing hides what the host does."""
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=200 << 21, step_time=step_times(gpu, model, "vllm"))
+    work = Workload(arrival_s=[0.0], prompt_tokens=[330], output_tokens=[12])
+    scheduler = ContinuousSettings(max_model_len=600, async_scheduling=False)
+    names = ("offload_step_s", "offload_sequence_s", "copy_submit_s", "copy_piece_s")
+
+    def run(**costs: float) -> Recording:
+        cache = PagedSettings(kv_offloading_size=1, **dict.fromkeys(names, 0.0) | costs)
+        return simulate(work, Paged(scheduler=scheduler, cache=cache), machine, engine="interpreted")
+
+    free = run()
+    copies = free.copies
+    assert copies is not None
+    assert len(copies.kind) == 20, "blocks of the prompt"
+    due = {"offload_step_s": 12, "offload_sequence_s": 12, "copy_submit_s": 1, "copy_piece_s": 20 * model.num_layers}
+    for name, times in due.items():
+        dearer = run(**{name: 1e-4})
+        assert dearer.requests.finished_s[0] - free.requests.finished_s[0] == pytest.approx(times * 1e-4, rel=1e-6), (
+            name
+        )
 
 
 @pytest.mark.parametrize(

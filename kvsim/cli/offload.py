@@ -48,7 +48,5 @@ def offload_settings(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
 def _link(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
     from kvsim.machines import card_named, card_of, host_link
 
-    speed = flags["kv_offloading_gb_per_s"]
-    if speed is not None:
-        return {"load_gb_per_s": speed, "store_gb_per_s": speed}
-    return dict(host_link(card_named(flags["profile"]) or card_of(gpu)))
+    known, speed = host_link(card_named(flags["profile"]) or card_of(gpu)), flags["kv_offloading_gb_per_s"]
+    return known | ({} if speed is None else {"load_gb_per_s": speed, "store_gb_per_s": speed})

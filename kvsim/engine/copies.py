@@ -3,6 +3,8 @@
 Copies of one direction follow each other; the two directions do not meet, and kernels go on meanwhile. As in vLLM
 0.25.1, a load begins with the step that decides it, a store with the step after and behind all kernels launched so far,
 and what has ended when the kernels of a step are launched is reported with the output of that step.
+The host is busy meanwhile with what the offload asks of it: looking after every sequence of a step, and handing each
+copy to the GPU piece by piece.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ _SETTLED_CALLS = 2
 def begin(engine: Engine) -> None:
     """A step was scheduled: give its copies to the link, and let the host wait for those that it cannot go without."""
     state, host = engine.state[0], engine.host
+    if host.settings[0].is_timed:
+        state.host_s += host.settings[0].step_s + host.settings[0].sequence_s * state.num_in_batch
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         record = host.jobs[job]
         if not record.is_on_link and not record.is_load and record.begun_in < state.num_scheduled:
+            _submit(engine, job)
             begin_s = max(host.state[0].store_free_s, state.host_s, state.gpu_free_s)
             _put_on_link(engine, job, begin_s, host.settings[0].store_block_s)
             host.state[0].store_free_s = record.done_s
@@ -39,6 +44,7 @@ def begin(engine: Engine) -> None:
     while job != NO_JOB:
         record = host.jobs[job]
         if not record.is_on_link and record.is_load:
+            _submit(engine, job)
             begin_s = max(host.state[0].load_free_s, state.host_s)
             _put_on_link(engine, job, begin_s, host.settings[0].load_block_s)
             host.state[0].load_free_s = record.done_s
@@ -69,6 +75,14 @@ def pass_time(engine: Engine, until_s: float) -> None:
         job = host.jobs[job].next
     if next_s < math.inf:
         state.host_s = max(state.host_s, next_s)
+
+
+@part
+def _submit(engine: Engine, job: int) -> None:
+    """The host hands a copy to the GPU."""
+    settings = engine.host.settings[0]
+    if settings.is_timed:
+        engine.state[0].host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
 
 
 @part

@@ -113,10 +113,12 @@ def host_tier(
     num_gpus: int,
     rows: int,
     *,
+    num_layers: int,
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """The second tier for `size` requests and `num_units` blocks to hand out, each of `block_bytes` on every GPU.
+    """The second tier for `size` requests and `num_units` blocks to hand out, each of `block_bytes` on every GPU, in as
+    many pieces as there are layers.
 
     Where nothing is offloaded it is an empty tuple. A load begins in a step only as long as there are at most `rows`.
     """
@@ -132,6 +134,8 @@ def host_tier(
     record.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
     record.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
     record.job_s, record.is_timed, record.most_rows = cache.copy_latency_s, is_timed, rows
+    record.submit_s, record.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
+    record.step_s, record.sequence_s = cache.offload_step_s, cache.offload_sequence_s
     record.most_copy_rows = _FIRST_COPY_ROWS
     state = make(HostState, 1, compiled=compiled)
     state[0].num_free = slots

@@ -41,6 +41,14 @@ class HostSettings:
     """Seconds in which one GPU block crosses the link from the host."""
     job_s: float = 0.0
     """Seconds that a copy takes however small it is."""
+    submit_s: float = 0.0
+    """Host time to hand a copy to the GPU, however small it is."""
+    submit_block_s: float = 0.0
+    """Host time that one more GPU block adds to that."""
+    step_s: float = 0.0
+    """Host time of a step, beside its copies."""
+    sequence_s: float = 0.0
+    """Host time that one more sequence adds to a step."""
     is_timed: bool = False
     """The clock says when a copy has ended; otherwise the caller does."""
     most_copy_rows: int = 0

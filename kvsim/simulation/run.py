@@ -345,6 +345,7 @@ class Run:
             layout=self._layout,
             unit_bytes=self.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
+            num_layers=machine.model.num_kv_layers,
             answers=isinstance(source, ClosedLoop),
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,

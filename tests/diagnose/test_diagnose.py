@@ -205,7 +205,7 @@ def test_at_once_arrivals_are_kept() -> None:
     assert load.rate_per_s is None
 
 
-RECORDED = REPOSITORY / "benchmarks" / "recordings"
+RECORDED = REPOSITORY / "benchmarks" / "recordings" / "llama-3-8b"
 
 
 def test_the_effect_of_a_real_remedy_was_predicted_from_the_recording_without_it() -> None:
