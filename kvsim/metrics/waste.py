@@ -18,7 +18,6 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording, Replay
-from kvsim.recording.order import is_new, stable_order
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
@@ -196,15 +195,9 @@ class _Asked:
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Slots in somebody's hands, and free ones that still hold a prefix, at every frame."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
-    order = stable_order(ledger.address, int(ledger.address.max(initial=0)) + 1).astype(np.int32)
-    other_address = is_new(ledger.address[order])
     end_of_frame = np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")
 
-    def total(state: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        after = state[order]
-        before = np.concatenate(([False], after[:-1])) & ~other_address  # all units are free and empty at first
-        changes = np.empty(len(order), np.int8)
-        changes[order] = after.view(np.int8) - before.view(np.int8)
+    def total(changes: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
         units = changes if ledger.unit_by_unit else changes * ledger.length.astype(np.int64)
         # Never more than there are units, of which an int32 can count all.
         after_each = np.cumsum(units, dtype=np.int32)
@@ -213,13 +206,13 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
         after_frame[begun] = after_each[end_of_frame[begun] - 1]
         return after_frame * unit_slots
 
-    held = total(ledger.refs > 0)
+    held = total(ledger.held_change)
     growing = np.flatnonzero(tables.repeat > 1)
     if len(growing):  # the operation that takes a growing run takes what it has in its first step
         repeat, born = tables.repeat[growing], frames_of(replay, tables.birth_seq[growing])
         step_slots = tables.length[growing].astype(np.int64) // repeat * unit_slots
         held += ramp(replay.num_frames, born + 1, step_slots, step_slots * (repeat - 1))
-    return held, total(ledger.cached)
+    return held, total(ledger.cached_change)
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, log_axis, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import stable_order, units_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,8 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows]) + steps_later
     begin_s = np.where(steps_later > 0, steps.start_s[np.minimum(born, len(steps) - 1)], when(tables.birth_seq[rows]))
     held_s = when(tables.death_seq[rows]) - begin_s
-    by_place = np.lexsort((tables.birth_row, tables.address))
+    in_time = stable_order(tables.birth_row, len(recording.memory))
+    by_place = in_time[stable_order(tables.address[in_time], int(tables.address.max(initial=0)) + 1)]
     fresh = recording.memory.kind[tables.birth_row[by_place]] == MemoryKind.APPEND
     uses = np.ones(int(fresh.sum()), np.int64)
     if not fresh.all():

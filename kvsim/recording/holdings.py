@@ -107,7 +107,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     tables = Tables(
         request=request,
         group=np.broadcast_to(np.int32(0), len(request)),
-        table=np.cumsum(begins) - 1,
+        table=np.cumsum(begins, dtype=np.int32) - np.int32(1),
         position=position,
         address=address,
         length=length,

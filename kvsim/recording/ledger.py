@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.recording.by_unit import ByUnit, Heirs
 from kvsim.recording.grouped import NO_RUN, Operations, tables_of_groups
 from kvsim.recording.holdings import RunsOfRows, Tables, tables_of
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.progress import Progress
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
@@ -50,6 +50,10 @@ class Ledger:
     """How many requests hold it afterwards."""
     cached: npt.NDArray[np.bool_]
     """Free afterwards, but still holding a prefix that could be hit."""
+    held_change: npt.NDArray[np.int8]
+    """1 where the run was free before and is held afterwards, -1 the other way round, 0 where neither."""
+    cached_change: npt.NDArray[np.int8]
+    """The same of what is `cached`."""
     unit_by_unit: bool
     """Whether every run has one unit."""
     tables: Tables
@@ -82,33 +86,41 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
         group=np.zeros(num_ops, np.int16) if recording.meta.pool.groups else None,
         refs=np.empty(num_ops, np.int32),
         cached=np.zeros(num_ops, np.bool_),
+        held_change=np.empty(num_ops, np.int8),
+        cached_change=np.zeros(num_ops, np.int8),
         unit_by_unit=unit_by_unit,
         tables=tables,
     )
     end_of_pool = int(np.max(memory.address.astype(np.int64) + memory.length, initial=0)) if unit_by_unit else 0
-    holders, is_shared = np.zeros(end_of_pool, np.int32), np.zeros(end_of_pool, np.bool_)
+    holders, was_cached = np.zeros(end_of_pool, np.int32), np.zeros(end_of_pool, np.bool_)
     # Asked for only where units are shared.
     shares = unit_by_unit and bool((memory.kind == MemoryKind.SHARE).any())
-    run, delta = np.zeros(num_ops if shares else 0, np.int32), np.zeros(num_ops if shares else 0, np.int8)
+    heirs = Heirs.of(num_ops, len(tables.request), end_of_pool) if shares else None
     for begin, end in rows.parts():
         row, ops = rows.ops_of(begin, end)
         runs = rows.write(ledger, memory, row, ops)
+        if heirs is not None:
+            heirs.note(ops, runs, _DELTA[memory.kind[row]])
+    for begin, end in rows.parts():
+        row, ops = rows.ops_of(begin, end)
         changes, refs = _DELTA[memory.kind[row]], ledger.refs[ops]
-        if unit_by_unit:
-            refs[:] = _running_refs(ledger.address[ops], changes, holders)
+        by_unit = ByUnit.of(ledger.address[ops], end_of_pool) if unit_by_unit else None
+        if by_unit is not None:
+            refs[:] = by_unit.running_refs(changes, holders)
             _check_free(recording, row, ledger.address[ops], refs)
         else:
             refs[:] = changes > 0
-        if shares:
-            run[ops], delta[ops] = runs, changes
-            is_shared[ledger.address[ops][(changes < 0) & (refs > 0)]] = True
+        ledger.held_change[ops] = (refs > 0).view(np.int8) - (refs > changes).view(np.int8)
         released = np.flatnonzero((changes < 0) & (refs == 0))
         if recording.meta.prefix_caching:
             kept = _cached_units(recording, progress, row[released], ledger.owner[ops][released])
             ledger.cached[ops][released] = ledger.position[ops][released] < kept
+            if by_unit is not None:
+                ledger.cached_change[ops] = by_unit.changes(ledger.cached[ops], was_cached)
         ledger.owner[ops][released] = NOBODY
-    if is_shared.any():
-        _hand_over(ledger, run, delta, np.flatnonzero(is_shared[ledger.address]).astype(np.int32))
+        if heirs is not None and by_unit is not None:
+            left, stays = heirs.of_part(by_unit, ops, changes, refs)
+            ledger.owner[ops][left], ledger.position[ops][left] = tables.request[stays], tables.position[stays]
     return ledger
 
 
@@ -211,22 +223,6 @@ def _has_single_units(recording: Recording) -> bool:
     return bool(((kind == MemoryKind.SHARE) | (kind == MemoryKind.EVICT)).any())
 
 
-def _running_refs(
-    address: IntArray, delta: npt.NDArray[np.int8], holders: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int32]:
-    """References to each operation's unit after it, from those before the first, which `holders` has and follows."""
-    order = stable_order(address, len(holders))
-    unit, delta = address[order], delta[order]
-    first = np.flatnonzero(is_new(unit))
-    total = np.cumsum(delta, dtype=np.int32)
-    before = holders[unit[first]] - (total[first] - delta[first])
-    total += np.repeat(before, np.diff(first, append=len(total)))
-    holders[unit] = total  # of several, the last one stands
-    refs = np.empty_like(total)
-    refs[order] = total
-    return refs
-
-
 def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: npt.NDArray[np.int32]) -> None:
     """Raise where a unit is handed out or evicted while somebody holds it."""
     kind = recording.memory.kind[row]
@@ -264,34 +260,6 @@ def _check_apart(recording: Recording) -> None:
         begins.insert(place, begin)
         ends_of[begin] = end
         own.append(begin)
-
-
-def _hand_over(ledger: Ledger, run: IntArray, delta: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> None:
-    """Where one of several holders lets go of a unit, name as its owner the one that will stay longest; `ops` are all
-    operations on such units.
-    """
-    tables, refs, address = ledger.tables, ledger.refs, ledger.address
-    ops = ops[stable_order(address[ops], int(address[ops].max()) + 1)]
-    # The last operation of each run; those that are never given back come after all others.
-    num_ops, num_runs = len(run), len(tables.request)
-    last_op = np.arange(num_ops, num_ops + num_runs, dtype=np.int32)
-    given_back = ops[delta[ops] < 0]
-    last_op[run[given_back]] = given_back
-    for part in _split_between_units(ops, address):
-        # Of all that have taken a unit so far, whoever leaves it last is still there if anybody is.
-        unit = np.cumsum(is_new(address[part])) * (num_ops + num_runs)
-        longest = np.maximum.accumulate(unit + np.where(delta[part] > 0, last_op[run[part]], 0)) - unit
-        leaving = (delta[part] < 0) & (refs[part] > 0)
-        left, longest = part[leaving], longest[leaving]
-        stays = np.where(longest < num_ops, run[np.minimum(longest, num_ops - 1)], longest - num_ops)
-        ledger.owner[left], ledger.position[left] = tables.request[stays], tables.position[stays]
-
-
-def _split_between_units(ops: npt.NDArray[np.int32], address: IntArray) -> list[npt.NDArray[np.int32]]:
-    """`ops`, which are in order of address, in parts of bounded size, all of one unit's in the same."""
-    begins = np.flatnonzero(is_new(address[ops]))
-    cuts = np.searchsorted(begins, np.arange(_OPS_AT_ONCE, len(ops), _OPS_AT_ONCE))
-    return np.split(ops, np.unique(begins[cuts[cuts < len(begins)]]))
 
 
 def _cached_units(
