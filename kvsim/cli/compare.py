@@ -90,7 +90,7 @@ def command(
         replace(summarize(recording), policy=name) for name, recording in zip(policies, recordings, strict=True)
     ]
     with progress("with memory for everything") as report:
-        roomy = _with_memory_for_everything(scenario, policies, report)
+        roomy = with_memory_for_everything(scenario, policies, report)
     if as_json:
         documents = {
             summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
@@ -129,7 +129,7 @@ def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, 
     return {name: scenario.policy(name) for name in POLICY_NAMES}, []
 
 
-def _with_memory_for_everything(
+def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
 ) -> list[float]:
     """Output tokens per second of each policy where memory never runs short: what they differ by then is not memory."""

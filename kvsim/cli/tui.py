@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from kvsim.cli import attach as live
-from kvsim.cli.compare import times_option
+from kvsim.cli.compare import times_option, with_memory_for_everything
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -115,21 +115,21 @@ def command(
         live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
         return
     make: Callable[[Any], Any]
-    runs = None
+    runs = ample = None
     if lesson is not None:
         found = import_module("kvsim.tui.lessons").find_lesson(lesson)
         make = partial(_found, found)
     elif compare:
         all_runs = flags | {"workload": recording_name or flags["workload"]}
-        make = partial(_all_policies, all_runs)
+        make, ample = partial(_all_policies, all_runs), partial(_ample_tokens_per_s, all_runs)
     else:
         make = partial(_recording, recording_name, policy, flags)
         others = flags | {"workload": recording_name or flags["workload"]}
-        runs = partial(_all_policies, others, _quiet)
+        runs, ample = partial(_all_policies, others, _quiet), partial(_ample_tokens_per_s, others)
     if screenshot is None:
-        tui.run(make, at_s=at_s, ascii=ascii_only, runs=runs)
+        tui.run(make, at_s=at_s, ascii=ascii_only, runs=runs, ample=ample)
     else:
-        tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only)
+        tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=ample)
         click.echo(screenshot)
 
 
@@ -199,6 +199,12 @@ def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
     """Every policy on the requests and the machine of the flags."""
     scenario = build_scenario(**flags)
     return [_simulate(scenario, policy, report) for policy in POLICY_NAMES]
+
+
+def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
+    """How fast each policy would be with memory for everything, in the order of `_all_policies`."""
+    scenario = build_scenario(**flags)
+    return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in POLICY_NAMES}, _quiet)
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:

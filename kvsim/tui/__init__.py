@@ -35,6 +35,7 @@ def run(
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
     runs: Callable[[], Sequence[Recording]] | None = None,
+    ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
     """Show `shown` in this terminal until the person quits.
 
@@ -44,6 +45,8 @@ def run(
         at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
         runs: what serves the requests of `shown` under every policy, for when somebody wants to compare.
+        ample: how many tokens per second each of the compared runs would put out with memory for everything, in their
+            order; called in a thread while they play.
 
     Raises:
         RecordingError: a recording has no steps.
@@ -57,7 +60,7 @@ def run(
         report.begin("opening")
         return _opened(made, at_s, live=True)
 
-    app = KvsimApp(open_it, ascii=ascii, runs=runs)
+    app = KvsimApp(open_it, ascii=ascii, runs=runs, ample=ample)
     play(app)
     if app.failure is not None:
         raise app.failure
@@ -99,6 +102,7 @@ def screenshot(
     at_s: float | None = None,
     size: tuple[int, int] = (120, 40),
     ascii: bool = False,  # noqa: A002 - the flag's name
+    ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
     """Write what a terminal of `size` (columns, lines) would show to `file`: SVG, or PNG where its name ends so.
 
@@ -111,9 +115,13 @@ def screenshot(
     """
     from .app import KvsimApp  # noqa: PLC0415
     from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
+    from .playback.comparison import Comparison  # noqa: PLC0415
     from .saving import render  # noqa: PLC0415
 
-    svg = render(KvsimApp(_opened(shown, at_s), ascii=ascii), size)
+    opened = _opened(shown, at_s)
+    if ample is not None and isinstance(opened, Comparison):
+        opened.learn(ample())
+    svg = render(KvsimApp(opened, ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
         before, end, after = svg.rpartition("</svg>")
         save(f"{before}<!-- {mark('tui')} -->{end}{after}", file)
@@ -142,8 +150,11 @@ def _opened(
 
     if not isinstance(shown, Lesson):
         comparison = Comparison(shown, at_s=at_s)
-        # The gap opens by itself; who asks for a moment wants to look at it.
+        # The gap opens by itself; a still shows it when the fastest run is half done.
         comparison.player.playing = live and at_s is None
+        if not live and at_s is None:
+            comparison.player.go_to_time(comparison.lanes[-1].session.player.duration_s / 2)
+            comparison.show()
         return comparison
     guided = Guided(shown)
     if at_s is not None:

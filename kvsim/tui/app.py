@@ -83,11 +83,13 @@ class KvsimApp(Careful, Host):
         ascii: bool = False,  # noqa: A002 - the flag's name
         clock: Callable[[], float] = time.monotonic,
         runs: Callable[[], Sequence[Recording]] | None = None,
+        ample: Callable[[], Sequence[float]] | None = None,
         feed: Feed | None = None,
         flash_s: float = FLASH_S,
     ) -> None:
         """Args: what to show first or what makes it in a thread, how to draw, the clock, what makes runs to compare,
-        what `opening` grows by, and how many wall seconds changes are lit up.
+        how fast these would be with memory for everything, what `opening` grows by, and how many wall seconds changes
+        are lit up.
         """
         super().__init__()
         self._opening = opening
@@ -95,7 +97,7 @@ class KvsimApp(Careful, Host):
         """Why there was nothing to show."""
         self._feed = feed
         self.flash_s = flash_s
-        self._runs = runs
+        self._runs, self._ample = runs, ample
         # Whoever reads without colours reads states from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
@@ -144,7 +146,7 @@ class KvsimApp(Careful, Host):
 
     def _stage_for(self, shown: Session | Comparison | Guided) -> Stage:
         if isinstance(shown, Comparison):
-            return Compare(shown, self.symbols)
+            return Compare(shown, self.symbols, ample=self._ample)
         if isinstance(shown, Session):
             return Watch(shown, self.symbols) if self._feed is None else Live(shown, self.symbols, self._feed)
         if shown.comparison is not None:

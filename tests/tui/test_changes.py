@@ -57,7 +57,7 @@ def test_the_last_step_says_whom_it_preempted_and_what_that_costs(tiny: Recordin
     session.player.go_to_frame(2)
     session.show()
     words = [text for _, text in last_step(session)]
-    assert words[0] == "second preempted: loses 2 blocks, 5 tokens to compute again"
+    assert words[0] == "pool full: second preempted, loses 2 blocks, 5 tokens"
     assert "2 blocks freed" in words
     session.player.go_to_frame(1)
     session.show()
@@ -102,7 +102,7 @@ async def test_what_has_changed_is_lit_up_and_goes_out(tiny: Recording) -> None:
         await pilot.press("right")
         lit = pool._canvas._paints.whole.copy()
         assert np.flatnonzero(lit == Change.TAKEN).tolist() == [2, 3]
-        assert "2 blocks taken" in app.query_one(BelowPool).render_line(0).text
+        assert "2 blocks taken" in app.query_one(BelowPool).render_line(1).text
         pool._flash.flash_s = 0.0
         pool._put_out()
         assert not (pool._canvas._paints.whole == Change.TAKEN).any()

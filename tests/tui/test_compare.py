@@ -11,6 +11,7 @@ from kvsim import tui
 from kvsim.errors import BudgetError
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.dialogs.find import FindScreen
+from kvsim.tui.facts.telling import story_of_comparison
 from kvsim.tui.look.digits import tall
 from kvsim.tui.look.states import COLOR
 from kvsim.tui.playback.comparison import Comparison
@@ -248,3 +249,27 @@ async def test_bars_tell_how_long_each_run_takes(comparison: Comparison) -> None
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
     assert spans == sorted(spans, reverse=True)
     assert spans[2] / spans[0] == pytest.approx(durations[2] / durations[0], abs=0.05)
+
+
+def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: list[Recording]) -> None:
+    comparison = Comparison(three_runs)
+    slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
+    assert slow.served[-1] == fast.served[-1]
+    assert not any("memory" in part for part in story_of_comparison(comparison).parts)
+    gap = slow.player.duration_s / fast.player.duration_s
+    order = [three_runs.index(run) for run in three_runs]
+    rates = [100.0 if run.name == slow.recording.name else 200.0 for run in three_runs]
+    assert order == [0, 1, 2]
+    comparison.learn(rates)
+    assert comparison.ample_tokens_per_s[0] == 100.0
+    assert f"of that ×{gap / 2:,.1f} is memory" in story_of_comparison(comparison).parts
+
+
+async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
+    app = KvsimApp(Comparison(three_runs), ample=lambda: [1234.0, 1234.0, 1234.0])
+    async with app.run_test(size=SIZE) as pilot:
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+        assert screen.count("ample memory: 1,234") == 3
+        assert "is memory" in screen

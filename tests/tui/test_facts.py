@@ -10,8 +10,11 @@ import pytest
 
 from kvsim.tui.dialogs.find import look_up
 from kvsim.tui.facts.headlines import headline, selection
+from kvsim.tui.facts.preemption import last_preemption
 from kvsim.tui.facts.requests import request_facts, request_lines
+from kvsim.tui.facts.shares import share_lines
 from kvsim.tui.facts.units import unit_lines
+from kvsim.tui.lessons import Guided, find_lesson
 from kvsim.tui.look.words import ending, gib, percent, plural, seconds, shortened
 from kvsim.tui.playback.session import Session
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
         (0, 0, "running: generating"),
         (0, 4, "finished"),
         (1, 0, "waiting"),
-        (1, 2, "preempted, waiting again"),
+        (1, 2, "preempted, waits again"),
         (1, 4, "running: computing again what it lost"),
         (1, 5, "running: generating"),
         (2, 0, "refused: it can never fit"),
@@ -64,7 +67,7 @@ def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recor
         preemptions.append(facts.preemptions)
         lost = frame >= spans[0][1] and not any(begin <= frame < end for begin, end in spans)
         if lost and frame < spans[-1][1]:
-            assert facts.state == "preempted, waiting again"
+            assert facts.state == "preempted, waits again"
             assert facts.generated_tokens > 0
             assert not facts.holds
         if frame in (spans[1][0], spans[2][0]):
@@ -75,9 +78,7 @@ def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recor
     assert (preemptions[0], preemptions[-1]) == (0, 2)
     session.player.go_to_frame(spans[1][0])
     session.show()
-    assert dict(request_lines(session, request, request_facts(session, request)))["preempted"] == (
-        "1 time so far, 2 in all"
-    )
+    assert dict(request_lines(session, request, request_facts(session, request)))["preempted"] == ("1 so far, 2 in all")
 
 
 def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
@@ -149,3 +150,35 @@ def test_numbers_in_words() -> None:
     assert [seconds(1.23456), seconds(2, 1), seconds(float("nan"))] == ["1.235 s", "2 s", "-"]
     assert [shortened("abcdef", 4, "…"), shortened("abc", 4, "…"), shortened("abc", 0, "…")] == ["abc…", "abc", "…"]
     assert [ending("abcdef", 4, "…"), ending("abc", 4, "…"), ending("abc", 1, "…")] == ["…def", "abc", "…"]
+
+
+def test_a_preempted_request_says_why_and_what_it_lost(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("paged"))
+    checked = 0
+    for request in np.flatnonzero(session.recording.requests.preemptions)[:5].tolist():
+        (begin, end), *_ = session.residencies(request)
+        session.player.go_to_frame(end - 1)
+        session.show()
+        assert end > begin
+        assert last_preemption(session, request) is None
+        held, computed = len(session.replay.block_table(request)[1]), request_facts(session, request).computed
+        session.player.go_to_frame(end)
+        session.show()
+        lines = dict(request_lines(session, request, request_facts(session, request)))
+        assert lines["because"] == "pool full"
+        assert lines["lost"] == f"{plural(held, 'block')}, {plural(computed, 'token')}"
+        assert session.request_name(request) not in lines.get("gave way to", "").split(", ")
+        checked += 1
+    assert checked == 5
+
+
+def test_a_request_says_with_whom_it_shares() -> None:
+    session = Guided(find_lesson("5")).sessions[0]
+    session.player.go_to_frame(session.residencies(session.recording.row_of("B"))[0][0])
+    session.show()
+    for name, others in (("A", "B"), ("B", "A")):
+        lines = dict(share_lines(session, session.recording.row_of(name)))
+        assert lines == {"shares": "10 blocks", "with": others}
+    session.player.go_to_frame(0)
+    session.show()
+    assert share_lines(session, session.recording.row_of("A")) == []

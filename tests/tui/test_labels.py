@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvsim.hardware import find_gpu
+from kvsim.memory.waste import SlotState
+from kvsim.models import find_model
+from kvsim.policies import Contiguous
+from kvsim.settings import ContiguousSettings, ContinuousSettings, Reserve
+from kvsim.simulation import Machine, simulate
+from kvsim.steptime import Roofline
 from kvsim.tui.lessons import Guided, find_lesson
 from kvsim.tui.look.states import ASCII, COLOR
 from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.brush import Brush
 from kvsim.tui.pool.canvas import Canvas
+from kvsim.tui.pool.paint import OWNER, ColorBy, paint_colors
 from kvsim.tui.pool.tiling import levels
+from kvsim.workload import Request, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Recording
     from kvsim.tui.look.states import Symbols
+
+LLAMA = find_model("Llama-3-8B")
 
 
 def drawn(session: Session, symbols: Symbols, level: int, size: tuple[int, int], stride: int | None = None) -> str:
@@ -101,3 +112,29 @@ def test_the_cursor_is_not_written_over(tiny: Recording) -> None:
     canvas.cursor = 0
     marked = canvas.draw(0, 4)
     assert (plain != marked).sum() >= 4
+
+
+def test_rows_that_share_a_character_are_above_each_other() -> None:
+    """A row of memory that is taken lies above one that is free, as in the pool: no stripes, which look like pieces."""
+    session = Session(
+        simulate(
+            Workload.from_requests(
+                [Request(id="A", arrival_s=0.0, prompt_tokens=60, output_tokens=4, max_tokens=4)], name="rows"
+            ),
+            Contiguous(scheduler=ContinuousSettings(max_model_len=64), cache=ContiguousSettings(reserve=Reserve.MAX)),
+            Machine(
+                gpu=find_gpu("H200"),
+                model=LLAMA,
+                kv_bytes=128 * LLAMA.kv_bytes_per_token,
+                step_time=Roofline.for_gpu(find_gpu("H200"), LLAMA),
+            ),
+        )
+    )
+    tiling = next(tiling for tiling in levels(128, 1, 20, 1, stride=64, half_blocks=True) if tiling.down == 2)
+    canvas = Canvas(session.replay, tiling, half_blocks=True, color_by=ColorBy.OWNER)
+    brush = Brush(COLOR)
+    (line,) = canvas.draw(0, 1).tolist()
+    characters = [brush[key] for key in line[:16]]  # before the reservation's last, unwritten slots
+    assert {character for character, _ in characters} == {"▄"}
+    front, back = (paint_colors(COLOR.palette)[paint] for paint in (SlotState.FREE, OWNER))
+    assert {(style.color.name, style.bgcolor.name) for _, style in characters} == {(front, back)}

@@ -78,7 +78,7 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     else:
         entries = [([colors[OWNER + hue_of(row)] for row in live[:4]], f"{len(live)} requests")]
     if slots[SlotState.RESERVED]:
-        entries.append(([colors[TINT], colors[TINT + 1]], "not written yet"))
+        entries.append(([colors[TINT], colors[TINT + 1]], "not written"))
     if (session.replay.refs > 1).any():
         entries.append(([colors[SHARED]], "shared"))
     waste = int(slots[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum())

@@ -59,7 +59,7 @@ def uniform_words(session: Session, request: int) -> str:
     reach = max(_end(replay, request, number) for number in range(len(groups)))
     token_slots = sum(group.token_slots for group in replay.groups)
     held, uniform = units * replay.unit_slots, reach * token_slots
-    return f"a uniform cache would hold {uniform / held:.1f} times as much" if held else ""
+    return f"a uniform cache: {uniform / held:.1f} times as much" if held else ""
 
 
 def _end(replay: Replay, request: int, number: int) -> int:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..look.words import plural
 from ..playback.events import EventKind
 from ..pool.changes import changes_between
 from ..pool.paint import Change
+from .preemption import lack, preemption_at
 
 if TYPE_CHECKING:
-    from kvsim.recording.tables import IntArray
-
     from ..playback.session import Session
 
 _NAMED = 2
@@ -45,20 +42,14 @@ def last_step(session: Session) -> list[tuple[Change | None, str]]:
 
 
 def _preemptions(session: Session, frame: int) -> list[tuple[Change | None, str]]:
-    """Who was preempted in the step, what it lost, and what that costs."""
+    """Who was preempted in the step, why, and what was lost."""
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:
         return []
-    held, computed = losses(session, np.array(victims, np.int64), frame)
+    found = [preemption_at(session, victim, frame) for victim in victims]
     names = [session.request_name(victim) for victim in victims]
     who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
-    lost = f"{plural(sum(held), session.unit_name)}, {plural(sum(computed), 'token')} to compute again"
-    return [(Change.FREED, f"{who} preempted: {'loses' if len(names) == 1 else 'lose'} {lost}")]
-
-
-def losses(session: Session, victims: IntArray, frame: int) -> tuple[list[int], list[int]]:
-    """Units that each of `victims` held, and tokens that were computed for it, before the step of `frame`."""
-    replay, tables = session.replay, session.replay.ledger.tables
-    seq = int(replay.frame_seq[frame - 1])
-    held = [int(tables.length[tables.held(victim, seq)].sum()) for victim in victims.tolist()]
-    return held, replay.progress.computed(victims, min(frame - 1, replay.num_frames - 2)).tolist()
+    units = plural(sum(each.num_units for each in found), session.unit_name)
+    tokens = plural(sum(each.num_tokens for each in found), "token")
+    loses = "loses" if len(names) == 1 else "lose"
+    return [(Change.FREED, f"{lack(session)}: {who} preempted, {loses} {units}, {tokens}")]

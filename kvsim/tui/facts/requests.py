@@ -11,6 +11,8 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import RequestStatus
 
 from ..look.words import gib, percent, plural, seconds
+from .preemption import preemption_lines
+from .shares import share_lines
 
 if TYPE_CHECKING:
     from ..playback.session import Session
@@ -100,7 +102,7 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
     if requests.arrival_seq[request] > seq:
         return "has not arrived yet"
     if request in replay.waiting_requests():
-        return "preempted, waiting again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"
+        return "preempted, waits again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"
     return "finished" if requests.status[request] == RequestStatus.FINISHED else "gone"
 
 
@@ -130,8 +132,9 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         ),
         ("written", f"{facts.computed:,} of {facts.full:,} {'tokens' if len(session.replay.groups) > 1 else 'slots'}"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
-        *([("wasted", _wasted(session, facts))] if facts.holds else []),
+        *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
+        *([] if facts.holds else preemption_lines(session, request)),
     ]
     waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
     begun = requests.first_scheduled_s[request] <= session.player.clock_s
@@ -147,7 +150,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _times(so_far: int, in_all: int) -> str:
-    return plural(so_far, "time") + (f" so far, {in_all:,} in all" if so_far < in_all else "")
+    return f"{so_far:,} so far, {in_all:,} in all" if so_far < in_all else plural(so_far, "time")
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:

@@ -60,8 +60,18 @@ def story_of_comparison(comparison: Comparison) -> Story:
         return Story(frame=0, parts=())
     running = " against ".join(f"{_mean(lane.session, 'running'):,.0f} ({lane.label})" for lane in (fast, slow))
     faster = f"{fast.label} is done {slow_s / fast_s:,.1f} times as fast as {slow.label}"
-    parts = (faster, f"at a time on average: {running}")
+    parts = (faster, *_because_of_memory(comparison), f"at a time on average: {running}")
     return Story(frame=0, parts=parts)
+
+
+def _because_of_memory(comparison: Comparison) -> list[str]:
+    """How much of the gap between the first and the last run would be gone with memory for everything."""
+    slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
+    if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1]:
+        return []
+    gap = slow.player.duration_s / fast.player.duration_s
+    left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[0]
+    return [f"of that ×{gap / left:,.1f} is memory"] if left > 0 else []
 
 
 def _when_full(session: Session) -> list[str]:

@@ -9,10 +9,9 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 
 from ..facts.group_tables import table_rows
-from ..facts.last_step import losses
+from ..facts.preemption import last_preemption
 from ..facts.requests import place_in_row, request_facts
 from ..look.words import gigabytes, milliseconds, percent
-from ..playback.events import EventKind
 from ..pool.kinds import layer_kinds
 
 if TYPE_CHECKING:
@@ -90,9 +89,5 @@ def _tables(session: Session, request: int) -> dict[str, str]:
 
 def _lost(session: Session, request: int) -> dict[str, str]:
     """What the last preemption of a request took from it; nothing where it was never preempted."""
-    events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
-    happened = events.frame[events.frame <= session.player.frame]
-    if not len(happened):
-        return {}
-    blocks, tokens = losses(session, np.array([request]), int(happened[-1]))
-    return {"lost_blocks": f"{blocks[0]:,}", "lost_tokens": f"{tokens[0]:,}"}
+    found = last_preemption(session, request)
+    return {} if found is None else {"lost_blocks": f"{found.num_units:,}", "lost_tokens": f"{found.num_tokens:,}"}

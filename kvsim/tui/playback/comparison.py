@@ -56,6 +56,9 @@ class Comparison:
         names = labels or [LABELS.get(recording.meta.rules_name, recording.meta.rules_name) for recording in recordings]
         lanes = [Lane(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
+        self._order = [lanes.index(lane) for lane in self.lanes]
+        self.ample_tokens_per_s: tuple[float, ...] = ()
+        """How fast each lane's answers would come with memory for everything; empty where that is not known."""
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
             np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),
@@ -71,6 +74,10 @@ class Comparison:
     def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
         """The player's frames that begin at, or first after, moments of the runs."""
         return np.searchsorted(self.player.times_s, times_s)
+
+    def learn(self, ample_tokens_per_s: Sequence[float]) -> None:
+        """Take over how fast the runs would be with memory for everything, in the order in which they were given."""
+        self.ample_tokens_per_s = tuple(ample_tokens_per_s[place] for place in self._order)
 
     def show(self) -> None:
         """Move every run to the player's clock."""

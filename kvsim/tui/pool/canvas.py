@@ -205,7 +205,24 @@ class Canvas:
         assert self._cells is not None  # the tiling's setter made them
         lit = self._lit(cells)
         first, second = (dimmed(paints[cells], lit) for paints in (self._cells.first, self._cells.second))
-        return self._spread(cells, first, second, self._cells.eighths[cells], hairlines=False)
+        beside = self._spread(cells, first, second, self._cells.eighths[cells], hairlines=False)
+        if self.tiling.down == 1 or not self._half_blocks:
+            return beside
+        sideways = self._cells.sideways[cells].reshape(-1, self.tiling.columns)
+        above = self._piled(cells, first, second)
+        return np.where(sideways.repeat(np.diff(self.tiling.column_edges), axis=1), beside, above)
+
+    def _piled(
+        self, cells: npt.NDArray[np.int64], first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.int32]:
+        """Cells of several rows: the first paint above the second, as the rows are above each other."""
+        assert self._cells is not None
+        eighths = self._cells.eighths[cells].astype(np.int32)
+        keys = keys_of(UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths), second, first)
+        keys[first == EMPTY] = BLANK
+        at_cursor = self._at_cursor(cells)
+        keys[at_cursor] = reverse(keys[at_cursor])
+        return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _halves(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))

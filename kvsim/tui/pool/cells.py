@@ -29,8 +29,18 @@ class Cells:
         self.tiling = tiling
         self._paints = paints.copy()
         self._weights = np.array(importance(), np.int64)
-        self._first_unit = np.searchsorted(tiling.cell_of(np.arange(tiling.num_units)), np.arange(tiling.num_cells))
-        key = tiling.cell_of(np.arange(tiling.num_units)) * NUM_PAINTS + paints
+        units = np.arange(tiling.num_units)
+        cell_of = tiling.cell_of(units)
+        self._first_unit = np.zeros(tiling.num_cells, np.int64)
+        self._first_unit[cell_of[::-1]] = units[::-1]  # what is written last stays: the first unit of each cell
+        last_unit = np.zeros(tiling.num_cells, np.int64)
+        last_unit[cell_of] = units
+        across = (last_unit - self._first_unit) % (tiling.stride or max(tiling.num_units, 1))
+        self._corners = np.stack((self._first_unit, self._first_unit + across, last_unit - across, last_unit))
+        """The units in the corners of each cell: top left, top right, bottom left, bottom right."""
+        self.sideways = np.zeros(tiling.num_cells, np.bool_)
+        """Whether the paints of a cell of several rows are beside each other in each row, not above each other."""
+        key = cell_of * NUM_PAINTS + paints
         counts = np.bincount(key, minlength=tiling.num_cells * NUM_PAINTS)
         self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
         """Units of each cell in each paint: shape (cells, NUM_PAINTS)."""
@@ -67,3 +77,5 @@ class Cells:
         self.first[cells] = np.where(most > 0, first, EMPTY)
         self.second[cells] = np.where(most > 0, second, EMPTY)
         self.eighths[cells] = np.where(less > 0, eighths, EIGHTHS)
+        top_left, top_right, bottom_left, bottom_right = self._paints[self._corners[:, cells]]
+        self.sideways[cells] = (top_left == bottom_left) & (top_right == bottom_right) & (top_left != top_right)

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Style) -> list[Segment]:
     """The legend of the pool's colours, with samples."""
-    segments = []
+    segments: list[Segment] = []
     for paints, text in legend(by, session):
+        if segments:
+            segments.append(Segment("  ", style))
         for paint in paints:
             sample = paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
-        segments.append(Segment(f" {text}  ", style))
+        segments.append(Segment(f" {text}", style))
     return segments
 
 
@@ -39,7 +41,7 @@ def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
         case ColorBy.OWNER:
             entries = [
                 (tuple(range(OWNER, OWNER + 4)), "one request each"),
-                ((TINT, TINT + 1), "not written yet"),
+                ((TINT, TINT + 1), "not written"),
                 ((int(SlotState.INTERNAL),), "waste"),
             ]
             if caches:

@@ -10,6 +10,7 @@ from .tiling import Detail, Tiling, best_level, levels
 if TYPE_CHECKING:
     from kvsim.recording.replay import Replay
 
+    from ..look.states import Symbols
     from .paint import ColorBy
 
 
@@ -62,7 +63,7 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int, color_by: ColorBy, dot: str) -> str:
+    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols) -> str:
         """What the picture shows, what one cell is, and what colour means."""
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
@@ -71,12 +72,13 @@ class Zoom:
             case Detail.FILL:
                 cell = "1 cell = 1 block"
             case _ if self._stride is not None and tiling.down > 1:
-                cell = f"1 cell = {_about(tiling.across, unit)} of {_about(tiling.down, 'row')}"
+                # A column of a rectangle is as wide as a slot, and a row as tall.
+                cell = f"1 cell = {round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
             return f"{self._heading}: {cell}"
-        return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {dot} colour: {color_by.value}"
+        return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 
 def _about(number: float, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from textual import on
@@ -17,10 +18,11 @@ from ..widgets.legend import Legend
 from ..widgets.pool_view import PoolView
 from ..widgets.race import Race
 from ..widgets.schedule_chart import ScheduleChart
+from ..widgets.story_line import StoryLine
 from .stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from textual.app import ComposeResult
 
@@ -35,9 +37,19 @@ class Compare(Stage):
 
     PANELS = "LaneFigures, ScheduleChart, Race"
 
-    def __init__(self, comparison: Comparison, symbols: Symbols, guided: Guided | None = None) -> None:
+    def __init__(
+        self,
+        comparison: Comparison,
+        symbols: Symbols,
+        guided: Guided | None = None,
+        ample: Callable[[], Sequence[float]] | None = None,
+    ) -> None:
+        """Args: the runs, how to draw, the lesson that is played, and what finds out, in a thread, how fast the runs
+        would be with memory for everything.
+        """
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
+        self._ample = ample
         self._color_by = ColorBy.OWNER if guided is None else guided.color_by
         story = story_of_comparison(comparison)
         self.story = story if guided is None and story.parts else None
@@ -67,6 +79,22 @@ class Compare(Stage):
         super().on_mount()
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
+        if self.comparison.ample_tokens_per_s:
+            self._tell_ample()
+        elif self._ample is not None:
+            self.run_worker(self._learn(self._ample))
+
+    async def _learn(self, ample: Callable[[], Sequence[float]]) -> None:
+        self.comparison.learn(await asyncio.to_thread(ample))
+        if self.is_attached:
+            self._tell_ample()
+
+    def _tell_ample(self) -> None:
+        """Say how much of the gap is memory, and how fast each run would be without want of it."""
+        for line in self.query(StoryLine):
+            line.tell(story_of_comparison(self.comparison))
+        for figures, tokens_per_s in zip(self.query(LaneFigures), self.comparison.ample_tokens_per_s, strict=True):
+            figures.learn(tokens_per_s)
 
     def headline(self) -> tuple[list[str], list[str]]:
         """What is the same for all, the engine's step times among it where they are."""

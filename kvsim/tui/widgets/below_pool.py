@@ -38,12 +38,8 @@ class BelowPool(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The change, or the legend."""
-        change = self._change()
-        if self.size.height == 1:
-            line = change if len(change) > 1 else self._legend()
-        else:
-            line = self._legend() if y == 0 else change
+        """The legend, then the change."""
+        line = self._legend() if y == 0 else self._change()
         width, style = self.size.width, self._style("text")
         strip = Strip(line)
         if strip.cell_length > width:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
+_MOST_LINES = 13
+"""Of a table that takes as many lines as it needs."""
+
+
 class BlockTable(Panel):
     """Where the followed request's tokens are: logical units to physical ones."""
 
@@ -43,10 +47,11 @@ class BlockTable(Panel):
         entries = [self._entry(*run) for run in _runs(positions[order], addresses[order])]
         width = max(map(len, entries)) + 2
         per_line = max(self.size.width // width, 1)
-        room = max(self.size.height, 1) * per_line
+        room = (_MOST_LINES if self.styles.is_auto_height else max(self.size.height, 1)) * per_line
         hidden = len(entries) - room
         if hidden > 0:
-            entries = [self.symbols.cut + f" {hidden + 1:,} more", *entries[hidden + 1 :]]
+            more = self.symbols.cut + f" {hidden + 1:,} more"
+            entries = [more[: width - 1], *entries[hidden + 1 :]]
         return [
             Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))])
             for at in range(0, len(entries), per_line)
@@ -60,10 +65,10 @@ class BlockTable(Panel):
         for row in table_rows(self.session, request, width):
             sample = self.sample(row.kind.paint)
             let_go = f", {row.num_let_go:,} let go" if row.num_let_go else ""
-            held = self.text(f"  {row.num_held:,} held{let_go}", "weak")
             strips += [
-                Strip([sample, self.text(f" {row.kind.words}", "strong"), held]),
+                Strip([sample, self.text(f" {row.kind.words}", "strong")]),
                 Strip([Segment("".join(glyphs[part] for part in row.parts), sample.style)]),
+                Strip([self.text(f"{row.num_held:,} held{let_go}", "weak")]),
             ]
         if words := uniform_words(self.session, request):
             strips.append(Strip([self.text(words, "weak")]))

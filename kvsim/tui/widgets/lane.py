@@ -35,8 +35,14 @@ class LaneFigures(Widget):
         super().__init__(id=id)
         self._lane = lane
         self._symbols = symbols
+        self._ample = 0.0
         self.set_class(lane.session.rows is not None, "-rows")
         self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
+
+    def learn(self, ample_tokens_per_s: float) -> None:
+        """Say from now on how fast answers would come with memory for everything."""
+        self._ample = ample_tokens_per_s
+        self.refresh()
 
     def show_frame(self) -> None:
         """Follow the run to its current frame."""
@@ -131,6 +137,9 @@ class LaneFigures(Widget):
         inspected = selection(session)
         if inspected:
             return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
+        if self._ample:
+            text = f"{self._rate} {dot} ample memory: {self._ample:,.0f}"
+            return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:
             finished = plural(session.num_finished, "request") + " finished" if session.rows is None else ""

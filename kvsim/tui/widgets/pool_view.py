@@ -303,7 +303,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols.dot)
+            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols)
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

@@ -143,7 +143,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
         tokens = f"{prompt:,} prompt"
         if unit_tokens > 1 and not again and len(self.session.replay.groups) == 1:  # what it waits for
-            tokens += f", needs {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
+            tokens += f" = {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
         return Strip(
             [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
         )

@@ -25,6 +25,11 @@ class StoryLine(Widget):
         self._parts, self._separator = story.parts, f" {symbols.dot} "
         self._hinting = True
 
+    def tell(self, story: Story) -> None:
+        """Say this from now on."""
+        self._parts = story.parts
+        self.refresh()
+
     def stop_hinting(self) -> None:
         """The keys have been found."""
         if self._hinting:

@@ -84,6 +84,11 @@ class Timeline(Scrubber):
             self.size.width, self.get_component_rich_style("timeline--text")
         )
 
+    def place(self) -> str:
+        """The step; and how many wait, where there is no line for them."""
+        waiting = self._num_waiting[self.player.frame]
+        return super().place() + (f" {self.symbols.dot} {waiting:,} waiting" if 0 < self.size.height <= 3 else "")
+
     def _color_at(self, y: int, column: int) -> Color | None:
         """The colour that most of a character has."""
         (segment,) = self._charts[y].crop(column, column + 1)

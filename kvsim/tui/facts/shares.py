@@ -1,0 +1,35 @@
+"""Which of a request's units others hold too, and who they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..look.words import plural
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+_NAMED = 2
+"""Requests that are named one by one."""
+
+
+def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
+    """How many units of `request` are shared, and with whom, as labels and values; nothing where none is."""
+    replay, tables = session.replay, session.replay.ledger.tables
+    _, addresses = replay.block_table(request)
+    units = addresses - replay.first_unit
+    shared = np.zeros(replay.num_units + 1, np.int64)
+    shared[units[replay.refs[units] > 1] + 1] = 1
+    num_shared = int(shared.sum())
+    if not num_shared:
+        return []
+    before = np.cumsum(shared)
+    runs = replay.alive()
+    begin = tables.address[runs] - replay.first_unit
+    holds = before[begin + tables.length[runs]] > before[begin]
+    others = [row for row in np.unique(tables.request[runs][holds]).tolist() if row != request]
+    names = [session.request_name(row) for row in others]
+    who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
+    return [("shares", plural(num_shared, session.unit_name)), ("with", who)]
