@@ -15,6 +15,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.dialogs.lesson_list import LessonsScreen
 from kvsim.tui.facts.group_tables import table_rows
+from kvsim.tui.facts.requests import request_facts
 from kvsim.tui.facts.schedule import Doing, schedule
 from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
 from kvsim.tui.lessons.reading import as_markdown, as_text
@@ -510,3 +511,22 @@ def test_models_whose_layers_are_alike_are_not_coloured_by_layers(guided: Callab
         shown = next_color(shown, [replay])
         seen.add(shown)
     assert seen == {ColorBy.OWNER, ColorBy.STATE, ColorBy.AGE}
+
+
+def test_lesson_11_reads_back_what_the_gpu_has_forgotten(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("11")
+    hosted, without = lesson.sessions
+    cached, waits_s = [], []
+    for session in (hosted, without):
+        requests, row = session.recording.requests, session.recording.row_of("E")
+        cached.append(int(requests.cached_tokens[row]))
+        waits_s.append(float(requests.first_token_s[row] - requests.arrival_s[row]))
+    assert cached == [3200, 0]
+    assert waits_s[0] < waits_s[1] / 2
+    lesson.show(lesson.captions[2].frame)
+    assert hosted.host is not None
+    assert without.host is None
+    assert hosted.host.coming[hosted.player.frame] == 200
+    assert "200 blocks come back" in lesson.captions[2].text
+    row = hosted.recording.row_of("E")
+    assert request_facts(hosted, row).state == "waiting for the host's blocks"

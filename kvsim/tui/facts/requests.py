@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.recording.tables import RequestStatus
+from kvsim.recording.tables import CopyKind, RequestStatus
 
 from ..look.words import gib, percent, plural, seconds
 from .preemption import preemption_lines
@@ -89,21 +89,37 @@ def _preemptions(session: Session, request: int) -> int:
 
 def _state(session: Session, request: int, holds: bool, computed: int) -> str:
     replay, requests = session.replay, session.recording.requests
-    seq = replay.frame_seq[replay.frame]
     if holds:
-        if computed > replay.full[request]:
-            return "complete, but its row is held"
-        begun = computed - replay.pad[request] >= requests.prompt_tokens[request]
-        again = _computes_again(session, request)
-        doing = "computing again what it lost" if again else "generating" if begun else "reading its prompt"
-        return f"running: {doing}"
+        return _doing(session, request, computed)
     if requests.status[request] == RequestStatus.REFUSED:
         return "refused: it can never fit"
-    if requests.arrival_seq[request] > seq:
+    if requests.arrival_seq[request] > replay.frame_seq[replay.frame]:
         return "has not arrived yet"
     if request in replay.waiting_requests():
         return "preempted, waits again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"
     return "finished" if requests.status[request] == RequestStatus.FINISHED else "gone"
+
+
+def _doing(session: Session, request: int, computed: int) -> str:
+    """What a request does that holds memory."""
+    replay = session.replay
+    if computed > replay.full[request]:
+        return "complete, but its row is held"
+    if _comes_from_host(session, request):
+        return "waiting for the host's blocks"
+    begun = computed - replay.pad[request] >= session.recording.requests.prompt_tokens[request]
+    again = _computes_again(session, request)
+    doing = "computing again what it lost" if again else "generating" if begun else "reading its prompt"
+    return f"running: {doing}"
+
+
+def _comes_from_host(session: Session, request: int) -> bool:
+    """Whether blocks of `request` are being copied back from host memory: until then it waits."""
+    copies, frame = session.recording.copies, session.replay.frame
+    if copies is None:
+        return False
+    mine = (copies.request == request) & (copies.kind == CopyKind.LOAD) & (copies.begun_step <= frame)
+    return bool((mine & ((copies.reported_step < 0) | (copies.reported_step >= frame))).any())
 
 
 def place_in_row(session: Session, request: int) -> str:

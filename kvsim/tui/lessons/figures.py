@@ -8,10 +8,11 @@
 {run.paged.running}          the same of any run, by its label
                              in a pool of blocks: entries, held_blocks (of all tables; of the pool), pool_blocks,
                              free_blocks
+{host.used}                  slots, going, coming: blocks in host memory, on the way there and back
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
                              full_tables and window_tables of every sequence
 {request.A.blocks}           table, addresses, row, prompt, output, answer, needs, written, held, held_gb,
-                             unused_percent, shared_blocks, hit_tokens, started, waited, finished,
+                             unused_percent, shared_blocks, hit_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
 {ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of `kvsim.ladder`, with the
@@ -78,6 +79,8 @@ class Figures:
                 found = self._pool().get(what)
             case ["layers", what]:
                 found = layer_figures(self._session).get(what)
+            case ["host", what]:
+                found = self._host().get(what)
             case ["now", what]:
                 found = self._now(self._session, what)
             case ["step", what]:
@@ -126,6 +129,14 @@ class Figures:
             "cached_blocks": f"{int(replay.cached.sum()):,}",
             "last_slots": f"{replay.unit_tokens - 1:,}",
         }
+
+    def _host(self) -> dict[str, str]:
+        """The second tier; nothing where there is none."""
+        host, frame = self._session.host, self._session.player.frame
+        if host is None:
+            return {}
+        numbers = {"used": host.used, "going": host.going, "coming": host.coming}
+        return {name: f"{int(column[frame]):,}" for name, column in numbers.items()} | {"slots": f"{host.num_slots:,}"}
 
     @staticmethod
     def _now(session: Session, what: str) -> str | None:

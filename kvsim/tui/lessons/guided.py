@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim import profiles
 from kvsim.errors import KvsimError
 from kvsim.ladder import climb, rungs
+from kvsim.machines import card_of, host_link
 from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
@@ -26,6 +27,7 @@ from .table import LessonError
 
 if TYPE_CHECKING:
     from kvsim.ladder import Climbed
+    from kvsim.policies import Policy
     from kvsim.recording.model import Recording
 
 
@@ -101,9 +103,16 @@ class Guided:
         try:
             if isinstance(run.policy, Rows):
                 return run.policy.record(lesson.workload, machine)
-            return simulate(lesson.workload, run.policy, machine, refuse_misfits=True)
+            return simulate(lesson.workload, self._linked(run.policy), machine, refuse_misfits=True)
         except KvsimError as error:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
+
+    def _linked(self, policy: Policy) -> Policy:
+        """`policy` with the link to host memory that the lesson's GPU has, where it uses one."""
+        if not isinstance(policy, Paged) or not policy.cache.kv_offloading_size:
+            return policy
+        link: dict[str, Any] = dict(host_link(card_of(self.lesson.gpu)))
+        return replace(policy, cache=replace(policy.cache, **link))
 
     def _climb(self) -> list[Climbed]:
         """The ladder with the lesson's requests, machine and limits, climbed once."""

@@ -203,6 +203,7 @@ def _policy(table: Table, name: str) -> Policy | Rows:
             block_size=table.whole("block_size", 16),
             enable_prefix_caching=table.flag("prefix_caching", default=True),
             uniform_cache=table.flag("uniform_cache", default=False),
+            kv_offloading_size=table.number("host_gib", 0.0),
         ),
     )
 

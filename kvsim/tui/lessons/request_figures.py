@@ -50,6 +50,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "hit_tokens": f"{int(requests.cached_tokens[row]):,}",
         "started": milliseconds(float(requests.first_scheduled_s[row])),
         "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
+        "ttft": milliseconds(float(requests.first_token_s[row] - requests.arrival_s[row])),
         "finished": milliseconds(float(requests.finished_s[row])),
     }
     return figures | _lost(session, row) | _tables(session, row)
