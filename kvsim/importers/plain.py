@@ -7,7 +7,7 @@ arrivals. Times of arrival may be seconds, milliseconds or dates; unless the col
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -91,16 +91,21 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
     names = _names(source, columns or {})
     requests = Requests(source=source, what="lengths" if names.arrival is None else "CSV")
     lines_by_id: dict[str, int] = {}
+    scale = _MILLI if names.arrival is not None and _folded(names.arrival) in _MILLISECONDS else 1.0
     for row in source.csv_rows(names.required, tuple(names.optional.values())):
-        ours = replace(row, fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()})
+        arrival_s = 0.0 if names.arrival is None else _seconds(row, names.arrival, scale)
         output_tokens = row.whole(names.output)
+        if not names.optional:
+            requests.add(arrival_s, row.whole(names.prompt), output_tokens)
+            continue
+        ours = row._replace(fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()})
         limit = ours.whole("max_tokens", minimum=output_tokens) if _given(ours, "max_tokens") else None
         priority = ours.whole("priority", minimum=-_INT32) if _given(ours, "priority") else 0
         name = ours.fields.get("id")
         if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
             raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
         requests.add(
-            0.0 if names.arrival is None else _seconds(row, names.arrival),
+            arrival_s,
             row.whole(names.prompt),
             output_tokens,
             max_tokens=limit,
@@ -144,14 +149,13 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s\-]+", "_", name.strip().casefold())
 
 
-def _seconds(row: Row, name: str) -> float:
-    """When a request arrived, from a number or a date."""
-    text = str(row.fields[name]).strip()
+def _seconds(row: Row, name: str, scale: float) -> float:
+    """When a request arrived, from a number, of which `scale` makes seconds, or a date."""
+    text = row.fields[name]
     if ":" not in text:
-        decimal = replace(row, fields={name: text.replace(",", ".")})
-        return decimal.number(name) * (_MILLI if _folded(name) in _MILLISECONDS else 1.0)
+        return row.number(name, comma=True) * scale
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise row.error(
             f"{name} should be a number of seconds, or a date such as 2026-11-16T18:15:46, not {shortened(text)}"
