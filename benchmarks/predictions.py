@@ -34,12 +34,12 @@ Found = tuple[str, Validation]
 
 
 def recordings() -> dict[str, Recording]:
-    """Every shipped recording of vLLM with captured graphs."""
+    """Every shipped recording of vLLM with captured graphs and without host memory."""
     found = {name: read(find(name)) for name in shipped_names() if name.startswith("vllm")}
     return {
         name: item
         for name, item in found.items()
-        if not item.meta.engine.get("enforce_eager") and not name.endswith(SERVED)
+        if not item.meta.engine.get("enforce_eager") and not name.endswith(SERVED) and item.copies is None
     }
 
 

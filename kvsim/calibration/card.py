@@ -25,8 +25,9 @@ from kvsim.steptime import Pace, at_pace, reduce
 from kvsim.steptime.card import Card
 from kvsim.steptime.roofline import Roofline
 
-_USUAL = np.array((0.15, 0.03))
-"""How far hosts and GPUs usually lie from a card, as shares: what recordings do not tell is held so close to 1."""
+_USUAL = np.array((0.25, 0.03))
+"""How far hosts and GPUs usually lie from a card, as shares: what recordings do not tell is held so close to 1. The
+hosts of six machines with an H200 lie between 0.65 and 1.25."""
 _COUNTS = 0.025
 """A kind of step that comes out too long by this share counts as one such distance."""
 _REACH = float(np.log(4.0))
@@ -39,7 +40,8 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     """`card` with the factors of the machine of `recordings`, and how far it is from each of those afterwards.
 
     Raises:
-        UsageError: there is no recording, or one is a simulation, of another GPU than the card, or not of vLLM.
+        UsageError: there is no recording, or one is a simulation, of another GPU than the card, of a server with host
+            memory, or not of vLLM.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the card on; give at least one recording.")
@@ -86,6 +88,11 @@ def _times(card: Card, recording: Recording) -> Roofline:
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(
             f"{recording.name} is not a recording of vLLM, which alone tells how fast a machine is; leave it out."
+        )
+    if recording.copies is not None:
+        raise UsageError(
+            f"{recording.name} is of a server with host memory, and what that costs the host is not told apart from "
+            "its pace; leave it out."
         )
     if gpu.name != find_gpu(card.gpu).name:
         raise UsageError(f"{recording.name} is of {gpu.name}, and the card of {card.gpu}; calibrate one machine.")

@@ -54,6 +54,8 @@ def test_what_tells_nothing_of_the_machine_is_refused() -> None:
         calibrate_card(H100, [read(find("vllm-h200-qwen3-8b-light"))])
     with pytest.raises(UsageError, match="is not a recording of vLLM"):
         calibrate_card(card_of(find_gpu("H200")), [read(find("hf-h200-granite-350m-batch500"))])
+    with pytest.raises(UsageError, match="host memory"):
+        calibrate_card(card_of(find_gpu("H200")), [read(find("vllm-h200-llama-3-8b-offload"))])
 
 
 def test_the_command_writes_a_card_that_runs_take(tmp_path: object) -> None:
