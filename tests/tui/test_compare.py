@@ -273,3 +273,12 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
         assert screen.count("ample memory: 1,234") == 3
         assert "is memory" in screen
+
+
+async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Recording]) -> None:
+    app = KvsimApp(Comparison(three_runs))
+    async with app.run_test(size=(60, 16)) as pilot:
+        await pilot.pause()
+        screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    for label in ("static batches", "contiguous", "paged"):
+        assert f"\u2500{label}\u2500" in screen

@@ -81,8 +81,8 @@ class Compare(Stage):
             pool.follow(session.followed)
         if self.comparison.ample_tokens_per_s:
             self._tell_ample()
-        elif self._ample is not None:
-            self.run_worker(self._learn(self._ample))
+        elif (ample := self._ample) is not None:
+            self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
 
     async def _learn(self, ample: Callable[[], Sequence[float]]) -> None:
         self.comparison.learn(await asyncio.to_thread(ample))

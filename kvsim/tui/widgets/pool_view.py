@@ -89,6 +89,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         long changes are lit up.
         """
         super().__init__(id=id)
+        self.border_title = heading  # where there is no room for a picture, it still says whose figures follow
         self._symbols = symbols
         self._zoom = Zoom(heading, half_blocks=symbols.color)
         self._hovered: int | None = None
