@@ -10,6 +10,7 @@ An index is not looked at: it must lie in its array.
 from __future__ import annotations
 
 import operator
+from functools import cache
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -100,13 +101,18 @@ def _describe(engine: Any, words: list[int]) -> EngineType:
         value = getattr(engine, name)
         if isinstance(value, np.ndarray):
             assert value.flags.c_contiguous, name
-            fields.append((name, RecordsType(value.dtype)))
+            fields.append((name, _records_of(value.dtype)))
             words += [value.ctypes.data, len(value)]
         elif hasattr(value, "_fields"):
             fields.append((name, _describe(value, words)))
         else:
             fields.append((name, types.UniTuple(types.intp, len(value))))
-    return EngineType(tuple(fields))
+    return _engine_of(tuple(fields))
+
+
+# Types are equal by their names, which take longer to make than a short run.
+_records_of = cache(RecordsType)
+_engine_of = cache(EngineType)
 
 
 def _num_words(kind: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
@@ -125,6 +126,7 @@ def plan_cache(
     return plan
 
 
+@lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[range, ...]]:
     """The groups, and the specs' indices in every stage."""
     by_layer = layer_specs(model, settings)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TOGETHER = 512
 """Steps that are added up at once: slices of a closed loop have few, and adding up costs most by the slice."""
+_MOST_TOGETHER = 4_096
+"""More than these do not stay in the processor's cache while they are added up."""
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
 """What `Sequence.open_row` says where there is none."""
@@ -65,14 +67,22 @@ class Totals:
             self._limits = _limits_of(engine)
         if num_steps := _num_steps(engine):
             if isinstance(engine.steps, np.ndarray):
-                self._kept.append(engine.steps[:num_steps].copy())
-                self._num_kept += num_steps
-                if self._num_kept >= _TOGETHER:
-                    self._add_kept()
+                self._take_array(engine.steps[:num_steps])
             else:
                 self._add(engine.steps, num_steps)
         if num_outputs := _num_outputs(engine):
             self._sums.end_s = float(engine.outputs[num_outputs - 1].time_s)
+
+    def _take_array(self, steps: npt.NDArray[Any]) -> None:
+        """Add or keep steps whose array is written to again by the next slice."""
+        if self._num_kept + len(steps) < _TOGETHER:
+            self._kept.append(steps.copy())
+            self._num_kept += len(steps)
+            return
+        self._add_kept()
+        for first in range(0, len(steps), _MOST_TOGETHER):
+            together = steps[first : first + _MOST_TOGETHER]
+            self._add(cast("Records[Step]", together), len(together))
 
     def _add_kept(self) -> None:
         """Add the steps that were kept, if there are any."""
@@ -82,7 +92,7 @@ class Totals:
 
     def _add(self, steps: Records[Step], num_steps: int) -> None:
         def of(name: str) -> Any:
-            return column(steps, name, num_steps)
+            return steps[name] if isinstance(steps, np.ndarray) else column(steps, name, num_steps)
 
         assert self._limits is not None
         unit_slots, free, unusable = self._unit_slots, of("free_units"), of("unusable_units")

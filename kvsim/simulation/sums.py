@@ -7,6 +7,7 @@ sequences; their integrals are all that is kept of them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from kvsim.recording import Meta, RequestStatus
 from kvsim.recording.tables import Requests
 from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline, shares_of, summary_of_requests
 
+Column: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.int64]"
 NOTHING = Frame(*[0.0] * len(Frame._fields))
 """Before the first step."""
 USEFUL = Frame._fields.index("useful")
@@ -38,7 +40,7 @@ class Sums:
         self._num_fragmented_steps = self._num_fragmented_requests = 0
         self._last_fragmented = -1
 
-    def add(self, start_s: npt.NDArray[np.float64], totals: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
+    def add(self, start_s: npt.NDArray[np.float64], totals: Column) -> None:
         """Add steps that begin at `start_s`, at least one, and their totals: [len(Frame), steps]."""
         num_steps = len(start_s)
         self._open(float(start_s[0]), Frame(*totals[:, 0].tolist()))
@@ -47,11 +49,7 @@ class Sums:
         scheduled, waiting, free = (totals[Frame._fields.index(name)] for name in ("scheduled", "waiting", "free"))
         self._peak_batch = max(self._peak_batch, int(scheduled.max()))
         self._most_held = max(self._most_held, self._capacity - int(free.min()))
-        step = -self.num_steps % self._stride
-        while step < num_steps:
-            number = self.num_steps + step
-            self._mark(number, float(start_s[step]), int(scheduled[step]), int(waiting[step]), int(free[step]))
-            step += self._stride - number % self._stride  # marking may have made the stride longer
+        self._mark(start_s, scheduled, waiting, free)
         self.num_steps += num_steps
 
     def add_fragmented(self, num_admitted: npt.NDArray[np.int64]) -> None:
@@ -112,12 +110,20 @@ class Sums:
         self._peak_batch = max(self._peak_batch, frame.scheduled)
         self._most_held = max(self._most_held, self._capacity - frame.free)
 
-    def _mark(self, step: int, start_s: float, scheduled: int, waiting: int, free: int) -> None:
-        """Put a step into the timeline if its number is one of those; `free` is in slots."""
-        if step % self._stride:
-            return
-        timeline = self._timeline
-        timeline.append((start_s, scheduled, waiting, self._capacity - free))
-        if len(timeline) > TIMELINE_POINTS:
-            del timeline[1::2]
-            self._stride *= 2
+    def _mark(self, start_s: Column, scheduled: Column, waiting: Column, free: Column) -> None:
+        """Put every so manieth step into the timeline; where it gets too long, every second point goes."""
+        timeline, num_steps, step = self._timeline, len(start_s), -self.num_steps % self._stride
+        while step < num_steps:
+            room = TIMELINE_POINTS + 1 - len(timeline)
+            chosen = slice(step, min(num_steps, step + room * self._stride), self._stride)
+            held = self._capacity - free[chosen]
+            columns = (
+                start_s[chosen].tolist(),
+                *(each.astype(np.int64).tolist() for each in (scheduled[chosen], waiting[chosen], held)),
+            )
+            timeline.extend(zip(*columns, strict=True))
+            step += len(held) * self._stride
+            if len(timeline) > TIMELINE_POINTS:
+                del timeline[1::2]
+                self._stride *= 2
+                step += -(self.num_steps + step) % self._stride

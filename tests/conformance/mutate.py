@@ -5,8 +5,8 @@
     python -m tests.conformance.mutate --first              only the first test that notices
     python -m tests.conformance.mutate --keep DIR           leave the copies of the survivors in DIR: fuzz there
 
-The suites of conformance and of the engine are run on a copy of the package in which one piece of source text was
-replaced.
+The suites of conformance, of the engine and of simulation are run on a copy of the package in which one piece of
+source text was replaced.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .modes import NAMES
 from .mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONGEST_RUN_S = {"interpreted": 300, "compiled": 900}
+LONGEST_RUN_S = {"interpreted": 900, "compiled": 1_200}
 """A mutated engine may wait for ever; that is noticed too."""
-SUITES = ("tests/conformance", "tests/engine")
+SUITES = ("tests/conformance", "tests/engine", "tests/simulation")
 IN_GOLDEN = ("block_pool", "prefix_cache", "kv_cache", "scheduler", "waiting_queue", "clock", "prefix_keys", "oracle")
 """Modules whose rules the golden workloads show: that suite goes first."""
 
