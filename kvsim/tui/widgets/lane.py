@@ -139,8 +139,10 @@ class LaneFigures(Widget):
         inspected = selection(session)
         if inspected:
             return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
-        if self._ample:
-            text = f"{self._rate} {dot} ample memory: {self._ample:,.0f}"
+        if self._ample and session.player.duration_s:
+            # Of the whole run, as the figure beside it is; so far, it would be another one at every moment.
+            in_all = int(session.served[-1]) / session.player.duration_s
+            text = f"{in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}"
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:
