@@ -158,8 +158,8 @@ WAITS = [
         goal_mib=1229,
         command=lambda to: over([*KVSIM, "plot", "--all"], to.mooncake_run(), "-o", str(to.scratch("figures"))),
     ),
-    Wait(name="static, 100,000 requests wait", goal_s=4.0, command=waiting_requests(100_000)),
-    Wait(name="static, a million requests wait", goal_s=40.0, command=waiting_requests(1_000_000)),
+    Wait(name="static, 100,000 requests wait", goal_s=13.0, command=waiting_requests(100_000)),
+    Wait(name="static, a million requests wait", goal_s=130.0, command=waiting_requests(1_000_000)),
     Wait(
         name="Perfetto of five million steps",
         goal_s=20.0,
