@@ -8,6 +8,7 @@ records stands in `numba_types`, how parts are put together in `numba_linking`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +17,19 @@ from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from threading import Timer
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from kvsim.engine.addresses import Layout, addresses_of, digest_of, layout_of
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.engine.object_code import ObjectCode
+
+EntryPoint: TypeAlias = Callable[[Any, int, float], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Sums keep their order, so that times equal those of the interpreter to the last bit."""
-_QUICK_S = 3.0
-"""Machine code kept by an earlier process loads faster than this; compiling takes longer."""
 
 _parts: list[Callable[..., Any]] = []
 _choices: list[tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]] = []
@@ -67,23 +72,76 @@ def has_numba() -> bool:
 class MachineCode:
     """A part of the engine as machine code, for the engine of one run, which Python calls like the part itself.
 
-    What was compiled once is kept on disk. numba looks at the file of the function that is called to see whether that
-    still holds; `sources` are the folders of all that goes in, and their fingerprint makes it look at every file.
+    What was compiled once is kept on disk, under a name that changes with `sources`, the folders of all that goes in.
     """
 
-    def __init__(self, function: Callable[[Any, int, float], int], sources: Sequence[Path]) -> None:
-        self._entry = _entry_point(function, tuple(sources))
+    def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
+        self._function, self._sources = function, tuple(sources)
         self._engine: Any = None
-        self._handle: Any = None
+        self._addresses: Any = None
+        self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
         """Do what `function(engine, action, argument)` does, with the arrays of `engine`."""
         if engine is not self._engine:
-            from kvsim.engine.numba_types import Handle  # noqa: PLC0415  loaded when the first long run asks for it
+            self._call = _ready(self._function, self._sources, layout_of(engine))
+            self._engine, self._addresses = engine, addresses_of(engine)
+        return self._call(self._addresses.ctypes.data, action, argument)
 
-            self._engine, self._handle = engine, Handle(engine)
-            _compile(self._entry, (self._handle, action, argument))
-        return int(self._entry(self._handle, action, argument))
+
+def is_at_hand(memory: int, sources: Sequence[Path]) -> bool:
+    """Whether machine code for a kind of memory was kept: it is loaded in less than a tenth of a second."""
+    with suppress(ImportError, OSError):
+        pattern = f"*{_stem(memory, tuple(sources))}-*"
+        return any(any(folder.glob(pattern)) for folder in _folders())
+    return False
+
+
+@cache
+def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
+    """Machine code of `function` for engines of a layout: loaded, or compiled and kept."""
+    from kvsim.engine import object_code  # noqa: PLC0415  loaded when the first run asks for it
+
+    name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
+    for folder in _folders():
+        if code := object_code.read(folder / name):
+            return object_code.load(code)
+    code = _compile(function, layout)
+    for folder in _folders():
+        # A folder may be read-only, a disk full: the code is used all the same.
+        with suppress(OSError, UsageError):
+            object_code.keep(code, folder / name)
+            break
+    _forget_others(name)
+    return object_code.load(code)
+
+
+def _forget_others(name: str) -> None:
+    """Remove machine code of the sources as they were before, beside the sources."""
+    function, _, *rest = name.split("-")
+    for folder in _folders()[:1]:
+        for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
+            if file.name.split("-")[1] != name.split("-")[1]:
+                with suppress(OSError):
+                    file.unlink()
+
+
+def _memory_of(layout: Layout) -> int:
+    return dict(layout)["memory"]  # type: ignore[return-value]
+
+
+@cache
+def _stem(memory: int, sources: tuple[Path, ...]) -> str:
+    """What names of files have in common with machine code of these sources, for this processor."""
+    from kvsim.engine import object_code  # noqa: PLC0415  as above
+
+    return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
+
+
+def _folders() -> list[Path]:
+    """Where machine code is kept: beside the sources, or where a user's caches are."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return [Path(__file__).parent / "__pycache__", Path(caches) / "kvsim"]
 
 
 def part_options() -> dict[str, Any]:
@@ -91,23 +149,6 @@ def part_options() -> dict[str, Any]:
     from kvsim.engine import numba_linking  # noqa: PLC0415  as above
 
     return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
-
-
-@cache
-def _entry_point(function: Callable[[Any, int, float], int], sources: tuple[Path, ...]) -> Any:
-    from numba import njit  # noqa: PLC0415  as above
-
-    _hand_over()
-    fingerprint = _fingerprint(sources)
-
-    def entry(engine: Any, action: int, argument: float) -> Any:
-        return function(engine, action, argument) if fingerprint else 0
-
-    compiled = njit(**_OPTIONS | {"no_cpython_wrapper": False})(entry)
-    # A read-only installation and no home directory: compile in every process.
-    with suppress(RuntimeError, OSError):
-        compiled.enable_caching()
-    return compiled
 
 
 def _hand_over() -> None:
@@ -136,26 +177,16 @@ def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *_types: meaning
 
 
-def _compile(entry: Any, arguments: tuple[Any, ...]) -> None:
-    """Compile `entry` for such arguments, or load what was kept; say so where a person waits for it."""
-    from numba import typeof  # noqa: PLC0415  as above
+def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
+    """Machine code of `function`; say so where a person waits for it."""
+    from kvsim.engine import numba_types, object_code  # noqa: PLC0415  as above
 
-    types = tuple(map(typeof, arguments))
-    if types in entry.overloads:
-        return
     begin_s = time.perf_counter()
-    say = Timer(_QUICK_S, _tell, ["compiling the simulator, once for this machine ..."])
-    say.daemon = True
-    say.start()
-    try:
-        # A full disk keeps the machine code from being kept, not from being used.
-        with suppress(OSError):
-            entry.compile(types)
-    finally:
-        say.cancel()
-    took_s = time.perf_counter() - begin_s
-    if took_s > _QUICK_S:
-        _tell(f"... took {took_s:.0f} s.")
+    _tell("compiling the simulator, once for this machine ...")
+    _hand_over()
+    code = object_code.translate(*numba_types.to_llvm(function, layout))
+    _tell(f"... took {time.perf_counter() - begin_s:.0f} s.")
+    return code
 
 
 def _tell(sentence: str) -> None:
@@ -164,8 +195,7 @@ def _tell(sentence: str) -> None:
         sys.stderr.write(f"kvsim: {sentence}\n")
 
 
-def _fingerprint(sources: Sequence[Path]) -> int:
-    """A number that changes with the source of anything that is compiled."""
+def _fingerprint(sources: Sequence[Path]) -> str:
+    """A text that changes with the source of anything that is compiled."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
-    digest = sha256(b"".join(file.read_bytes() for file in files)).digest()
-    return int.from_bytes(digest[:7], "big") | 1
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

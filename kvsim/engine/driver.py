@@ -20,7 +20,7 @@ from kvsim.engine import (
     totals,
     waiting_queue,
 )  # fmt: skip
-from kvsim.engine.compiled import MachineCode, part
+from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import MemoryRow, Sequence, Table
@@ -259,5 +259,14 @@ def act(engine: Engine, action: int, argument: float) -> int:
     return outcome
 
 
+_SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
+"""All that goes into machine code."""
+
+
+def has_machine_code(memory: int) -> bool:
+    """Whether an engine with such a memory need not be compiled: its machine code is at hand."""
+    return is_at_hand(memory, _SOURCES)
+
+
 def _compiled(function: Any) -> MachineCode:
-    return MachineCode(function, [Path(__file__).parent, Path(steptime.__file__).parent])
+    return MachineCode(function, _SOURCES)

@@ -16,21 +16,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
-from numba import from_dtype
+from numba import cfunc, from_dtype
 from numba.core.typing.templates import AttributeTemplate, signature
 from numba.extending import (
-    NativeValue,
     infer_getattr,
+    intrinsic,
     lower_builtin,
     lower_getattr_generic,
     lower_setattr_generic,
     models,
     register_model,
     type_callable,
-    typeof_impl,
     types,
-    unbox,
 )
+
+from kvsim.engine.addresses import Layout
 
 _POINTER = ir.IntType(8).as_pointer()
 _TABLE = _POINTER.as_pointer()
@@ -84,35 +84,39 @@ class EngineType(types.Type):
         raise AttributeError(name)
 
 
-class Handle:
-    """An engine as compiled code takes it: the table of its addresses, and its type."""
-
-    def __init__(self, engine: Any) -> None:
-        words: list[int] = []
-        self.numba_type = _describe(engine, words)
-        self._kept = engine, np.array(words, np.int64)
-        self.address = int(self._kept[1].ctypes.data)
-
-
-def _describe(engine: Any, words: list[int]) -> EngineType:
-    """The type of an engine; its addresses are added to `words`."""
+@cache
+def engine_type(layout: Layout) -> EngineType:
+    """The type of engines of such a layout."""
     fields: list[tuple[str, Any]] = []
-    for name in engine._fields:
-        value = getattr(engine, name)
-        if isinstance(value, np.ndarray):
-            assert value.flags.c_contiguous, name
-            fields.append((name, _records_of(value.dtype)))
-            words += [value.ctypes.data, len(value)]
-        elif hasattr(value, "_fields"):
-            fields.append((name, _describe(value, words)))
+    for name, kind in layout:
+        if isinstance(kind, np.dtype):
+            fields.append((name, RecordsType(kind)))
+        elif isinstance(kind, int):
+            fields.append((name, types.UniTuple(types.intp, kind)))
         else:
-            fields.append((name, types.UniTuple(types.intp, len(value))))
-    return _engine_of(tuple(fields))
+            fields.append((name, engine_type(kind)))
+    return EngineType(tuple(fields))
 
 
-# Types are equal by their names, which take longer to make than a short run.
-_records_of = cache(RecordsType)
-_engine_of = cache(EngineType)
+def to_llvm(function: Any, layout: Layout) -> tuple[str, str]:
+    """The code of `function`, a part that takes an engine, an action and a number, in LLVM's language; and its name.
+
+    In C it is `int64_t name(void **addresses, int64_t action, double argument)`.
+    """
+    engine = engine_type(layout)
+
+    @intrinsic
+    def as_engine(_typing: Any, _address: Any) -> Any:
+        def cast(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], _TABLE)
+
+        return engine(types.voidptr), cast
+
+    @cfunc(types.int64(types.voidptr, types.int64, types.float64), error_model="numpy")
+    def entry(address: Any, action: int, argument: float) -> Any:
+        return function(as_engine(address), action, argument)
+
+    return entry.inspect_llvm(), entry.native_name
 
 
 def _num_words(kind: Any) -> int:
@@ -142,19 +146,6 @@ class _TableModel(models.PrimitiveModel):
 register_model(RecordType)(_RecordModel)
 register_model(RecordsType)(_TableModel)
 register_model(EngineType)(_TableModel)
-
-
-@typeof_impl.register(Handle)
-def _typeof_handle(handle: Handle, _context: Any) -> EngineType:
-    return handle.numba_type
-
-
-@unbox(EngineType)
-def _unbox_engine(_kind: EngineType, handle: Any, c: Any) -> Any:
-    number = c.pyapi.object_getattr_string(handle, "address")
-    address = c.pyapi.long_as_voidptr(number)
-    c.pyapi.decref(number)
-    return NativeValue(c.builder.bitcast(address, _TABLE), is_error=c.pyapi.c_api_error())
 
 
 @infer_getattr

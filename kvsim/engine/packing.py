@@ -236,6 +236,15 @@ def pack(
     return engine
 
 
+def memory_of(policy: Policy) -> int:
+    """Which kind of memory a policy has; see `PAGED` and its neighbours in `state`."""
+    if isinstance(policy, Static):
+        return RECTANGULAR
+    if isinstance(policy, Contiguous):
+        return RESERVED
+    return TIERED if policy.cache.kv_offloading_size else PAGED
+
+
 def send_all(engine: Engine) -> None:
     """Send every request: it arrives at the time that the demand says."""
     size = len(engine.lines)
@@ -334,6 +343,7 @@ def no_times() -> Roofline:
 
 def _settings(policy: Policy, num_units: int, batch: int, places: int, width: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
+        "memory": memory_of(policy),
         "max_num_seqs": batch,
         "max_model_len": policy.max_model_len,
         "unit_tokens": policy.unit_tokens,
@@ -347,7 +357,6 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
     if isinstance(policy, Static):
         static = policy.scheduler
         return settings | {
-            "memory": RECTANGULAR,
             "batch_size": static.batch_size,
             "preallocated": static.preallocated,
             "timeout_s": static.timeout_s,
@@ -370,7 +379,6 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
                 "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
             )
         return settings | {
-            "memory": TIERED if policy.cache.kv_offloading_size else PAGED,
             "prefix_caching": policy.cache.enable_prefix_caching,
             "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
             "lookahead_tokens": policy.cache.num_speculative_tokens,
@@ -379,7 +387,6 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
     if cache.fit not in FITS:
         raise UnknownNameError("fit", cache.fit, FITS)
     return settings | {
-        "memory": RESERVED,
         "fit": FITS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
         "moves": cache.growth is Growth.MOVE,

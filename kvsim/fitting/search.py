@@ -10,6 +10,8 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engine.compiled import has_numba
+from kvsim.engine.driver import has_machine_code
+from kvsim.engine.state import PAGED
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
@@ -220,6 +222,6 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int) -> EngineName:
-    """Interpreted for a few short simulations, compiled where loading machine code pays and numba is there."""
+    """Compiled where that pays for all of them together, numba is there, and machine code is not at hand already."""
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
-    return "compiled" if is_long and has_numba() else "auto"
+    return "compiled" if is_long and not has_machine_code(PAGED) and has_numba() else "auto"

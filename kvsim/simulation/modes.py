@@ -6,6 +6,7 @@ import sys
 from typing import Literal, TypeAlias
 
 from kvsim.engine.compiled import has_numba
+from kvsim.engine.driver import has_machine_code
 from kvsim.engine.packing import coefficients_of
 from kvsim.errors import UsageError
 from kvsim.own_policy import OwnPolicy
@@ -13,7 +14,9 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Requests from which on a run that is interpreted takes longer than loading machine code, most of a second."""
+"""Requests from which on a run is worth the time of compiling, which is once for a machine."""
+WORTH_LOADING = 2_000
+"""Output tokens from which on a run that is interpreted takes longer than loading machine code that is at hand."""
 _MANY_TOKENS = 500_000
 """Output tokens from which on few requests are worth it too: they are a step each in the smallest batch."""
 _LONG = 50_000
@@ -34,12 +37,19 @@ def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
     return "interpreted"
 
 
-def begins_compiled(num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName) -> bool:
+def begins_compiled(
+    num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName, memory: int | None
+) -> bool:
     """Whether a run of so many requests and tokens that asks for `engine` is compiled from its beginning.
+
+    `memory` is the kind of memory that its engine has, whose machine code may be at hand; None not to look for it.
 
     Raises:
         UsageError: it should be, and cannot.
     """
+    pays = engine == "auto" and num_output_tokens >= WORTH_LOADING and coefficients_of(step_time) is not None
+    if pays and memory is not None and has_machine_code(memory):
+        return True
     is_long = num_requests >= WORTH_COMPILING or num_output_tokens >= _MANY_TOKENS
     return (engine == "compiled" or is_long) and may_compile(num_requests, step_time, engine)
 

@@ -20,7 +20,7 @@ import simpy
 
 from kvsim.engine.driver import Driver
 from kvsim.engine.own import OwnRules
-from kvsim.engine.packing import pack
+from kvsim.engine.packing import memory_of, pack
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UsageError
 from kvsim.extrapolation import Watched, provenance
@@ -334,7 +334,9 @@ class Run:
         assert num_units is not None
         own = self.policy if isinstance(self.policy, OwnPolicy) else None
         size, choice = len(self.workload), engine_for(options.get("engine", "auto"), own)
-        compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice)
+        # A check looks at everything at every step, in Python, which reads objects faster than arrays.
+        memory = None if options.get("check", False) else memory_of(policy)
+        compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice, memory)
         make = partial(
             pack,
             self._demand,

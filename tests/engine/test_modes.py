@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import compiled, packing
+from kvsim.engine import compiled, object_code, packing
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings
@@ -85,10 +86,11 @@ def test_an_unknown_release_compiles_every_part_by_itself(release: str, monkeypa
     assert "pipeline_class" not in compiled.part_options()
 
 
-def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]) -> None:
     code = (
         "import sys, numpy as np, kvsim\n"
         "from kvsim.engine import compiled, numba_linking\n"
+        "compiled._folders = lambda: []\n"
         "numba_linking.KNOWN_RELEASES = numba_linking.KNOWN_RELEASES if sys.argv[1] == 'together' else ()\n"
         "lengths = {'prompt_tokens': [9, 300] * 20, 'output_tokens': [7, 30] * 20}\n"
         "workload = kvsim.Workload(arrival_s=np.arange(40) / 9, **lengths)\n"
@@ -101,22 +103,101 @@ def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]
     )
     printed = []
     for way in ("together", "apart"):
-        result = run_python("-c", code, way, NUMBA_CACHE_DIR=str(tmp_path / way))
+        result = run_python("-c", code, way)
         assert result.returncode == 0, result.stderr
         printed.append(result.stdout)
     assert printed[0] == printed[1]
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only installation without a home directory: numba finds no place for it."""
-    numba = pytest.importorskip("numba")
+DRAW = "define i64 @draw(ptr %addresses, i64 %action, double %argument) {\n  ret i64 %action\n}\n"
+"""A function as LLVM has it, which returns its second argument."""
 
-    def refuse(*_: object) -> None:
-        raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr("numba.core.dispatcher.Dispatcher.enable_caching", refuse)
-    entry = compiled._entry_point.__wrapped__(numba.njit(lambda engine, _action, argument: engine * argument), ())
-    assert entry(2, 0, 21.0) == 42
+def engine_of(numbers: list[int]) -> Any:
+    return namedtuple("Little", ["memory", "numbers"])((), np.array(numbers, np.int64))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where machine code is kept; what is compiled is a function of LLVM's."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(compiled, "_folders", lambda: [tmp_path])
+    compiled._ready.cache_clear()
+    return tmp_path
+
+
+def draw_from(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> compiled.MachineCode:
+    """Machine code that notes when it is compiled."""
+
+    def compile_(*_: object) -> Any:
+        times.append(1)
+        return object_code.translate(DRAW, "draw")
+
+    def draw(_engine: Any, action: int, _argument: float) -> int:
+        return action
+
+    compiled._ready.cache_clear()
+    monkeypatch.setattr(compiled, "_compile", compile_)
+    return compiled.MachineCode(draw, [])
+
+
+@pytest.mark.usefixtures("folder")
+def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    assert not compiled.is_at_hand(0, [])
+    for _ in range(3):
+        assert draw_from(monkeypatch, times)(engine_of([1, 2]), 42, 0.0) == 42
+    assert len(times) == 1
+    assert compiled.is_at_hand(0, [])
+    assert not compiled.is_at_hand(1, [])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b"not json\n1234", None], ids=["empty", "no header", "text", "cut"])
+def test_damaged_machine_code_is_made_again(
+    damage: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[int] = []
+    draw_from(monkeypatch, times)(engine_of([1]), 1, 0.0)
+    [file] = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-9] if damage is None else damage)
+    assert draw_from(monkeypatch, times)(engine_of([1]), 5, 0.0) == 5
+    assert len(times) == 2
+    assert object_code.read(file) is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_layouts_are_other_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    code = draw_from(monkeypatch, times)
+    little = namedtuple("Little", ["memory", "numbers"])
+    for kind in (np.int64, np.int32, np.float64):
+        assert code(little((), np.zeros(3, kind)), 7, 0.0) == 7
+    assert len(times) == 3
+
+
+def test_machine_code_of_sources_as_they_were_before_is_removed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, times = tmp_path_factory.mktemp("sources"), list[int]()
+    for text in ("one", "two"):
+        (sources / "rule.py").write_text(text)
+        code = draw_from(monkeypatch, times)
+        compiled._stem.cache_clear()
+        code._sources = (sources,)
+        code(engine_of([1]), 1, 0.0)
+    assert len(times) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A read-only installation without a home directory."""
+    pytest.importorskip("llvmlite")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "_folders", lambda: [tmp_path / "file" / "folder"])
+    times: list[int] = []
+    for _ in range(2):
+        assert draw_from(monkeypatch, times)(engine_of([1]), 3, 0.0) == 3
+    assert len(times) == 2
 
 
 def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:

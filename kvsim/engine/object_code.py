@@ -1,0 +1,103 @@
+"""Machine code of the engine on disk: written once, and loaded without numba, in less than a tenth of a second.
+
+A file holds one function that can be called like one of C, for one processor. It begins with a line of JSON that says
+what is in it; a damaged one is made again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from kvsim.atomic import whole_file
+
+_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)
+_loaded: list[Any] = []
+"""What holds the memory of loaded code, which stays to the end of the process."""
+
+
+class ObjectCode(NamedTuple):
+    """A function as machine code."""
+
+    name: str
+    declared: tuple[str, ...]
+    """Functions and data outside of it that it names."""
+    content: bytes
+
+
+@cache
+def target() -> str:
+    """The processor that code is made for, and what makes it."""
+    features = sha256(_features().encode()).hexdigest()[:8]
+    return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
+
+
+def translate(code: str, name: str) -> ObjectCode:
+    """Machine code for this processor of the function `name` in `code`, which is in LLVM's language and optimised."""
+    module = llvm.parse_assembly(code)
+    declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
+    return ObjectCode(name, tuple(declared), _machine().emit_object(module))
+
+
+def load(code: ObjectCode) -> Callable[[int, int, float], int]:
+    """The function, ready to be called with an address, a whole number and a number."""
+    # numba's ways to raise an error are named and never taken: the engine raises none.
+    never = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    for name in code.declared:
+        if not name.startswith("llvm.") and llvm.address_of_symbol(name) is None:
+            llvm.add_symbol(name, never)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code.content))
+    engine.finalize_object()
+    _loaded.append(engine)
+    return _SIGNATURE(engine.get_function_address(code.name))
+
+
+def read(path: Path) -> ObjectCode | None:
+    """What was kept in a file; None if it is not there, or not whole."""
+    try:
+        header, _, content = path.read_bytes().partition(b"\n")
+        said = json.loads(header)
+        if said["sha256"] != sha256(content).hexdigest():
+            return None
+        return ObjectCode(said["name"], tuple(said["declared"]), content)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(code: ObjectCode, path: Path) -> None:
+    """Write `code` to a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    said = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        file.write_bytes(json.dumps(said).encode() + b"\n" + code.content)
+
+
+def _features() -> str:
+    return str(llvm.get_host_cpu_features().flatten())
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def _machine() -> Any:
+    _initialize()
+    triple = llvm.Target.from_triple(llvm.get_process_triple())
+    return triple.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, codemodel="jitdefault", jit=True
+    )
