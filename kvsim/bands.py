@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from kvsim.extrapolation import Watched
 from kvsim.machines import basis_of, known_errors
 from kvsim.simulation import Machine, measure
+from kvsim.simulation.modes import engine_for_several
 from kvsim.steptime import Pace, Roofline, at_pace
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ def band_of(
     if not isinstance(times, Roofline) or basis not in known_errors():
         return None
     error = known_errors()[basis].median["tpot"] / 100
+    # Machine code is made once, in the time of two such bands without it.
+    if options.get("engine", "auto") == "auto":
+        options["engine"] = engine_for_several(policy, times)
     found = [figures_of(summary)]
     for place in _PLACES:
         pace = Pace(host=1 + _HOST * place * error, gpu=1 + place * error)

@@ -7,9 +7,10 @@ from typing import Literal, TypeAlias
 
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
-from kvsim.engine.packing import coefficients_of
+from kvsim.engine.packing import coefficients_of, memory_of
 from kvsim.errors import UsageError
 from kvsim.own_policy import OwnPolicy
+from kvsim.policies import AnyPolicy
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
@@ -35,6 +36,13 @@ def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
             f"the policy {own.name!r} is in Python, which is not compiled; take engine='interpreted', or leave it auto."
         )
     return "interpreted"
+
+
+def engine_for_several(policy: AnyPolicy, step_time: StepTimeModel) -> EngineName:
+    """What to ask for where several runs together are worth the time of compiling."""
+    if isinstance(policy, OwnPolicy) or has_machine_code(memory_of(policy)):
+        return "auto"
+    return "compiled" if may_compile(1, step_time, "auto") else "auto"
 
 
 def begins_compiled(
