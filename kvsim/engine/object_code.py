@@ -20,6 +20,11 @@ import llvmlite.binding as llvm
 from kvsim.atomic import whole_file
 
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)
+_NEVER_CALLED = frozenset(
+    {"NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
+     "numba_unpickle"}
+)  # fmt: skip
+"""Functions of numba that raise an error in Python, which the engine never does. No others are there without numba."""
 _loaded: list[Any] = []
 """What holds the memory of loaded code, which stays to the end of the process."""
 
@@ -44,16 +49,17 @@ def translate(code: str, name: str) -> ObjectCode:
     """Machine code for this processor of the function `name` in `code`, which is in LLVM's language and optimised."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
+    strange = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
+    assert not strange, f"machine code that calls {', '.join(strange)} cannot be used without numba"
     return ObjectCode(name, tuple(declared), _machine().emit_object(module))
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
     """The function, ready to be called with an address, a whole number and a number."""
-    # numba's ways to raise an error are named and never taken: the engine raises none.
-    never = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
-    for name in code.declared:
-        if not name.startswith("llvm.") and llvm.address_of_symbol(name) is None:
-            llvm.add_symbol(name, never)
+    abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    for name in _NEVER_CALLED.intersection(code.declared):
+        if llvm.address_of_symbol(name) is None:
+            llvm.add_symbol(name, abort)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code.content))
     engine.finalize_object()

@@ -18,6 +18,8 @@ from kvsim.engine.linked_list import HEAD
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.steptime import StepShape
 
+_HALF_ULP_OF_ONE = 2.0**-53
+
 
 @part
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
@@ -258,6 +260,8 @@ def _next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """The distance from a positive number to the next larger one."""
-    _, exponent = math.frexp(value)
-    return math.ldexp(1.0, exponent - 53)
+    """The distance from a number to the next larger one; from 0 that of the smallest numbers that times are made of."""
+    if value == 0.0:
+        return _HALF_ULP_OF_ONE
+    # Slightly more than half of the distance, or less than one and a half: the sum is rounded to the next number.
+    return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value

@@ -175,6 +175,13 @@ def test_other_layouts_are_other_machine_code(monkeypatch: pytest.MonkeyPatch) -
     assert len(times) == 3
 
 
+def test_machine_code_that_needs_numba_is_not_made() -> None:
+    object_code = pytest.importorskip("kvsim.engine.object_code")
+    code = "declare double @numba_frexp(double)\n" + DRAW
+    with pytest.raises(AssertionError, match="calls numba_frexp cannot be used without numba"):
+        object_code.translate(code, "draw")
+
+
 def test_machine_code_of_sources_as_they_were_before_is_removed(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
