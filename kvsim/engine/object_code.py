@@ -56,7 +56,7 @@ def translate(code: str, name: str) -> ObjectCode:
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
     """The function, ready to be called with an address, a whole number and a number."""
-    abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:
             llvm.add_symbol(name, abort)
