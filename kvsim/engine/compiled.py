@@ -140,8 +140,10 @@ def _stem(memory: int, sources: tuple[Path, ...]) -> str:
 
 def _folders() -> list[Path]:
     """Where machine code is kept: beside the sources, or where a user's caches are."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [Path(__file__).parent / "__pycache__", Path(caches) / "kvsim"]
+    folders = [Path(__file__).parent / "__pycache__"]
+    with suppress(RuntimeError):  # a user without a home
+        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")
+    return folders
 
 
 def part_options() -> dict[str, Any]:
