@@ -209,13 +209,18 @@ def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
     """One policy; without a screen that reports, a bar in the terminal where it takes long."""
+    from kvsim.engine.driver import has_machine_code
+    from kvsim.engine.packing import memory_of
+
     # A person waits: a few hundred requests are over before the simulator would have been compiled for the first time.
-    engine: EngineName = "interpreted" if len(scenario.workload) <= _FEW_REQUESTS else "auto"
+    settings = scenario.policy(policy)
+    is_quick = len(scenario.workload) <= _FEW_REQUESTS and not has_machine_code(memory_of(settings))
+    engine: EngineName = "interpreted" if is_quick else "auto"
     if report is not None:
         report.begin(f"simulating {policy}")
-        return scenario.simulate(scenario.policy(policy), progress=report, engine=engine)
+        return scenario.simulate(settings, progress=report, engine=engine)
     with progress(f"simulating {policy}") as show:
-        return scenario.simulate(scenario.policy(policy), progress=show, engine=engine)
+        return scenario.simulate(settings, progress=show, engine=engine)
 
 
 def _list_lessons() -> None:
