@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from kvsim.engine.packing import memory_of
 from kvsim.extrapolation import Watched
 from kvsim.machines import basis_of, known_errors
+from kvsim.own_policy import OwnPolicy
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.modes import engine_for_several
 from kvsim.steptime import Pace, Roofline, at_pace
@@ -75,8 +77,8 @@ def band_of(
         return None
     error = known_errors()[basis].median["tpot"] / 100
     # Machine code is made once, in the time of two such bands without it.
-    if options.get("engine", "auto") == "auto":
-        options["engine"] = engine_for_several(policy, times)
+    if options.get("engine", "auto") == "auto" and not isinstance(policy, OwnPolicy):
+        options["engine"] = engine_for_several(memory_of(policy))
     found = [figures_of(summary)]
     for place in _PLACES:
         pace = Pace(host=1 + _HOST * place * error, gpu=1 + place * error)

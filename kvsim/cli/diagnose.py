@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvsim.cli.effort import engine_option, jobs_option
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -24,16 +25,8 @@ if TYPE_CHECKING:
 )
 @click.option("--profile", metavar="PROFILE", help="Step times: a profile or a machine card.  [the one that matches]")
 @click.option("--points", type=click.IntRange(0, 100_000), default=40, show_default=True, help="Changes to simulate.")
-@click.option(
-    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "compiled", "interpreted"]),
-    default="auto",
-    show_default=True,
-    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
-)
+@jobs_option
+@engine_option
 @json_option
 def command(
     *,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.effort import engine_option, jobs_option
 from kvsim.cli.load import check_load, load_options
 from kvsim.cli.ranges import check_policy_flags, check_ranges
 from kvsim.cli.scenario_flags import scenario_options
@@ -36,16 +37,8 @@ _goal = section("Targets")
     show_default=True,
     help="Changes to simulate; 0: only the load that was asked for.",
 )
-@click.option(
-    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "compiled", "interpreted"]),
-    default="auto",
-    show_default=True,
-    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
-)
+@jobs_option
+@engine_option
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.effort import jobs_option
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
     help="Draw output per second against the first flag that varies; what kv-offloading-size is worth, where it alone "
     "does.",
 )
-@click.option(
-    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
-)
+@jobs_option
 @click.option(
     "--backend",
     type=click.Choice(["loky", "dask", "ray"]),

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LIST = "list"
-_FEW_REQUESTS = 1_000
 """The value of --lesson where no lesson is named."""
 _PORT = 8000
+_FEW_REQUESTS = 1_000
+"""Up to so many are simulated, interpreted, before a person gets impatient."""
 
 
 @click.command("tui", cls=SectionedCommand)

@@ -9,14 +9,13 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.compiled import has_numba
-from kvsim.engine.driver import has_machine_code
 from kvsim.engine.state import PAGED
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import basis_of, known_errors
 from kvsim.machines.errors import FIGURES, PREEMPTIONS
+from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
@@ -224,4 +223,4 @@ def band_of(
 def engine_for(load: Load, num_points: int) -> EngineName:
     """Compiled where that pays for all of them together, numba is there, and machine code is not at hand already."""
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
-    return "compiled" if is_long and not has_machine_code(PAGED) and has_numba() else "auto"
+    return engine_for_several(PAGED) if is_long else "auto"

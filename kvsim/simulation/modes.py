@@ -7,10 +7,9 @@ from typing import Literal, TypeAlias
 
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
-from kvsim.engine.packing import coefficients_of, memory_of
+from kvsim.engine.packing import coefficients_of
 from kvsim.errors import UsageError
 from kvsim.own_policy import OwnPolicy
-from kvsim.policies import AnyPolicy
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
@@ -38,11 +37,9 @@ def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
     return "interpreted"
 
 
-def engine_for_several(policy: AnyPolicy, step_time: StepTimeModel) -> EngineName:
-    """What to ask for where several runs together are worth the time of compiling."""
-    if isinstance(policy, OwnPolicy) or has_machine_code(memory_of(policy)):
-        return "auto"
-    return "compiled" if may_compile(1, step_time, "auto") else "auto"
+def engine_for_several(memory: int) -> EngineName:
+    """What to ask for where several runs of engines with a kind of memory are together worth the time of compiling."""
+    return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
 def begins_compiled(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import compiled, object_code, packing
+from kvsim.engine import compiled, packing
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.settings import ContinuousSettings
@@ -109,7 +109,7 @@ def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]
     assert printed[0] == printed[1]
 
 
-DRAW = "define i64 @draw(ptr %addresses, i64 %action, double %argument) {\n  ret i64 %action\n}\n"
+DRAW = "define i64 @draw(i64 %addresses, i64 %action, double %argument) {\n  ret i64 %action\n}\n"
 """A function as LLVM has it, which returns its second argument."""
 
 
@@ -130,6 +130,8 @@ def draw_from(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> compiled.Mac
     """Machine code that notes when it is compiled."""
 
     def compile_(*_: object) -> Any:
+        from kvsim.engine import object_code
+
         times.append(1)
         return object_code.translate(DRAW, "draw")
 
@@ -156,6 +158,8 @@ def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPat
 def test_damaged_machine_code_is_made_again(
     damage: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from kvsim.engine import object_code
+
     times: list[int] = []
     draw_from(monkeypatch, times)(engine_of([1]), 1, 0.0)
     [file] = folder.iterdir()
