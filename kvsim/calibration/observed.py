@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import batches_of, earlier_batches
+from kvsim.kernels import KernelsSeen
 from kvsim.models import Model
 from kvsim.recording import Recording
-from kvsim.recording.tables import FloatArray, IntArray, Steps
+from kvsim.recording.tables import CopyKind, FloatArray, IntArray, Steps
+from kvsim.settings import PagedSettings
 from kvsim.steptime import TYPICAL, Pace, StepShape
-from kvsim.steptime.kernels import KernelsSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +45,9 @@ class Observed:
     """Time between two requests that the engine took in one after the other without doing anything else."""
     entry_prompt_tokens: IntArray
     """The prompt of the second of each two."""
+    offload_s: FloatArray
+    """Seconds that the host spent on copies between GPU and host memory before it launched each step; zeros without an
+    offload, or where what it costs is not known (`with_offload`)."""
     pace: Pace = TYPICAL
     """How fast that machine is thought to be."""
 
@@ -92,7 +96,31 @@ def observe(recording: Recording) -> Observed:
         launch_s=_launches(steps),
         entry_gap_s=np.diff(requests.arrival_s[order])[together],
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
+        offload_s=np.zeros(len(steps)),
     )
+
+
+def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:
+    """`observed` with what the offload of `recording` cost its host, by the costs in `cache`.
+
+    Each step looks after its sequences. A load is handed to the GPU in the step that decides it, a store in the step
+    after, each in as many pieces as it has blocks on the GPU times layers.
+    """
+    copies, num_steps = recording.copies, len(observed)
+    if copies is None:
+        return observed
+    handed_in = copies.begun_step + (copies.kind == CopyKind.STORE)
+    there = handed_in < num_steps
+    first = np.unique(copies.copy[there], return_index=True)[1]
+    num_copies = np.bincount(handed_in[there][first], minlength=num_steps)
+    num_blocks = np.bincount(handed_in[there], minlength=num_steps)
+    offload_s = (
+        cache.offload_step_s
+        + cache.offload_sequence_s * observed.shape.num_seqs
+        + cache.copy_submit_s * num_copies
+        + cache.copy_piece_s * num_layers * num_blocks
+    )
+    return replace(observed, offload_s=offload_s)
 
 
 def _launches(steps: Steps) -> FloatArray:

@@ -37,7 +37,8 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     time = model.step_time(observed.shape)
     num_steps = len(observed)
     costs = list(map(StepTime, *(np.broadcast_to(values, num_steps).tolist() for values in time)))
-    start, end = observed.start_s.tolist(), observed.end_s.tolist()
+    # The host attends to copies first, then prepares and launches.
+    start, end = (observed.start_s + observed.offload_s).tolist(), observed.end_s.tolist()
     busy_with = observed.launched_before_output.tolist()
     predicted, waited_for = [0.0] * num_steps, [-1] * num_steps
     gpu_free_s, strain = float("-inf"), RESTED

@@ -7,16 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvsim.calibration.machines import pace_of
-from kvsim.calibration.observed import observe
+from kvsim.calibration.observed import observe, with_offload
 from kvsim.calibration.predict import counted_errors
 from kvsim.errors import BudgetError, UsageError
-from kvsim.experiments.validation import as_sent, concurrency_of, policy_of
+from kvsim.extrapolation import Watched
 from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.policies import Paged
-from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import TYPICAL, Pace, Roofline
+from kvsim.validation import as_sent, concurrency_of, policy_of
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -82,4 +82,5 @@ def _pace(recording: Recording, server: Server) -> Pace:
     times = usual.times if isinstance(usual, Watched) else usual
     if recording.meta.source == "simulation" or not isinstance(times, Roofline):
         return TYPICAL
-    return pace_of([observe(recording)], partial(counted_errors, times))
+    observed = with_offload(observe(recording), recording, server.cache, server.model.num_layers)
+    return pace_of([observed], partial(counted_errors, times))

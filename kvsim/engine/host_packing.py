@@ -20,7 +20,7 @@ from kvsim.engine.host_tier import (
 from kvsim.engine.records import make, make_growing, numbers
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Policy
-from kvsim.policies.settings import Eviction, Order
+from kvsim.settings import Eviction, Order
 
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
@@ -136,6 +136,7 @@ def host_tier(
     record.job_s, record.is_timed, record.most_rows = cache.copy_latency_s, is_timed, rows
     record.submit_s, record.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
     record.step_s, record.sequence_s = cache.offload_step_s, cache.offload_sequence_s
+    record.deferred_block_s = cache.offload_deferred_block_s
     record.most_copy_rows = _FIRST_COPY_ROWS
     state = make(HostState, 1, compiled=compiled)
     state[0].num_free = slots

@@ -49,6 +49,8 @@ class HostSettings:
     """Host time of a step, beside its copies."""
     sequence_s: float = 0.0
     """Host time that one more sequence adds to a step."""
+    deferred_block_s: float = 0.0
+    """Host time for each block whose freeing is put off."""
     is_timed: bool = False
     """The clock says when a copy has ended; otherwise the caller does."""
     most_copy_rows: int = 0

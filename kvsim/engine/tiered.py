@@ -147,6 +147,9 @@ def free(engine: Engine, node: int) -> None:
     if asked.last_step <= host.state[0].num_steps_processed or not engine.settings[0].ahead:
         kv_cache.free(engine, node)
         return
+    if host.settings[0].is_timed:
+        num_blocks = engine.tables[groups.table_of(engine, node, 0)].num_blocks
+        engine.state[0].host_s += host.settings[0].deferred_block_s * num_blocks
     asked.free_after, asked.dead_tokens = host.state[0].num_steps_begun, sequence.computed
     engine.state[0].written += sequence.computed
     host.deferred[host.state[0].num_deferred] = node

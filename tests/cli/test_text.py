@@ -14,7 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.display.text import (
+from kvsim.plots import FIGURES, film_of, save
+from kvsim.plots.film_page import page_of
+from kvsim.recording import Recording, find, read, write
+from kvsim.report import write_report
+from kvsim.text import (
     file_stem,
     filled,
     html_text,
@@ -25,10 +29,6 @@ from kvsim.display.text import (
     printable_values,
     script_json,
 )
-from kvsim.plots import FIGURES, film_of, save
-from kvsim.plots.film_page import page_of
-from kvsim.plots.report import write_report
-from kvsim.recording import Recording, find, read, write
 
 EVIL = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b]0;PWNED\x07\x1b[31mRED[red]mk[/red] $\\foo$ |`x` "

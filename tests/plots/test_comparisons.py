@@ -32,9 +32,8 @@ from kvsim.plots.lifetimes import lifetimes_of
 from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
-from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus, find, read
-from kvsim.replay import Replay
+from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus, find, read
+from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

@@ -20,7 +20,9 @@ from kvsim.hardware import find_gpu
 from kvsim.metrics import summarize
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.policies.settings import (
+from kvsim.profiles import find
+from kvsim.recording import MemoryKind, Recording, write
+from kvsim.settings import (
     ContiguousSettings,
     ContinuousSettings,
     Growth,
@@ -29,8 +31,6 @@ from kvsim.policies.settings import (
     Reserve,
     StaticSettings,
 )
-from kvsim.profiles import find
-from kvsim.recording import MemoryKind, Recording, write
 from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 

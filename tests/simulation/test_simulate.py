@@ -18,7 +18,8 @@ from kvsim.memory.waste import Breakdown, SlotState
 from kvsim.metrics import waste
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.policies.settings import (
+from kvsim.recording import Recording, RequestStatus, read, write
+from kvsim.settings import (
     ContiguousSettings,
     ContinuousSettings,
     Order,
@@ -26,7 +27,6 @@ from kvsim.policies.settings import (
     Reserve,
     StaticSettings,
 )
-from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.simulation import Machine, simulate
 from kvsim.simulation.check import check
 from kvsim.steptime import Roofline, StepShape, StepTime

@@ -9,7 +9,7 @@ from .paint import ColorBy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvsim.replay.replay import Replay
+    from kvsim.recording.replay import Replay
 
 
 def default_color(replay: Replay) -> ColorBy:

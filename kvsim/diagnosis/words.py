@@ -1,0 +1,103 @@
+"""A diagnosis in sentences: why, when, to whom, and how sure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.fitting.search import figures_of
+from kvsim.verdict import Limit, limit_of
+
+if TYPE_CHECKING:
+    from kvsim.diagnosis.diagnosis import Diagnosis
+    from kvsim.diagnosis.losses import Spell
+    from kvsim.fitting import Server
+
+_MOST = 5
+"""Spells that are told of: the costliest."""
+
+
+def cause_words(diagnosis: Diagnosis) -> str:
+    """Why requests waited or were preempted."""
+    summary, server = diagnosis.summary, diagnosis.server
+    limit = limit_of(summary)
+    pool = diagnosis.recording.meta.pool
+    demand = _demand_words(diagnosis)
+    if limit is Limit.MEMORY:
+        since = f" since {diagnosis.spells[0].begin_s:,.1f} s" if diagnosis.spells else ""
+        of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
+        return (
+            f"The pool of {pool.num_units or 0:,} blocks{of} is too small{since}: {demand}. "
+            "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
+            f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
+        )
+    if limit is Limit.BATCH:
+        return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
+    if limit is Limit.TOKENS:
+        return f"Steps of at most {server.max_num_batched_tokens:,} tokens are full of prompts while others wait."
+    return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
+
+
+def _cascade(server: Server) -> str:
+    if not (server.cache.kv_offloading_size and server.async_scheduling):
+        return ""
+    return " With host memory and asynchronous scheduling they are not free in that very step, so several lose theirs."
+
+
+def _demand_words(diagnosis: Diagnosis) -> str:
+    """What the requests that were there would have needed, against what there was."""
+    summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
+    full = requests.prompt_tokens + requests.output_tokens
+    present = summary.mean_batch + summary.mean_waiting
+    if pool.groups:
+        needed = present * float(np.mean([sum(group.held_blocks(size) for group in pool.groups) for size in full]))
+    else:
+        needed = present * float(full.mean()) / pool.unit_tokens
+    return (
+        f"{present:,.1f} requests of {full.mean():,.0f} tokens are there on average, which at full length take "
+        f"{needed:,.0f} blocks of {pool.num_units or 0:,}"
+    )
+
+
+def moments(diagnosis: Diagnosis) -> list[str]:
+    """The costliest spells of preemptions, in order of time."""
+    costliest = sorted(diagnosis.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
+    return [_spell_words(diagnosis, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
+
+
+def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
+    names = diagnosis.recording.requests.id
+    worst, cause = spell.worst, spell.cause
+    said = ""
+    if cause is not None:
+        said = (
+            f"at {cause.at_s:,.2f} s {names[cause.request]} was admitted, took {cause.num_blocks:,} blocks and left "
+            f"{cause.free_blocks:,} free; "
+        )
+    number, again = len(spell.losses), Counter(loss.request for loss in spell.losses)
+    often, times = again.most_common(1)[0]
+    most = f"; {names[often]} was preempted {times:,} times" if times > 1 else ""
+    many = f"{number:,} preemptions until {spell.end_s:,.2f} s lost" if number > 1 else "one preemption lost"
+    back = f", and went on at {worst.back_s:,.2f} s" if worst.back_s == worst.back_s else ""
+    return (
+        f"{said}from {spell.begin_s:,.2f} s on {many} {spell.lost_tokens:,} computed tokens; {names[worst.request]} "
+        f"lost {worst.lost_tokens:,} of them at {worst.at_s:,.2f} s{back}{most}"
+    )
+
+
+def sureness(diagnosis: Diagnosis) -> str:
+    """How the simulation of the recording's own requests compares with what was recorded."""
+    before, after = figures_of(diagnosis.measured), figures_of(diagnosis.simulated)
+    labels = {
+        "output_tokens_per_s": ("output", "tokens/s", 1.0),
+        "ttft_p99_s": ("TTFT p99", "ms", 1000.0),
+        "tpot_p99_s": ("TPOT p99", "ms", 1000.0),
+        "preemptions_per_min": ("preemptions", "a minute", 1.0),
+    }
+    said = [
+        f"{label} {after[name] * scale:,.0f} {unit} ({before[name] * scale:,.0f} measured)"
+        for name, (label, unit, scale) in labels.items()
+    ]
+    return f"Simulated on the same server: {', '.join(said)}. What is missed here widens the brackets below."

@@ -1,0 +1,244 @@
+"""The settings of each policy, with the defaults of the engines that they model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvsim.errors import UsageError
+
+PCIE_GEN5_X16_GB_PER_S = 63.0
+"""PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
+LINK_EFFICIENCY = 0.8
+"""Share of it that copies of whole blocks are taken to reach: assumed, for packet headers and for small pieces."""
+
+
+class Order(Enum):
+    """Who is served first."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+class Reserve(Enum):
+    """How much a contiguous cache reserves for a sequence when it is admitted."""
+
+    MAX = "max"
+    """The longest sequence that the model takes."""
+    LIMIT = "limit"
+    """The prompt and `max_tokens`."""
+    POW2 = "pow2"
+    """The prompt and the output rounded up to a power of two: at most twice what is needed (Orca (Pow2) in the
+    paper).
+    """
+    ORACLE = "oracle"
+    """Exactly what the sequence will need: a bound that no real system reaches."""
+    DOUBLING = "doubling"
+    """The next power of two above what the sequence has, and twice as much whenever that is full; see `Growth`."""
+
+
+class Growth(Enum):
+    """What happens to a reservation that is full and has no room behind it."""
+
+    MOVE = "move"
+    """It is copied to a larger hole; where there is none, somebody is preempted."""
+    FAIL = "fail"
+    """Somebody is preempted at once: extents cannot move."""
+
+
+class Eviction(Enum):
+    """Which block of host memory makes room for another (vLLM's `eviction_policy`)."""
+
+    LRU = "lru"
+    """The least recently used one."""
+    ARC = "arc"
+    """Of those used once or of those used again, whichever list is longer than it should be."""
+
+
+_TOO_MANY = 1 << 31
+
+
+def _positive(**settings: int) -> None:
+    for name, value in settings.items():
+        if value < 1:
+            raise UsageError(f"{name} should be at least 1, not {value}.")
+        if value >= _TOO_MANY:
+            raise UsageError(f"{name} should be below 2^31, not {value:,}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuousSettings:
+    """Iteration-level scheduling; the defaults are those of vLLM 0.25.1's `LLM` class on a GPU of 70 GiB or more."""
+
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 16384
+    max_model_len: int = 8192
+    async_scheduling: bool = True
+    """Schedule one step ahead of the step whose output is known."""
+    order: Order = Order.FCFS
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in one step; 0 means no limit but `max_num_batched_tokens`."""
+    reserve_full_prompt: bool = True
+    """Admit a request only when its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
+        if self.long_prefill_token_threshold < 0:
+            raise UsageError(
+                f"long_prefill_token_threshold should be 0 or more, not {self.long_prefill_token_threshold}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedSettings:
+    """The paged cache; the defaults are vLLM 0.25.1's.
+
+    Speculative decoding and the swap of vLLM 0.x, both off by default, are modelled and not verified; see
+    docs/conformance.md.
+    """
+
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    hybrid_manager: bool = True
+    """Whether layers of different kinds have KV-cache groups of their own; otherwise windowed layers keep all."""
+    uniform_cache: bool = False
+    """Whether every layer keeps every token whatever its window, as in a cache without groups."""
+    watermark: float = 0.0
+    """Share of the pool that admission leaves free while anything runs."""
+    kv_offloading_size: float = 0.0
+    """Host memory, in GiB, of vLLM's native offload: computed blocks are copied there and come back as prefix hits."""
+    kv_offloading_block_size: int = 0
+    """Tokens of a block of host memory, a multiple of `block_size`; 0 for `block_size`."""
+    kv_offloading_eviction: Eviction = Eviction.LRU
+    kv_offloading_prompt_only: bool = True
+    """Blocks of generated tokens are not copied."""
+    store_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link to host memory, in 10^9 bytes per second."""
+    load_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link from host memory, in 10^9 bytes per second."""
+    copy_latency_s: float = 70e-6
+    """Seconds that a copy of the offload takes however small it is: measured in vLLM 0.25.1 on an H200."""
+    copy_submit_s: float = 0.55e-3
+    copy_piece_s: float = 1e-6
+    """Host time to hand a copy of the offload to the GPU, and for each layer of each of its blocks."""
+    offload_step_s: float = 0.12e-3
+    offload_sequence_s: float = 4.3e-6
+    """Host time that the offload adds to a step, and to each sequence in it."""
+    offload_deferred_block_s: float = 4.3e-6
+    """Host time that it adds for each block whose freeing is put off until steps under way have ended."""
+    swap_gib: float = 0.0
+    """Host memory, in GiB, to which vLLM 0.x copied preempted sequences instead of computing them again; 0 for none.
+    vLLM 0.25.1 has no such swap.
+    """
+    swap_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+    """Speed of the link to it in either direction, in 10^9 bytes per second."""
+    num_speculative_tokens: int = 0
+    """Tokens drafted for every sequence and step, to be verified in the next; 0 for no speculative decoding."""
+    acceptance_rate: float = 0.7
+    """Probability that a drafted token is accepted, given that all drafted before it were."""
+    acceptance_seed: int = 0
+    """Of the draws that decide it."""
+
+    def __post_init__(self) -> None:
+        _positive(block_size=self.block_size)
+        if not 0 <= self.watermark < 1:
+            raise UsageError(f"watermark should be at least 0 and below 1, not {self.watermark}.")
+        if not 0 <= self.kv_offloading_size < 1e6:
+            raise UsageError(f"kv_offloading_size should be a size in GiB, 0 or more, not {self.kv_offloading_size}.")
+        if self.kv_offloading_block_size < 0 or self.kv_offloading_block_size % self.block_size:
+            raise UsageError(
+                f"kv_offloading_block_size should be a multiple of the block size of {self.block_size} tokens, not "
+                f"{self.kv_offloading_block_size}."
+            )
+        for name in ("store_gb_per_s", "load_gb_per_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise UsageError(f"{name} should be a positive speed in GB/s, not {getattr(self, name)}.")
+        for name in (
+            *("copy_latency_s", "copy_submit_s", "copy_piece_s"),
+            *("offload_step_s", "offload_sequence_s", "offload_deferred_block_s"),
+        ):
+            if not 0 <= getattr(self, name) < 1e3:
+                raise UsageError(f"{name} should be a number of seconds, 0 or more, not {getattr(self, name)}.")
+        if not 0 <= self.swap_gib < 1e6:
+            raise UsageError(f"swap_gib should be a size in GiB, 0 or more, not {self.swap_gib}.")
+        if not 0 < self.swap_gb_per_s < 1e6:
+            raise UsageError(f"swap_gb_per_s should be a positive speed in GB/s, not {self.swap_gb_per_s}.")
+        if self.num_speculative_tokens < 0:
+            raise UsageError(f"num_speculative_tokens should be 0 or more, not {self.num_speculative_tokens}.")
+        if not 0 <= self.acceptance_rate <= 1:
+            raise UsageError(f"acceptance_rate should lie between 0 and 1, not {self.acceptance_rate}.")
+        if self.acceptance_seed < 0:
+            raise UsageError(f"acceptance_seed should be 0 or more, not {self.acceptance_seed}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContiguousSettings:
+    """One contiguous reservation per sequence."""
+
+    reserve: Reserve = Reserve.MAX
+    fit: str = "first"
+    """`first`, `best`, `next` or `buddy`; see `kvsim.engine.extents`."""
+    growth: Growth = Growth.MOVE
+    """For `Reserve.DOUBLING` alone: the other reservations never grow."""
+    compaction: bool = False
+    """Slide all extents together whenever that makes the hole that somebody waits for; the copies take time."""
+    request_level: bool = False
+    """Admit nobody until the whole batch has ended, as servers did before Orca."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticSettings:
+    """Request-level batches, padded to a rectangle and held until their last row ends."""
+
+    batch_size: int = 16
+    preallocated: bool = False
+    """Whether the cache is allocated for the longest possible output at once (a static cache) or grows with the
+    batch.
+    """
+    max_model_len: int = 8192
+    timeout_s: float = 0.0
+    """How long the oldest request waits for a batch to fill up; with 0, whoever is there makes a batch."""
+    sort_by_length: bool = False
+    """Give the oldest request the company of those whose prompts are most like its own, instead of the next oldest."""
+    memory_guard: bool = True
+    """Cut a batch short where it might not fit; without, it may run out of memory, and all of its requests fail."""
+
+    def __post_init__(self) -> None:
+        _positive(batch_size=self.batch_size, max_model_len=self.max_model_len)
+        if not 0 <= self.timeout_s < 1e9:
+            raise UsageError(f"timeout_s should be a number of seconds, 0 or more, not {self.timeout_s}.")
+
+
+class EngineDefaults(Enum):
+    """vLLM 0.25.1's own defaults (`max_num_seqs`, `max_num_batched_tokens`) by entry point and class of GPU.
+
+    "Large" is a GPU of at least 70 GiB that is not an A100.
+    """
+
+    LLM_LARGE = (1024, 16384)
+    LLM = (256, 8192)
+    SERVER_LARGE = (1024, 8192)
+    SERVER = (256, 2048)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences in one batch."""
+        return self.value[0]
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens in one step."""
+        return self.value[1]
+
+    @classmethod
+    def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool) -> EngineDefaults:
+        """The defaults of `entry_point` (`llm` or `server`) on a GPU with so much memory."""
+        large = gpu_memory_bytes >= 70 << 30 and not is_a100
+        if entry_point == "llm":
+            return cls.LLM_LARGE if large else cls.LLM
+        return cls.SERVER_LARGE if large else cls.SERVER
