@@ -23,7 +23,7 @@ from kvsim.engine import (
 from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import MemoryRow, Sequence, Table
+from kvsim.engine.records import MemoryRow, Sequence, Table, listed
 from kvsim.engine.state import RECTANGULAR, TIERED, Engine
 
 _ADVANCE, _MOMENT, _ADD, _SCHEDULE, _UPDATE, _ABORT = range(6)
@@ -158,12 +158,13 @@ class Driver:
         settings = engine.settings[0]
         table: Table = engine.tables[sequence.place * settings.num_groups + group]
         first = sequence.place * settings.entries_per_place + engine.groups[group].first_entry
-        return [int(engine.entries[index]) for index in range(first, first + table.num_blocks)]
+        return listed(engine.entries, first, first + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """The free blocks in the order in which they will be taken."""
-        queue, block = [], int(self.engine.blocks[HEAD].next)
-        while block != HEAD:
+        """The free blocks in the order in which they will be taken. It ends, should their links be wrong, too."""
+        queue: list[int] = []
+        block = int(self.engine.blocks[HEAD].next)
+        while block != HEAD and len(queue) < len(self.engine.blocks):
             queue.append(block)
             block = int(self.engine.blocks[block].next)
         return queue
@@ -226,7 +227,7 @@ class Driver:
         self.engine = packing.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:
-        return [int(number) for number in getattr(self.engine, name)[:end]]
+        return listed(getattr(self.engine, name), 0, end)
 
 
 @part

@@ -87,6 +87,12 @@ def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
     return cast("Numbers", made)
 
 
+def listed(numbers: Numbers, begin: int, end: int) -> list[int]:
+    """The numbers in [begin, end)."""
+    some = cast("Any", numbers)[begin:end]
+    return cast("list[int]", some.tolist() if isinstance(some, np.ndarray) else some)
+
+
 def fill(records: Records[Any], first: int, **columns: Any) -> None:
     """Write columns into fields, from record `first` on; a column is an array, or one value for all records."""
     size = len(records) - first

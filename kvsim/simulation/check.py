@@ -9,13 +9,13 @@ import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.extents import rounded
-from kvsim.engine.groups import num_unread_tokens
 from kvsim.engine.memory import expired_slots
 from kvsim.engine.records import column
 from kvsim.engine.state import NO_KEY, OWN, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
+from kvsim.simulation.table_account import Content, content, held, of_liveliest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,14 +43,19 @@ def check(driver: Driver) -> None:
         _check_own_units(driver)
     else:
         _check_extents(driver)
-    _check_totals(driver)
+    check_totals(driver, breakdown(driver))
 
 
 def breakdown(driver: Driver) -> Breakdown:
     """Where every slot goes now, counted block by block or extent by extent."""
-    engine = driver.engine
-    settings, state = engine.settings[0], engine.state[0]
-    slots = _held_in_blocks(driver) if settings.memory in _OF_BLOCKS else _held_by_sequence(driver)
+    of_blocks = driver.engine.settings[0].memory in _OF_BLOCKS
+    return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
+
+
+def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
+    """Where every slot goes, given where those go that are held."""
+    settings, state = driver.engine.settings[0], driver.engine.state[0]
+    slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
     slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
@@ -71,31 +76,17 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """The same for blocks: each stands in one place, whoever lists it, and is as live as its liveliest holder says."""
+    """The same for blocks: each stands in one place, whoever lists it."""
     engine = driver.engine
     unit_slots = engine.settings[0].unit_slots
-    contents: dict[int, tuple[int, int, int]] = {}
-    """Slots written, of these expired, and not written yet, of every block that is held."""
+    contents: dict[int, Content] = {}
     for node in driver.holders():
-        sequence = engine.sequences[node]
-        computed = _num_computed(driver, node)
-        for number in range(engine.settings[0].num_groups):
-            group = engine.groups[number]
-            blocks = driver.table(node, number)
-            skipped = num_unread_tokens(engine, number, sequence.computed)
-            for index, block in enumerate(blocks):
-                if block == NULL_BLOCK:
-                    continue
-                if group.state_slots:
-                    written, left = group.state_slots, 0
-                    expired = written * (index < len(blocks) - 1)
-                else:
-                    begin, end = index * group.block_size, (index + 1) * group.block_size
-                    written = max(min(computed, end) - begin, 0) * group.token_slots
-                    left = max(min(sequence.full_tokens, end) - max(begin, computed), 0) * group.token_slots
-                    expired = max(min(skipped, computed, end) - begin, 0) * group.token_slots
-                before = contents.get(block, (0, unit_slots, unit_slots))
-                contents[block] = (max(written, before[0]), min(expired, before[1]), min(left, before[2]))
+        for group in range(engine.settings[0].num_groups):
+            table = held(driver, node, group)
+            for index, block in enumerate(table.blocks):
+                if block != NULL_BLOCK:
+                    seen = content(engine, group, table, index)
+                    contents[block] = of_liveliest(contents[block], seen) if block in contents else seen
     slots = np.zeros(NUM_STATES, np.int64)
     for written, expired, left in contents.values():
         slots[SlotState.TOKEN] += written - expired
@@ -157,11 +148,14 @@ def _check_extents(driver: Driver) -> None:
         raise IntegrityError(f"{free} slots are free, {state.num_free} are counted, and {end} of {num_units} covered.")
 
 
-def _check_totals(driver: Driver) -> None:
-    """The totals that are kept from change to change say what a count says, and the states add up to the pool."""
+def check_totals(driver: Driver, counted: Breakdown) -> None:
+    """Raise unless the totals that are kept from change to change say what a count says, and add up to the pool.
+
+    Raises:
+        IntegrityError: with the figures that do not agree.
+    """
     engine = driver.engine
     settings, state = engine.settings[0], engine.state[0]
-    counted = breakdown(driver)
     counted.check(settings.num_units * settings.unit_slots)
     held = (settings.num_units - state.num_free) * settings.unit_slots
     shared, expired = shared_slots(engine), expired_slots(engine)
@@ -179,14 +173,6 @@ def _check_totals(driver: Driver) -> None:
             raise IntegrityError(
                 f"{counted[slot_state]} slots are {slot_state.name.lower()}, and by the running totals {value}."
             )
-
-
-def _num_computed(driver: Driver, node: int) -> int:
-    """Slots that a sequence has written and that are not free."""
-    sequence = driver.sequence(node)
-    if sequence.num_units == 0:  # its blocks are not free yet
-        return int(driver.engine.host.asked[node].dead_tokens)
-    return int(sequence.computed + sequence.rejected)
 
 
 def _check_rectangle(engine: Engine) -> None:

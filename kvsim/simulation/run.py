@@ -391,6 +391,7 @@ class Replica(NamedTuple):
 
     def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
         """What it adds up to; requests are numbered in the order in which they came."""
+        self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
         requests = requests_of(engine, workload, rows)

@@ -13,7 +13,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
 from kvsim.kernels import Batch, KernelsSeen
-from kvsim.simulation.check import check
+from kvsim.simulation.checks import Checks
 
 Slice = Callable[[Engine], None]
 """Takes what a slice of the run brought, before the next begins."""
@@ -46,6 +46,7 @@ class Server:
         self._horizon = horizon
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
+        self._checks = Checks(driver)
         self._sent = environment.event()
         self.process = environment.process(self._run())
 
@@ -63,6 +64,15 @@ class Server:
             self._sent.succeed()
         return answer
 
+    def close(self) -> None:
+        """Say that no request is sent any more and none is left.
+
+        Raises:
+            IntegrityError: steps are checked, and the account is not right in the end.
+        """
+        if self.driver.engine.settings[0].checking:
+            self._checks.finish()
+
     def _run(self) -> Generator[simpy.Event, None, None]:
         driver, environment = self.driver, self._environment
         while True:
@@ -75,7 +85,7 @@ class Server:
             if outcome == FULL:
                 continue
             if outcome == CHECK:
-                check(driver)
+                self._checks.step()
             elif outcome == BATCHED:
                 self._say_first_uses()
             elif outcome == STALLED:

@@ -28,7 +28,7 @@ from kvsim.settings import (
     StaticSettings,
 )
 from kvsim.simulation import Machine, simulate
-from kvsim.simulation.check import check
+from kvsim.simulation.checks import Checks
 from kvsim.steptime import Roofline, StepShape, StepTime
 from kvsim.workload import AllAtOnce, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 
@@ -208,14 +208,16 @@ def test_the_account_of_the_engine_agrees_with_the_recording_in_every_frame(
     live: dict[int, npt.NDArray[np.int64]] = {}
     drivers: list[Driver] = []
 
-    def listen(driver: Driver) -> None:
-        drivers.append(driver)
-        check(driver)
+    step = Checks.step
+
+    def listen(checks: Checks) -> None:
+        drivers.append(checks.driver)
+        step(checks)
 
     def keep(account: Breakdown, _: int) -> None:
         live.setdefault(drivers[-1].engine.state[0].num_steps - 1, account.slots.copy())
 
-    monkeypatch.setattr("kvsim.simulation.server.check", listen)
+    monkeypatch.setattr(Checks, "step", listen)
     monkeypatch.setattr(Breakdown, "check", keep)
     recording = simulate(busy_workload(surprises=surprises), policy, make_machine(140), check=True)
     recorded = waste(recording).slots

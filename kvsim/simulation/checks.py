@@ -1,0 +1,100 @@
+"""`--check`: the account of an engine, checked at every step in time that does not grow with the pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.engine.state import PAGED, TIERED
+from kvsim.errors import IntegrityError
+from kvsim.simulation.check import breakdown_of, check, check_totals
+from kvsim.simulation.queue_account import QueueAccount, watch
+from kvsim.simulation.table_account import TableAccount
+
+if TYPE_CHECKING:
+    from kvsim.engine.driver import Driver
+
+
+class Checks:
+    """Checks one engine after each of its steps.
+
+    A pool of blocks is checked by what has changed: blocks that were written to, entries of tables that differ, and all
+    sums. The whole account is checked at the first step, at the second, the fourth and so on, in the end, and where
+    something is wrong. Other memories are checked as a whole, which takes no longer than there are sequences.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        """Check the engine of `driver`."""
+        self.driver = driver
+        self._num_steps = 0
+        self._account: BlockAccount | None = None
+
+    def step(self) -> None:
+        """Check the step that was scheduled last.
+
+        Raises:
+            IntegrityError: with the figures that do not agree.
+        """
+        engine = self.driver.engine
+        self._num_steps += 1
+        if self._num_steps & (self._num_steps - 1) == 0 or engine.settings[0].memory not in (PAGED, TIERED):
+            check(self.driver)
+        if engine.settings[0].memory not in (PAGED, TIERED):
+            return
+        try:
+            if self._account is None or not self._account.is_of(self.driver):
+                self._account = BlockAccount(self.driver)
+            self._account.follow(self.driver)
+        except IntegrityError:
+            check(self.driver)  # says it in figures of the whole pool
+            raise
+
+    def finish(self) -> None:
+        """Check the engine when nothing is left to do.
+
+        Raises:
+            IntegrityError: with the figures that do not agree.
+        """
+        check(self.driver)
+
+
+class BlockAccount:
+    """The account of a pool of blocks beside that of the engine."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Read the whole pool.
+
+        Raises:
+            IntegrityError: with what is wrong in it.
+        """
+        self._blocks = driver.engine.blocks
+        self._written = watch(self._blocks)
+        self._queue = QueueAccount(len(self._blocks))
+        self._tables = TableAccount(driver.engine.settings[0].unit_slots)
+        self._follow(driver, set(range(len(self._blocks))))
+
+    def is_of(self, driver: Driver) -> bool:
+        """Whether the engine still has the pool that was read: a run that goes on compiled has another."""
+        return driver.engine.blocks is self._blocks
+
+    def follow(self, driver: Driver) -> None:
+        """Take over what has changed since the last time.
+
+        Raises:
+            IntegrityError: with what is wrong now.
+        """
+        self._follow(driver, self._written())
+
+    def _follow(self, driver: Driver, written: set[int]) -> None:
+        engine, state = driver.engine, driver.engine.state[0]
+        for block in self._tables.follow(driver) | written:
+            refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)
+            if refs != num_holders:
+                raise IntegrityError(f"block {block} has {refs} references and stands in {num_holders} tables.")
+        self._queue.follow(engine.blocks, written)
+        num_free, num_cached = self._queue.num_free, self._queue.num_cached
+        if (num_free, num_cached) != (state.num_free, state.num_cached):
+            raise IntegrityError(
+                f"{num_free} blocks stand in the free queue, {num_cached} of these with a prefix; {state.num_free} and "
+                f"{state.num_cached} are counted."
+            )
+        check_totals(driver, breakdown_of(driver, self._tables.slots()))

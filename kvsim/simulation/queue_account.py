@@ -1,0 +1,131 @@
+"""The free queue of the block pool, mirrored: kept from step to step, by what was written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.records import Block, Records
+from kvsim.engine.state import NO_KEY
+from kvsim.errors import IntegrityError
+
+
+class QueueAccount:
+    """Which blocks are free, and in which order, by links of its own that always make one ring.
+
+    A block that was not written to stands where it stood. So if the links of all others agree with these, the engine's
+    queue is one ring too, of exactly the blocks without references.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Begin with an empty queue."""
+        self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
+        self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
+        self.num_free = 0
+        """Blocks in the queue."""
+        self.num_cached = 0
+        """Of these, those that hold a prefix."""
+
+    def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
+        """Take over where the blocks now stand that were `written` to, and no others.
+
+        Raises:
+            IntegrityError: the queue is not one ring of the blocks without references, or a prefix stands before a
+                block without one.
+        """
+        touched = {HEAD}
+        unplaced = set()
+        for number in written:
+            if self._is_free[number]:
+                touched |= self._take_out(number)
+            if number != HEAD and blocks[number].refs == 0:
+                unplaced.add(number)
+        while unplaced:
+            run = [unplaced.pop()]
+            while (before := int(blocks[run[-1]].previous)) in unplaced:
+                unplaced.remove(before)
+                run.append(before)
+            if before != HEAD and not self._is_free[before]:
+                raise IntegrityError(
+                    f"block {run[-1]} stands behind block {before}, which does not stand in the queue."
+                )
+            for number in reversed(run):
+                touched |= self._put_behind(before, number, is_keyed=bool(blocks[number].key != NO_KEY))
+                before = number
+        for number in touched:
+            if number == HEAD or self._is_free[number]:
+                self._compare(blocks, number)
+
+    def _take_out(self, number: int) -> set[int]:
+        before, behind = self._previous[number], self._next[number]
+        self._next[before], self._previous[behind] = behind, before
+        self._is_free[number] = False
+        self.num_free -= 1
+        self.num_cached -= self._is_keyed[number]
+        return {before, behind}
+
+    def _put_behind(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
+        behind = self._next[before]
+        self._next[before] = self._previous[behind] = number
+        self._previous[number], self._next[number] = before, behind
+        self._is_free[number], self._is_keyed[number] = True, is_keyed
+        self.num_free += 1
+        self.num_cached += is_keyed
+        return {before, number, behind}
+
+    def _compare(self, blocks: Records[Block], number: int) -> None:
+        before, behind = self._previous[number], self._next[number]
+        if (blocks[number].previous, blocks[number].next) != (before, behind):
+            raise IntegrityError(
+                f"block {number} of the free queue points to {blocks[number].previous} and {blocks[number].next}, "
+                f"and stands between {before} and {behind}."
+            )
+        if HEAD not in (number, behind) and self._is_keyed[number] and not self._is_keyed[behind]:
+            raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {behind}, which does not.")
+
+
+class _Watched(Block):
+    """A block that notes when it is written to."""
+
+    __slots__ = ("_number", "_written")
+    _number: int
+    _written: set[int]
+
+    def __init__(self, block: Block, number: int, written: set[int]) -> None:
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_written", written)
+        for name in Block.__match_args__:
+            object.__setattr__(self, name, getattr(block, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        self._written.add(self._number)
+
+
+def watch(blocks: Any) -> Callable[[], set[int]]:
+    """From now on, note to which blocks the engine writes; the answer says to which it did since it was asked last.
+
+    Compiled code writes to an array, which is compared with what it was.
+    """
+    if isinstance(blocks, np.ndarray):
+        before = blocks.copy()
+
+        def changed() -> set[int]:
+            numbers = np.flatnonzero(blocks != before)
+            before[numbers] = blocks[numbers]
+            return set(numbers.tolist())
+
+        return changed
+    written: set[int] = set()
+    for number, block in enumerate(blocks):
+        blocks[number] = _Watched(block, number, written)
+
+    def taken() -> set[int]:
+        numbers = written.copy()
+        written.clear()
+        return numbers
+
+    return taken

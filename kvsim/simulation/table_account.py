@@ -1,0 +1,166 @@
+"""Which tables hold which blocks, and what stands in each: kept from step to step, by what has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from kvsim.engine.block_pool import NULL_BLOCK
+from kvsim.engine.groups import num_unread_tokens
+from kvsim.engine.state import TIERED
+from kvsim.errors import IntegrityError
+from kvsim.memory.waste import NUM_STATES, SlotState
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.engine.driver import Driver
+    from kvsim.engine.state import Engine
+
+
+class Content(NamedTuple):
+    """The slots of a block, as one of its holders or all of them see it."""
+
+    written: int
+    expired: int
+    """Written slots that no later step reads."""
+    left: int
+    """Slots that are not written yet and will be."""
+
+
+class Held(NamedTuple):
+    """A table, and how far its sequence is."""
+
+    blocks: list[int]
+    computed: int
+    """Tokens in slots that are not free."""
+    skipped: int
+    """Leading tokens that no later step reads."""
+    full: int
+    """Tokens that will be there in the end."""
+
+
+_Entry: TypeAlias = "tuple[int, int, int]"
+"""A sequence, a group, and an index into the table that it has there."""
+_NOTHING = Held([], 0, 0, 0)
+
+
+def held(driver: Driver, node: int, group: int) -> Held:
+    """The table of a sequence that holds memory."""
+    engine, sequence = driver.engine, driver.sequence(node)
+    computed = int(sequence.computed + sequence.rejected)
+    if engine.settings[0].memory == TIERED and sequence.num_units == 0:  # its blocks are not free yet
+        computed = int(engine.host.asked[node].dead_tokens)
+    skipped = int(num_unread_tokens(engine, group, sequence.computed))
+    return Held(driver.table(node, group), computed, skipped, int(sequence.full_tokens))
+
+
+def content(engine: Engine, group: int, table: Held, index: int) -> Content:
+    """What is in the block at `index` of a table, of a sequence that knows nothing of other holders."""
+    record = engine.groups[group]
+    if record.state_slots:
+        is_newest = index == len(table.blocks) - 1
+        return Content(record.state_slots, 0 if is_newest else record.state_slots, 0)
+    begin, end, slots = index * record.block_size, (index + 1) * record.block_size, record.token_slots
+    return Content(
+        written=max(min(table.computed, end) - begin, 0) * slots,
+        expired=max(min(table.skipped, table.computed, end) - begin, 0) * slots,
+        left=max(min(table.full, end) - max(begin, table.computed), 0) * slots,
+    )
+
+
+class TableAccount:
+    """All tables as they were when they were looked at last."""
+
+    def __init__(self, unit_slots: int) -> None:
+        """Begin without any; a block has `unit_slots`."""
+        self._unit_slots = unit_slots
+        self._tables: dict[tuple[int, int], Held] = {}
+        self._holders: dict[int, dict[_Entry, Content]] = {}
+        self._slots = [0] * NUM_STATES
+
+    def num_holders(self, block: int) -> int:
+        """Entries of tables in which the block stands."""
+        return len(self._holders.get(block, ()))
+
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Where the slots of all blocks that are held go. Shape (8,), in the order of `SlotState`.
+
+        Each block counts once, however many tables list it.
+        """
+        return np.array(self._slots, np.int64)
+
+    def follow(self, driver: Driver) -> set[int]:
+        """Take over what has changed; return the blocks that this concerns.
+
+        Raises:
+            IntegrityError: a sequence holds memory twice.
+        """
+        nodes = driver.holders()
+        if len(set(nodes)) != len(nodes):
+            raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")
+        groups = range(driver.engine.settings[0].num_groups)
+        tables = {(node, group): held(driver, node, group) for node in nodes for group in groups}
+        removed: list[tuple[_Entry, int]] = []
+        added: list[tuple[_Entry, int, Content]] = []
+        for key in tables.keys() | self._tables.keys():
+            before, now = self._tables.get(key, _NOTHING), tables.get(key, _NOTHING)
+            if before == now:
+                continue
+            for index in _changed_entries(driver.engine, key[1], before, now):
+                if (block := _block_at(before, index)) != NULL_BLOCK:
+                    removed.append(((*key, index), block))
+                if (block := _block_at(now, index)) != NULL_BLOCK:
+                    added.append(((*key, index), block, content(driver.engine, key[1], now, index)))
+        self._tables = tables
+        return self._replace(removed, added)
+
+    def _replace(self, removed: list[tuple[_Entry, int]], added: list[tuple[_Entry, int, Content]]) -> set[int]:
+        blocks = {block for _, block in removed} | {block for _, block, _ in added}
+        for block in blocks:
+            self._count(block, -1)
+        for entry, block in removed:
+            del self._holders[block][entry]
+        for entry, block, of_entry in added:
+            self._holders.setdefault(block, {})[entry] = of_entry
+        for block in blocks:
+            self._count(block, 1)
+        return blocks
+
+    def _count(self, block: int, sign: int) -> None:
+        """Add what is in a block, if it is held, or take it away."""
+        if contents := self._holders.get(block):
+            written, expired, left = of_liveliest(*contents.values())
+            self._slots[SlotState.TOKEN] += sign * (written - expired)
+            self._slots[SlotState.EXPIRED] += sign * expired
+            self._slots[SlotState.RESERVED] += sign * left
+            self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - left)
+
+
+def of_liveliest(*contents: Content) -> Content:
+    """What is in a block that has such holders: it is as live as the liveliest of these says."""
+    if len(contents) == 1:
+        return contents[0]
+    written, expired, left = zip(*contents, strict=True)
+    return Content(max(written), min(expired), min(left))
+
+
+def _block_at(table: Held, index: int) -> int:
+    return table.blocks[index] if index < len(table.blocks) else NULL_BLOCK
+
+
+def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set[int]:
+    """The entries of a table that hold another block than before, or more or less in it."""
+    old, new, block_size = before.blocks, now.blocks, engine.groups[group].block_size
+    longest, shortest = max(len(old), len(new)), min(len(old), len(new))
+    changed = set(range(shortest, longest))
+    if old[:shortest] != new[:shortest]:
+        changed.update(index for index in range(shortest) if old[index] != new[index])
+    if engine.groups[group].state_slots and longest > shortest > 0:
+        changed.add(shortest - 1)  # the newest state of one of the two
+    for one, other in zip(before[1:], now[1:], strict=True):
+        if one != other:
+            first, last = min(one, other) // block_size, max(one, other) // block_size
+            changed.update(range(first, min(last + 1, longest)))
+    return changed
