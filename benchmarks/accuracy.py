@@ -9,9 +9,9 @@ from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe
 from kvsim.calibration.predict import counted_errors
 from kvsim.errors import UsageError
+from kvsim.experiments.validation import Validation, matching_profile, validate
 from kvsim.profiles import Profile
 from kvsim.recording import find, read, shipped_names
-from kvsim.validation import Validation, matching_profile, validate
 
 COLUMNS = {
     "throughput": "throughput",

@@ -16,7 +16,8 @@ import pytest
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
-from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, Replay, RequestStatus, read
+from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RequestStatus, read
+from kvsim.replay import Replay
 from kvsim.simulation import Machine, record
 from kvsim.steptime import Roofline
 from kvsim.workload import LogNormal, Poisson, generate

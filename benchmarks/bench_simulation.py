@@ -16,8 +16,8 @@ from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.profiles import find
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.steptime import StepShape
 from kvsim.workload import LogNormal, Poisson, Ragged, Workload, generate

@@ -13,13 +13,13 @@ from statistics import median
 
 from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
+from kvsim.experiments.validation import Validation, matching_profile, validate
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, from_card, served_model, sheet_card
 from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
 from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime.card import Card
-from kvsim.validation import Validation, matching_profile, validate
 
 MEASURED = {"8e7132d6": "H100 SXM", "5b3fd3e7": "H200", "36f35ba1": "H200"}
 """Machines whose cards ship."""

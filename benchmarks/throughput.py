@@ -25,9 +25,9 @@ import numpy as np
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.profiles import find
 from kvsim.recording import Recording
-from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.workload import Workload
 

@@ -38,7 +38,7 @@ from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.profiles import find
 from kvsim.simulation import Machine
-from kvsim.sweeps import Point, sweep
+from kvsim.experiments.sweeps import Point, sweep
 from kvsim.workload import LogNormal, Poisson, generate
 
 model, lengths = find_model("Meta-Llama-3-8B"), LogNormal(mean_tokens=200, sigma=0.8, maximum=2_000)

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from kvsim.api.rows import Rows
     from kvsim.api.run import Run
     from kvsim.api.verbs import calibrate, compare, read, simulate, sweep, validate, verify
-    from kvsim.budget import Budget, plan_budget
     from kvsim.errors import KvsimError
     from kvsim.fitting import Server
     from kvsim.hardware import Gpu, find_gpu
     from kvsim.importers import read_workload, workload_of
     from kvsim.metrics import Summary, summarize
     from kvsim.models import Model, all_models, find_model
-    from kvsim.own_policy import Allocator, OwnPolicy
     from kvsim.policies import Contiguous, Paged, Static
-    from kvsim.recording import Recording, Replay, shipped_names, write
-    from kvsim.settings import (
+    from kvsim.policies.own import Allocator, OwnPolicy
+    from kvsim.policies.settings import (
         ContiguousSettings,
         ContinuousSettings,
         Growth,
@@ -42,7 +40,10 @@ if TYPE_CHECKING:
         Reserve,
         StaticSettings,
     )
+    from kvsim.recording import Recording, shipped_names, write
+    from kvsim.replay import Replay
     from kvsim.simulation import Machine
+    from kvsim.sizing.budget import Budget, plan_budget
     from kvsim.steptime import Roofline, StepTimeModel
     from kvsim.workload import (
         AllAtOnce,
@@ -62,39 +63,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Allocator": "kvsim.own_policy",
+    "Allocator": "kvsim.policies.own",
     "AllAtOnce": "kvsim.workload",
-    "Budget": "kvsim.budget",
+    "Budget": "kvsim.sizing.budget",
     "Comparison": "kvsim.api.comparison",
     "Constant": "kvsim.workload",
     "Contiguous": "kvsim.policies",
-    "ContiguousSettings": "kvsim.settings",
-    "ContinuousSettings": "kvsim.settings",
+    "ContiguousSettings": "kvsim.policies.settings",
+    "ContinuousSettings": "kvsim.policies.settings",
     "Empirical": "kvsim.workload",
     "Fixed": "kvsim.workload",
     "Gamma": "kvsim.workload",
     "Gpu": "kvsim.hardware",
-    "Growth": "kvsim.settings",
+    "Growth": "kvsim.policies.settings",
     "KvsimError": "kvsim.errors",
     "LogNormal": "kvsim.workload",
     "Machine": "kvsim.simulation",
     "Model": "kvsim.models",
-    "OwnPolicy": "kvsim.own_policy",
-    "Order": "kvsim.settings",
+    "OwnPolicy": "kvsim.policies.own",
+    "Order": "kvsim.policies.settings",
     "Paged": "kvsim.policies",
-    "PagedSettings": "kvsim.settings",
+    "PagedSettings": "kvsim.policies.settings",
     "Poisson": "kvsim.workload",
     "Recording": "kvsim.recording",
-    "Replay": "kvsim.recording",
+    "Replay": "kvsim.replay",
     "Request": "kvsim.workload",
-    "Reserve": "kvsim.settings",
+    "Reserve": "kvsim.policies.settings",
     "Roofline": "kvsim.steptime",
     "Rows": "kvsim.api.rows",
     "Run": "kvsim.api.run",
     "Server": "kvsim.fitting",
     "SharedPrefixes": "kvsim.workload",
     "Static": "kvsim.policies",
-    "StaticSettings": "kvsim.settings",
+    "StaticSettings": "kvsim.policies.settings",
     "StepTimeModel": "kvsim.steptime",
     "Summary": "kvsim.metrics",
     "Uniform": "kvsim.workload",
@@ -108,7 +109,7 @@ _HOME = {
     "fit": "kvsim.api.answers",
     "generate": "kvsim.workload",
     "machine": "kvsim.api.machine",
-    "plan_budget": "kvsim.budget",
+    "plan_budget": "kvsim.sizing.budget",
     "read": "kvsim.api.verbs",
     "read_workload": "kvsim.importers",
     "server": "kvsim.api.answers",

@@ -50,7 +50,7 @@ def test_the_help_of_a_command_loads_nothing_heavy(run_python: RunPython, comman
     ("code", "absent"),
     [
         ("from kvsim import read, simulate, find_gpu, summarize, generate", {"textual", "matplotlib", "torch"}),
-        ("import kvsim.recording, kvsim.metrics", {"simpy", "textual", "matplotlib", "pyarrow"}),
+        ("import kvsim.recording, kvsim.replay, kvsim.metrics", {"simpy", "textual", "matplotlib", "pyarrow"}),
         ("import kvsim.engine.driver, kvsim.engine.packing", {"simpy", "pyarrow", "numba", "click"}),
         ("import kvsim.simulation", {"numba", "textual", "matplotlib", "pyarrow", "rich", "click"}),
         ("import kvsim.memory.padded, kvsim.memory.waste", {"simpy", "pyarrow", "click"}),
@@ -60,7 +60,9 @@ def test_a_room_loads_only_what_it_stands_on(run_python: RunPython, code: str, a
     assert not loaded_by(run_python, code) & absent
 
 
-@pytest.mark.parametrize("room", ["recording", "metrics", "engine", "memory", "workload", "steptime"])
+@pytest.mark.parametrize(
+    "room", ["files", "recording", "replay", "metrics", "engine", "memory", "workload", "steptime"]
+)
 def test_a_room_knows_nothing_of_the_rooms_above(run_python: RunPython, room: str) -> None:
     result = run_python("-c", f"import sys, kvsim.{room}\nprint('\\n'.join(sys.modules))")
     assert result.returncode == 0, result.stderr

@@ -14,7 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.fitting import Answer, Goal, Load, Search, Server, answer, engine_for
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
-from kvsim.settings import EngineDefaults
+from kvsim.policies.settings import EngineDefaults
 from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]

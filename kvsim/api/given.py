@@ -10,9 +10,9 @@ from typing import TypeAlias
 from kvsim.errors import UnknownNameError
 from kvsim.importers import read_workload, workload_of
 from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, Paged, Static
+from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
 from kvsim.recording import Recording, find
 from kvsim.recording import read as read_recording
-from kvsim.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
 from kvsim.simulation import Machine
 from kvsim.workload import Workload
 

@@ -6,15 +6,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.budget import plan_budget
 from kvsim.errors import UsageError
 from kvsim.hardware import GIB, Gpu, find_gpu
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.policies import Static
+from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Recording
-from kvsim.settings import EngineDefaults
 from kvsim.simulation import Machine
+from kvsim.sizing.budget import plan_budget
 from kvsim.steptime.card import load_card
 
 if TYPE_CHECKING:

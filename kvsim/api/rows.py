@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvsim.display.text import html_text
 from kvsim.recording.tables import as_pandas
-from kvsim.text import html_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from kvsim.display.text import html_text
 from kvsim.errors import KvsimError, UsageError
 from kvsim.metrics import Summary, summarize
 from kvsim.recording import Recording, write
-from kvsim.text import html_text
 
 if TYPE_CHECKING:
     from pathlib import Path

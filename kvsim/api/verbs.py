@@ -11,25 +11,26 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kvsim import simulation, sweeps, validation
+from kvsim import simulation
 from kvsim.api.comparison import Comparison
 from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, policy_of, recording_of, requests_of
 from kvsim.api.machine import MachineLike, machine, machine_for
 from kvsim.api.rows import Rows
 from kvsim.api.run import Run
 from kvsim.errors import UsageError
+from kvsim.experiments import sweeps, validation
 from kvsim.hardware import GIB
-from kvsim.own_policy import OwnPolicy
 from kvsim.policies import POLICY_NAMES, AnyPolicy
+from kvsim.policies.own import OwnPolicy
 from kvsim.profiles import Profile
 from kvsim.simulation import Machine, Options
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict
+    from kvsim.experiments.validation import Validation
     from kvsim.recording import Recording
     from kvsim.steptime import StepTimeModel
     from kvsim.steptime.card import Card
-    from kvsim.validation import Validation
     from kvsim.workload import Workload
 
 _OF_A_MACHINE = ("kv_gib", "num_blocks", "gpu", "model", "tensor_parallel_size", "kv_cache_dtype", "quantization",

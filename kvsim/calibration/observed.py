@@ -9,12 +9,12 @@ import numpy as np
 
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import batches_of, earlier_batches
-from kvsim.kernels import KernelsSeen
 from kvsim.models import Model
+from kvsim.policies.settings import PagedSettings
 from kvsim.recording import Recording
 from kvsim.recording.tables import CopyKind, FloatArray, IntArray, Steps
-from kvsim.settings import PagedSettings
 from kvsim.steptime import TYPICAL, Pace, StepShape
+from kvsim.steptime.kernels import KernelsSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvsim.eventline import line
+from kvsim.files.eventline import line
 from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16

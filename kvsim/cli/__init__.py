@@ -15,8 +15,8 @@ from keyword import iskeyword
 import click
 
 from kvsim import __version__
+from kvsim.display.text import message
 from kvsim.errors import KvsimError
-from kvsim.text import message
 
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",

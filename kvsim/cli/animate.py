@@ -51,7 +51,7 @@ def command(
     A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is a race of any number of
     runs, such as those of kvsim compare --ladder -o FOLDER.
     """
-    from kvsim.overwriting import may_replace
+    from kvsim.files.overwriting import may_replace
     from kvsim.plots import FILMS, film_of, write_race
     from kvsim.recording import find, read
 

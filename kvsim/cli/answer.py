@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import basis_of, known_errors
-from kvsim.verdict import verdict_of, wasted_percent
+from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.bands import Band
+    from kvsim.experiments.bands import Band
     from kvsim.metrics import Distribution, Summary
     from kvsim.recording import Meta
     from kvsim.simulation import Measured

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.atomic import whole_file
 from kvsim.cli.show import echo
+from kvsim.display.text import message
 from kvsim.errors import UsageError
-from kvsim.overwriting import may_replace, replacing_folder
-from kvsim.text import message
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import may_replace, replacing_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -51,7 +51,7 @@ def command(
     """
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.errors import UsageError
-    from kvsim.overwriting import mark, may_replace
+    from kvsim.files.overwriting import mark, may_replace
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
     from kvsim.recording import find, read
@@ -79,9 +79,9 @@ def command(
 def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[str, Sequence[Residual]]:
     """Write the card with the factors that the recordings tell; say what it is, and how far it is from each."""
     from kvsim.calibration import calibrate_card
+    from kvsim.files.overwriting import mark
     from kvsim.hardware import find_gpu
     from kvsim.machines import card_of, served_model
-    from kvsim.overwriting import mark
     from kvsim.steptime.card import load_card, save_card
 
     first = recordings[0].meta

@@ -43,7 +43,7 @@ def vllm(*, model: str, output: Path, concurrency: int | None, overwrite: bool, 
     """Start vLLM here, put a workload through it, and record what it does."""
     from kvsim.capture.drive import DrivenEngine
     from kvsim.errors import UsageError
-    from kvsim.overwriting import may_replace, replacing_folder
+    from kvsim.files.overwriting import may_replace, replacing_folder
 
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency should be at least 1, not {concurrency}.")
@@ -95,7 +95,7 @@ def hf(
     from kvsim.capture.hf import GenerateRecorder, default_device, generate_workload, load_model
     from kvsim.capture.shapes import model_folder
     from kvsim.errors import UsageError
-    from kvsim.overwriting import may_replace, replacing_folder
+    from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.recording import write, write_allocator
 
     if batch_size < 1:

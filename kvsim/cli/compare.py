@@ -69,8 +69,8 @@ def command(
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
     from kvsim.cli.summary import print_summaries, summary_document
+    from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.metrics import summarize
-    from kvsim.overwriting import may_replace, replacing_folder
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
@@ -133,7 +133,7 @@ def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
 ) -> list[float]:
     """Output tokens per second of each policy where memory never runs short: what they differ by then is not memory."""
-    from kvsim.ladder import with_ample_memory
+    from kvsim.experiments.ladder import with_ample_memory
     from kvsim.simulation import measure
 
     found = []

@@ -136,7 +136,7 @@ def _wait(seconds: float) -> None:
 def _print(found: Diagnosis) -> None:
     from kvsim.cli.answer import pool_words, times_rows
     from kvsim.cli.fit_answer import print_remedies
-    from kvsim.verdict import wasted_percent
+    from kvsim.metrics.verdict import wasted_percent
 
     summary, server = found.summary, found.server
     echo(found.verdict)

@@ -11,7 +11,7 @@ import click
 
 from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
-from kvsim.overwriting import may_replace
+from kvsim.files.overwriting import may_replace
 
 
 @click.command("explain")

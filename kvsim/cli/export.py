@@ -31,7 +31,7 @@ def command(*, recording_name: str, target: str, output: Path | None, overwrite:
     Open a Perfetto trace at https://ui.perfetto.dev.
     """
     from kvsim.exporters import EXPORTERS
-    from kvsim.overwriting import may_replace, replacing_folder
+    from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.recording import find, read
 
     recording = read(find(recording_name))

@@ -115,7 +115,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.cli.workload import given
     from kvsim.errors import UsageError
     from kvsim.fitting import Server
-    from kvsim.settings import PagedSettings
+    from kvsim.policies.settings import PagedSettings
 
     for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:

@@ -64,8 +64,8 @@ def command(
     Every command that simulates reads FILE itself with --workload FILE; importing once is faster, and keeps a choice of
     requests and arrivals. The description says what was left out.
     """
+    from kvsim.files.overwriting import may_replace
     from kvsim.importers import Limits, arriving, read_workload, within, write_workload
-    from kvsim.overwriting import may_replace
 
     lengths = {
         "num_requests": num_requests, "min_tokens": min_tokens, "max_prompt_tokens": max_prompt_tokens,

@@ -67,7 +67,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
 def _check(name: str | None, *, as_json: bool) -> None:
     """Read it, which compares what it says twice, and follow every unit through every step."""
     from kvsim.metrics import waste
-    from kvsim.recording import Replay, find, read
+    from kvsim.recording import find, read
+    from kvsim.replay import Replay
 
     if name is None:
         raise UsageError("--check needs a recording: kvsim info FOLDER --check.")

@@ -10,11 +10,11 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.budget import Budget
     from kvsim.hardware import Gpu
     from kvsim.models import Model
+    from kvsim.policies.settings import EngineDefaults
     from kvsim.recording import Meta
-    from kvsim.settings import EngineDefaults
+    from kvsim.sizing.budget import Budget
 
 GIB = 1 << 30
 FIND = -1
@@ -52,7 +52,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
 
 def engine_defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
     """The largest step that vLLM's `LLM` class or its server takes on the GPU where no flag says otherwise."""
-    from kvsim.settings import EngineDefaults
+    from kvsim.policies.settings import EngineDefaults
 
     return EngineDefaults.of(flags["defaults"], gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
 
@@ -73,7 +73,7 @@ def memory_of(
         UsageError: two flags contradict each other, or one cannot be right.
         BudgetError: the model and its cache do not fit.
     """
-    from kvsim.budget import plan_budget
+    from kvsim.sizing.budget import plan_budget
 
     told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
     if len(told) > 1:

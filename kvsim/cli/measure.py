@@ -25,8 +25,8 @@ def command(*, output: Path, tensor_parallel_size: int, overwrite: bool) -> None
     Takes at most 90 seconds, needs PyTorch, and uses vLLM's kernels where vLLM is importable. Nothing else should run
     on the GPU meanwhile. `--profile CARD.toml` then simulates on this machine.
     """
+    from kvsim.files.overwriting import mark, may_replace
     from kvsim.measure import measure
-    from kvsim.overwriting import mark, may_replace
     from kvsim.steptime.card import save_card
 
     may_replace(output, "measure", overwrite=overwrite)

@@ -28,7 +28,7 @@ def offload_settings(flags: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:
     Raises:
         UsageError: a flag says nothing without `--kv-offloading-size`.
     """
-    from kvsim.settings import Eviction
+    from kvsim.policies.settings import Eviction
 
     if not flags[_SIZE]:
         for flag in _REST_ON_SIZE:

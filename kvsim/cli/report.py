@@ -20,9 +20,9 @@ def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> No
 
     The folder holds report.html, which needs nothing else, report.md, and the figures.
     """
-    from kvsim.overwriting import may_replace
+    from kvsim.files.overwriting import may_replace
+    from kvsim.plots.report import write_report
     from kvsim.recording import find, read
-    from kvsim.report import write_report
 
     may_replace(output, "report", overwrite=overwrite, is_folder=True)
     runs = [read(find(name)) for name in recordings]

@@ -83,13 +83,13 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.bands import band_of, is_worth_a_band
     from kvsim.cli.answer import print_answer
     from kvsim.cli.summary import print_summaries, summary_document
-    from kvsim.front_end import behind, http_s
+    from kvsim.experiments.bands import band_of, is_worth_a_band
+    from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
-    from kvsim.overwriting import may_replace, replacing_folder
     from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
+    from kvsim.simulation.front_end import behind, http_s
 
     check_policy_flags(context, [policy])
     check_users(users, think_time, spawn_rate)

@@ -16,9 +16,9 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvsim.experiments.ladder import Rung
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
-    from kvsim.ladder import Rung
     from kvsim.models import Model
     from kvsim.policies import Policy
     from kvsim.recording import Meta, Recording
@@ -44,7 +44,7 @@ class Scenario:
     def policy(self, name: str) -> Policy:
         """The policy called `name` with the settings of the flags."""
         from kvsim.policies import Contiguous, Paged, Static
-        from kvsim.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
+        from kvsim.policies.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
 
         flags = self.flags
         if name == Static.name:
@@ -155,7 +155,7 @@ class Scenario:
 
     def ladder(self) -> tuple[Rung, ...]:
         """The rungs of `kvsim compare --ladder` with the limits of the flags."""
-        from kvsim.ladder import rungs
+        from kvsim.experiments.ladder import rungs
 
         flags = self.flags
         return rungs(
@@ -174,7 +174,7 @@ class Scenario:
         return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
 
     def _scheduler(self) -> Any:
-        from kvsim.settings import ContinuousSettings, Order
+        from kvsim.policies.settings import ContinuousSettings, Order
 
         flags = self.flags
         defaults = engine_defaults(flags, self.gpu)

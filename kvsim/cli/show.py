@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvsim.text import printable, printable_lines
+from kvsim.display.text import printable, printable_lines
 
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace what is there already, whichever command or program wrote it."

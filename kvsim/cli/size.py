@@ -14,8 +14,8 @@ from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from kvsim.budget import Budget
     from kvsim.kv_groups import KVCacheGroup
+    from kvsim.sizing.budget import Budget
 
 
 def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
-from kvsim.extrapolation import KEY
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
+from kvsim.metrics.verdict import verdict_of
+from kvsim.profiles.extrapolation import KEY
 from kvsim.recording import Meta, Recording
 from kvsim.simulation import Measured
-from kvsim.verdict import verdict_of
 
 
 def print_summaries(

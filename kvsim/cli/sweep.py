@@ -20,7 +20,7 @@ from kvsim.policies import POLICY_NAMES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.sweeps import Outcome, Point
+    from kvsim.experiments.sweeps import Outcome, Point
 
 
 @click.command("sweep", cls=SectionedCommand)
@@ -73,8 +73,8 @@ def command(
 
     kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
     """
-    from kvsim.overwriting import may_replace
-    from kvsim.sweeps import sweep
+    from kvsim.experiments.sweeps import sweep
+    from kvsim.files.overwriting import may_replace
 
     may_replace(output, "sweep", overwrite=overwrite)
     if figure is not None:
@@ -151,7 +151,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _point(policy: str, flags: Mapping[str, Any], axes: Mapping[str, Any], values: Sequence[Any]) -> Point:
-    from kvsim.sweeps import Point
+    from kvsim.experiments.sweeps import Point
 
     settings = dict(zip(axes, values, strict=True))
     merged: dict[str, Any] = {**flags, **settings}

@@ -23,7 +23,7 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
-from kvsim.overwriting import may_replace
+from kvsim.files.overwriting import may_replace
 from kvsim.policies import POLICY_NAMES, Paged
 
 if TYPE_CHECKING:

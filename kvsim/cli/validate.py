@@ -10,7 +10,7 @@ import click
 from kvsim.cli.show import json_option, print_json, print_table, progress, seconds
 
 if TYPE_CHECKING:
-    from kvsim.validation import Row
+    from kvsim.experiments.validation import Row
 
 
 @click.command("validate")
@@ -30,8 +30,8 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
     that ships for each recording. What the times rest on stands below the errors.
     """
     from kvsim.errors import UsageError
+    from kvsim.experiments.validation import times_of, validate
     from kvsim.recording import find, read
-    from kvsim.validation import times_of, validate
 
     if plot is not None and len(recordings) > 1:
         raise UsageError("--plot draws one recording; give one.")

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
+from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
-from kvsim.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.oracle_groups import layout_of
-from kvsim.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.errors import RecordingError, UsageError, WorkloadError
+from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.settings import ContinuousSettings, Eviction, Order, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

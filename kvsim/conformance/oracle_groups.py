@@ -10,7 +10,7 @@ from kvsim.kv_groups.grouping import group_layers
 from kvsim.kv_groups.specs import LayerSpec
 
 if TYPE_CHECKING:
-    from kvsim.settings import ContinuousSettings, PagedSettings
+    from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 _HEADS, _HEAD_SIZE, _MLA_SIZE = 2, 16, 64
 _BYTES = 2

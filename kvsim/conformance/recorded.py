@@ -12,8 +12,8 @@ from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
 from kvsim.conformance.comparable import check_comparable, check_prompts, host_blocks_of, settings_of
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.words import StepFacts
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.settings import ContinuousSettings, PagedSettings
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,25 +1,25 @@
-"""What happened to a recorded server, why, and what would have helped: from the recording, and from simulations of its
-own requests.
-"""
+"""What happened to a recorded server and why, in sentences: when, to which requests, and how sure that is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.diagnosis.losses import Spell, losses_of, spells_of
-from kvsim.diagnosis.subject import load_of, server_of
-from kvsim.diagnosis.words import cause_words, moments, sureness
-from kvsim.fitting import Goal, Load, Outcome, Remedy, Search, Server
+import numpy as np
+
 from kvsim.fitting.answer import bands, remedy_dict
-from kvsim.fitting.outcome import outcome_of
-from kvsim.fitting.search import figures_of, helpful
-from kvsim.metrics import Summary, summarize
-from kvsim.simulation import Measured
-from kvsim.verdict import verdict_of, wasted_percent
+from kvsim.fitting.search import figures_of
+from kvsim.metrics.verdict import Limit, limit_of, verdict_of, wasted_percent
 
 if TYPE_CHECKING:
+    from kvsim.diagnosis.losses import Spell
+    from kvsim.fitting import Load, Outcome, Remedy, Server
+    from kvsim.metrics import Summary
     from kvsim.recording import Recording
+
+_MOST = 5
+"""Spells that are told of: the costliest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,17 @@ class Diagnosis:
     @property
     def cause(self) -> str:
         """Why, in a sentence."""
-        return cause_words(self)
+        return _cause(self)
 
     @property
     def moments(self) -> list[str]:
         """When, and to whom: a sentence each."""
-        return moments(self)
+        return _moments(self)
 
     @property
     def sureness(self) -> str:
         """How near the simulation of the recording's own requests came, in a sentence."""
-        return sureness(self)
+        return _sureness(self)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -93,51 +93,85 @@ class Diagnosis:
         }
 
 
-def diagnose(
-    recording: Recording, search: Search, *, goal: Goal | None = None, times: str | None = None, most: int = 40
-) -> Diagnosis:
-    """Explain `recording`, and simulate up to `most` changes of its server on its own requests.
+def _cause(diagnosis: Diagnosis) -> str:
+    """Why requests waited or were preempted."""
+    summary, server = diagnosis.summary, diagnosis.server
+    limit = limit_of(summary)
+    pool = diagnosis.recording.meta.pool
+    demand = _demand_words(diagnosis)
+    if limit is Limit.MEMORY:
+        since = f" since {diagnosis.spells[0].begin_s:,.1f} s" if diagnosis.spells else ""
+        of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
+        return (
+            f"The pool of {pool.num_units or 0:,} blocks{of} is too small{since}: {demand}. "
+            "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
+            f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
+        )
+    if limit is Limit.BATCH:
+        return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
+    if limit is Limit.TOKENS:
+        return f"Steps of at most {server.max_num_batched_tokens:,} tokens are full of prompts while others wait."
+    return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
 
-    Args:
-        recording: of a vLLM server, or a simulation of one.
-        search: on how many cores, with which engine.
-        goal: what a remedy should reach, beside that nothing waits and nothing is preempted.
-        times: a profile or a machine card; None for the best that ships.
-        most: changes to try.
 
-    Raises:
-        UsageError: it is of another engine, or does not say its settings.
-        WorkloadError: none of its requests put out anything.
-    """
-    server, load, wanted = server_of(recording, times), load_of(recording), goal or Goal()
-    measured = replace(
-        outcome_of(load, [Measured.of(recording)], server.machine()), num_blocks=recording.meta.pool.num_units or 0
+def _cascade(server: Server) -> str:
+    if not (server.cache.kv_offloading_size and server.async_scheduling):
+        return ""
+    return " With host memory and asynchronous scheduling they are not free in that very step, so several lose theirs."
+
+
+def _demand_words(diagnosis: Diagnosis) -> str:
+    """What the requests that were there would have needed, against what there was."""
+    summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
+    full = requests.prompt_tokens + requests.output_tokens
+    present = summary.mean_batch + summary.mean_waiting
+    if pool.groups:
+        needed = present * float(np.mean([sum(group.held_blocks(size) for group in pool.groups) for size in full]))
+    else:
+        needed = present * float(full.mean()) / pool.unit_tokens
+    return (
+        f"{present:,.1f} requests of {full.mean():,.0f} tokens are there on average, which at full length take "
+        f"{needed:,.0f} blocks of {pool.num_units or 0:,}"
     )
-    [simulated] = search.outcomes([(server, load, 1.0)])
-    # What a prediction misses of this very run, it will miss of its remedies.
-    missed = missed_by(measured, simulated)
-    base = search.band(server, load, simulated, least=missed)
-    lengths = load.workload.prompt_tokens + load.workload.output_tokens
-    tried = search.remedies(server, load, wanted, longest_tokens=int(lengths.max()), most=most)
-    return Diagnosis(
-        recording=recording,
-        summary=summarize(recording),
-        spells=tuple(spells_of(recording, losses_of(recording))),
-        server=server,
-        load=load,
-        measured=measured,
-        simulated=simulated,
-        band=base,
-        remedies=tuple(search.with_bands(helpful(tried, simulated, wanted), load, least=missed)),
-        tried=tuple(tried),
+
+
+def _moments(diagnosis: Diagnosis) -> list[str]:
+    """The costliest spells of preemptions, in order of time."""
+    costliest = sorted(diagnosis.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
+    return [_spell_words(diagnosis, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
+
+
+def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
+    names = diagnosis.recording.requests.id
+    worst, cause = spell.worst, spell.cause
+    said = ""
+    if cause is not None:
+        said = (
+            f"at {cause.at_s:,.2f} s {names[cause.request]} was admitted, took {cause.num_blocks:,} blocks and left "
+            f"{cause.free_blocks:,} free; "
+        )
+    number, again = len(spell.losses), Counter(loss.request for loss in spell.losses)
+    often, times = again.most_common(1)[0]
+    most = f"; {names[often]} was preempted {times:,} times" if times > 1 else ""
+    many = f"{number:,} preemptions until {spell.end_s:,.2f} s lost" if number > 1 else "one preemption lost"
+    back = f", and went on at {worst.back_s:,.2f} s" if worst.back_s == worst.back_s else ""
+    return (
+        f"{said}from {spell.begin_s:,.2f} s on {many} {spell.lost_tokens:,} computed tokens; {names[worst.request]} "
+        f"lost {worst.lost_tokens:,} of them at {worst.at_s:,.2f} s{back}{most}"
     )
 
 
-def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
-    """By which share of itself each simulated figure is off what was measured."""
-    before, after = figures_of(measured), figures_of(simulated)
-    return {
-        name: abs(after[name] - value) / after[name]
-        for name, value in before.items()
-        if value == value and after[name] == after[name] and after[name] > 0
+def _sureness(diagnosis: Diagnosis) -> str:
+    """How the simulation of the recording's own requests compares with what was recorded."""
+    before, after = figures_of(diagnosis.measured), figures_of(diagnosis.simulated)
+    labels = {
+        "output_tokens_per_s": ("output", "tokens/s", 1.0),
+        "ttft_p99_s": ("TTFT p99", "ms", 1000.0),
+        "tpot_p99_s": ("TPOT p99", "ms", 1000.0),
+        "preemptions_per_min": ("preemptions", "a minute", 1.0),
     }
+    said = [
+        f"{label} {after[name] * scale:,.0f} {unit} ({before[name] * scale:,.0f} measured)"
+        for name, (label, unit, scale) in labels.items()
+    ]
+    return f"Simulated on the same server: {', '.join(said)}. What is missed here widens the brackets below."

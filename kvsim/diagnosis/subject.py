@@ -10,13 +10,13 @@ from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, with_offload
 from kvsim.calibration.predict import counted_errors
 from kvsim.errors import BudgetError, UsageError
-from kvsim.extrapolation import Watched
+from kvsim.experiments.validation import as_sent, concurrency_of, policy_of
 from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.policies import Paged
+from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import TYPICAL, Pace, Roofline
-from kvsim.validation import as_sent, concurrency_of, policy_of
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording

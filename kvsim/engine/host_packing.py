@@ -20,7 +20,7 @@ from kvsim.engine.host_tier import (
 from kvsim.engine.records import make, make_growing, numbers
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Policy
-from kvsim.settings import Eviction, Order
+from kvsim.policies.settings import Eviction, Order
 
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14

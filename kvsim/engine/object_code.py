@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import llvmlite
 import llvmlite.binding as llvm
 
-from kvsim.atomic import whole_file
+from kvsim.files.atomic import whole_file
 
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double)
 _NEVER_CALLED = frozenset(

@@ -16,7 +16,7 @@ from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import Sequence, Times
 from kvsim.engine.state import Engine
 from kvsim.errors import PolicyError
-from kvsim.own_policy import Allocator, OwnPolicy, ServedRequest
+from kvsim.policies.own import Allocator, OwnPolicy, ServedRequest
 
 _MOST_EMPTY = 3
 """Steps in a row that may be empty: the last tokens of all that run may be under way, in two steps at most."""

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 from kvsim.engine import journal, totals
 from kvsim.engine.state import Engine
-from kvsim.own_policy import Allocator, ServedRequest
+from kvsim.policies.own import Allocator, ServedRequest
 
 
 class Rules(Protocol):

@@ -33,7 +33,7 @@ from kvsim.engine.state import (
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
+from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Ragged
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.atomic import whole_file
 from kvsim.exporters.packets import Bytes, joined, message, number, where
+from kvsim.files.atomic import whole_file
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
-from kvsim.recording.host_memory import host_memory
+from kvsim.replay.host_memory import host_memory
 
 if TYPE_CHECKING:
     import os

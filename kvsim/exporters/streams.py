@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
+from kvsim.files.atomic import whole_file
 from kvsim.importers import azure, burstgpt
 from kvsim.importers.mooncake import HASH_TOKENS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from kvsim.atomic import whole_folder
+from kvsim.files.atomic import whole_folder
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import latencies, waste
 from kvsim.workload import Ragged

@@ -4,8 +4,9 @@
 and `Search` tries it. Nothing here prints; nothing here knows flags of a command line, but for those of vLLM.
 """
 
-from kvsim.fitting.answer import Answer, answer
+from kvsim.fitting.answer import Answer
 from kvsim.fitting.changes import Change, Kind, changes
+from kvsim.fitting.fit import answer
 from kvsim.fitting.goal import Goal
 from kvsim.fitting.load import Load, repeated, requests_for
 from kvsim.fitting.outcome import Outcome, evaluate

@@ -1,4 +1,4 @@
-"""The answer to "does it fit": the verdict, what limits, and what would help, from simulations of one load."""
+"""The answer to "does it fit", with its sentences: the verdict, what limits, and what would help."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import BudgetError
-from kvsim.fitting.search import Remedy, Search, helpful
-from kvsim.fitting.words import limit_words, verdict_words
+from kvsim.metrics.verdict import Limit
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
     from kvsim.fitting.load import Load
     from kvsim.fitting.outcome import Outcome
+    from kvsim.fitting.search import Remedy
     from kvsim.fitting.server import Server
 
 
@@ -47,12 +46,12 @@ class Answer:
     @property
     def verdict(self) -> str:
         """Whether the load fits, in a sentence or two."""
-        return verdict_words(self)
+        return _verdict(self)
 
     @property
     def limit(self) -> str:
         """What limits, in a sentence."""
-        return limit_words(self)
+        return _limit(self)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -76,43 +75,6 @@ class Answer:
         }
 
 
-def answer(
-    server: Server, load: Load, goal: Goal, search: Search, *, most: int = 60, find_largest: bool = True
-) -> Answer:
-    """Simulate `load` on `server` and on up to `most` changes of it.
-
-    Args:
-        server: what there is; where vLLM would not start with its `max_model_len`, the longest that fits is taken.
-        load: what is asked of it.
-        goal: when the load fits.
-        search: on how many cores, with which engine.
-        most: changes to try.
-        find_largest: whether to look for the largest load that fits.
-    """
-    try:
-        starting = server.starting()
-    except BudgetError:  # not one block: the outcome says why
-        starting = server
-    lengths = load.workload.prompt_tokens + load.workload.output_tokens
-    [outcome] = search.outcomes([(starting, load, 1.0)])
-    largest, tried = search.survey(
-        starting, load, goal, longest_tokens=int(lengths.max()), most=most,
-        find_largest=find_largest and not outcome.error,
-    )  # fmt: skip
-    return Answer(
-        server=starting,
-        load=load,
-        goal=goal,
-        outcome=outcome,
-        band=search.band(starting, load, outcome),
-        largest=largest,
-        searched=find_largest,
-        remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
-        tried=tuple(tried),
-        shortened_from=server.max_model_len if starting is not server else None,
-    )
-
-
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
     """Bands as JSON has them."""
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
@@ -130,3 +92,119 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
         "band": bands(remedy.band),
         **remedy.outcome.as_dict(),
     }
+
+
+def _verdict(answer: Answer) -> str:
+    """Whether the load fits."""
+    if answer.outcome.error:
+        return f"No: {answer.outcome.error}"
+    users = answer.load.users
+    shortened = (
+        f" vLLM does not start with --max-model-len {answer.shortened_from}, so {answer.server.max_model_len:,} tokens "
+        "were taken."
+        if answer.shortened_from is not None
+        else ""
+    )
+    if answer.fits:
+        return f"Yes: {_yes(answer)}.{shortened}"
+    misses = "; ".join(_misses(answer))
+    if users is not None:
+        if not answer.searched:
+            return f"No: {users:,} users do not fit; {misses}.{shortened}"
+        fitting = answer.largest or 0
+        return f"No: {fitting:,.0f} of {users:,} users fit; {misses}.{shortened}"
+    return f"No: {_share_served(answer)}; {misses}.{shortened}"
+
+
+def _yes(answer: Answer) -> str:
+    users, largest, rate = answer.load.users, answer.largest, answer.load.rate_per_s
+    if users is not None:
+        return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(largest, users)}"
+    if rate is None:
+        return f"{len(answer.load.workload):,} requests at once fit"
+    return f"{rate:,.3g} requests a second fit{_more(largest, 1.0, rate)}"
+
+
+def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
+    if largest is None or largest <= asked:
+        return ""
+    if math.isinf(largest):
+        return ", and so would more than sixteen times as many"
+    return f"; about {largest * unit:,.3g} would"
+
+
+def _share_served(answer: Answer) -> str:
+    rate, largest = answer.load.rate_per_s, answer.largest
+    if rate is None:
+        return f"{len(answer.load.workload):,} requests at once do not fit"
+    if not answer.searched:
+        return f"{rate:,.3g} requests a second do not fit"
+    if not largest:
+        return f"{rate:,.3g} requests a second do not fit, nor does a sixteenth of them"
+    return f"{largest * rate:,.3g} of {rate:,.3g} requests a second fit"
+
+
+def _misses(answer: Answer) -> list[str]:
+    outcome, goal, found = answer.outcome, answer.goal, []
+    misses = goal.misses(outcome)
+    if "preemptions" in misses:
+        found.append(
+            f"{outcome.preemptions_per_min:,.0f} preemptions a minute, {100 * outcome.vain_share:.0f} % of all tokens "
+            "are computed in vain"
+        )
+    if "overload" in misses:
+        found.append(f"what arrives in a second takes {1 + outcome.overload:.1f} s to serve, so the queue grows")
+    elif "waiting" in misses:
+        found.append(f"{100 * outcome.waiting_share:.0f} % of the requests wait in the queue")
+    if "refused" in misses:
+        found.append(f"{100 * outcome.refused_share:.0f} % of the requests can never be served")
+    for name, value, target in (
+        ("TTFT p99", outcome.ttft_s.p99, goal.ttft_p99_s),
+        ("TPOT p99", outcome.tpot_s.p99, goal.tpot_p99_s),
+    ):
+        if name in misses and target is not None:
+            found.append(f"{name} is {_milliseconds(value)}, above {_milliseconds(target)}")
+    return found
+
+
+def _limit(answer: Answer) -> str:
+    """What limits, and where the time goes."""
+    outcome, server = answer.outcome, answer.server
+    if outcome.error:
+        return "memory: nothing can be served."
+    missed = {"preemptions", "waiting"} & set(answer.goal.misses(outcome))
+    if missed and outcome.limit is Limit.MEMORY:
+        said = f"memory: {outcome.num_blocks:,} blocks are full"
+    elif missed and outcome.limit is Limit.BATCH:
+        said = f"the batch limit: {server.max_num_seqs:,} sequences run, and others wait (max_num_seqs)"
+    elif outcome.limit is Limit.TOKENS and outcome.waiting_for is not None and outcome.waiting_for.tokens > 1:
+        said = f"the token budget: prompts wait for steps of {server.max_num_batched_tokens:,} tokens"
+    else:
+        said = _busiest(outcome)
+    return f"{said}. {_time_words(outcome)}"
+
+
+def _busiest(outcome: Outcome) -> str:
+    shares = outcome.shares
+    if shares is None:
+        return "the steps themselves"
+    if shares.arithmetic > shares.bandwidth:
+        return "arithmetic"
+    return "memory bandwidth"
+
+
+def _time_words(outcome: Outcome) -> str:
+    """Where the time goes."""
+    shares = outcome.shares
+    if shares is None:
+        return ""
+    cache = "" if math.isnan(shares.cache) else f", {100 * shares.cache:.0f} % reading keys and values"
+    return (
+        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights"
+        f"{cache}; the pool is at most {100 * outcome.peak_occupancy:.0f} % full."
+    )
+
+
+def _milliseconds(value_s: float) -> str:
+    """A time in the unit that suits it."""
+    return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"

@@ -12,9 +12,9 @@ from kvsim.fitting.load import steady
 from kvsim.fitting.server import paced
 from kvsim.fitting.shares import TimeShares, time_shares
 from kvsim.metrics import Distribution, WaitingFor
+from kvsim.metrics.verdict import Limit, limit_of
 from kvsim.simulation import measure, measure_replicas
 from kvsim.steptime import Pace
-from kvsim.verdict import Limit, limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Hosts differ more than GPUs: so many times the error of the times as a whole, as in `kvsim.bands`."""
+"""Hosts differ more than GPUs: so many times the error of the times as a whole, as in `kvsim.experiments.bands`."""
 _OVERLOADED_S = 1.0
 """Seconds that the queue must have grown by before a server is said not to keep up."""
 

@@ -1,6 +1,6 @@
 """A vLLM server as one describes it: GPU, model, settings and replicas; and as the flags that start it.
 
-From it follow the pool of its GPUs (`kvsim.budget`), its step times (`kvsim.machines`) and the policy that is
+From it follow the pool of its GPUs (`kvsim.sizing.budget`), its step times (`kvsim.machines`) and the policy that is
 simulated. A server whose pool was recorded keeps what its account misses: a change moves the pool by as much as the
 account says.
 """
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvsim.budget import Budget, plan_budget
 from kvsim.errors import BudgetError
-from kvsim.extrapolation import Watched
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.profiles.extrapolation import Watched
 from kvsim.simulation import Machine
+from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 if TYPE_CHECKING:

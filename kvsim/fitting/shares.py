@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsim.extrapolation import Watched
+from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from kvsim.hf_memory.generate import GenerateMemory, generate_memory
 from kvsim.hf_memory.recorded import assumptions_of, batches_of, earlier_batches, memory_of
-from kvsim.kernels import Batch
+from kvsim.steptime.kernels import Batch
 
 __all__ = [
     "Batch",

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.hf_memory.forward import FLOAT32_BYTES, INT64_BYTES, Forward
-from kvsim.kernels import Batch
 from kvsim.memory.caching import MIB, CachingAllocator
 from kvsim.recording.tables import IntArray
+from kvsim.steptime.kernels import Batch
 
 if TYPE_CHECKING:
     from kvsim.models import Model

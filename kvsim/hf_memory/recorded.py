@@ -11,10 +11,10 @@ import numpy as np
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory.generate import WORKSPACE_BYTES, GenerateMemory, generate_memory, weights_bytes
-from kvsim.kernels import Batch
 from kvsim.memory.caching import MIB
 from kvsim.models import Model
 from kvsim.recording import Recording
+from kvsim.steptime.kernels import Batch
 
 _OUTSIDE_BYTES = 552_402_944
 """What CUDA keeps to itself: 150,109,880,320 bytes of an H200, of which 149,557,477,376 were free in a new process."""

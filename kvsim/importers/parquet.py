@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.atomic import whole_file
-from kvsim.contents import open_file
 from kvsim.errors import WorkloadError
-from kvsim.overwriting import MARK_KEY, mark
-from kvsim.parquet_footer import oversized
+from kvsim.files.atomic import whole_file
+from kvsim.files.contents import open_file
+from kvsim.files.overwriting import MARK_KEY, mark
+from kvsim.files.parquet_footer import oversized
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write(workload: Workload, path: str | os.PathLike[str]) -> Path:
     import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    from kvsim.arrow_columns import from_numpy  # noqa: PLC0415
+    from kvsim.files.arrow_columns import from_numpy  # noqa: PLC0415
 
     columns: dict[str, pa.Array] = {"arrival_s": from_numpy(workload.arrival_s, pa.float64())}
     columns |= {name: from_numpy(getattr(workload, name), pa.int32()) for name in _SCALARS}
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    from kvsim.arrow_columns import to_numpy  # noqa: PLC0415
+    from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
 
     file = Path(path)
     if not file.is_file():
@@ -138,14 +138,14 @@ def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _lists(ragged: Ragged[Any], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
-    from kvsim.arrow_columns import from_numpy  # noqa: PLC0415
+    from kvsim.files.arrow_columns import from_numpy  # noqa: PLC0415
 
     offsets, values = from_numpy(ragged.offsets, pa.int64()), from_numpy(ragged.values, kind)
     return pa.LargeListArray.from_arrays(offsets, values).cast(pa.list_(kind))
 
 
 def _ragged(column: pa.ChunkedArray, dtype: type[Any]) -> Ragged[Any]:
-    from kvsim.arrow_columns import to_numpy  # noqa: PLC0415
+    from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
 
     lengths = to_numpy(column.combine_chunks().value_lengths())
     return Ragged(to_numpy(column.combine_chunks().flatten()), np.concatenate(([0], np.cumsum(lengths))), dtype)

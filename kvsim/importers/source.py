@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.contents import TABLE_BYTES, content_of, unpacked
 from kvsim.errors import WorkloadError, shortened
+from kvsim.files.contents import TABLE_BYTES, content_of, unpacked
 
 if TYPE_CHECKING:
     import os

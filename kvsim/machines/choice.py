@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import RecordingError, UsageError
-from kvsim.extrapolation import Watched
+from kvsim.files.contents import TEXT_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.machines.cards import card_of, linked, shipped_cards
 from kvsim.machines.errors import Basis, with_error
 from kvsim.models import Model
 from kvsim.models.layers import Mamba2
 from kvsim.profiles import carried, find, match
+from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, reduce
 from kvsim.steptime.card import Card, load_card
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kvsim.kv_groups import CacheKind
 from kvsim.metrics.ramps import Ramps, frames_of, running_sum
-from kvsim.recording import Replay
-from kvsim.recording.group_slots import TableGroup
 from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.replay import Replay
+from kvsim.replay.group_slots import TableGroup
 
 Numbers = npt.NDArray[np.int64]
 

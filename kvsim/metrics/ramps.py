@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from kvsim.recording import Replay
     from kvsim.recording.tables import IntArray
+    from kvsim.replay import Replay
 
 
 def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:

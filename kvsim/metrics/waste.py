@@ -17,7 +17,8 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
-from kvsim.recording import Recording, Replay
+from kvsim.recording import Recording
+from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray

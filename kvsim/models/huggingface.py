@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError
+from kvsim.files.contents import TEXT_BYTES, content_of
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
 from kvsim.models.layers import FullAttention, Layer

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import NullLocator
 
-from kvsim.arrow_table import read_table
 from kvsim.errors import UsageError
+from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.plots.style import LINES, STATE_COLORS, Picture, Purpose, Size, style

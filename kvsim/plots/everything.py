@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvsim.display.text import file_stem
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import Point, hits_capacity, throughput_block_size, throughput_memory
@@ -21,7 +22,6 @@ from kvsim.plots.style import LINES
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label
-from kvsim.text import file_stem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.atomic import whole_file
 from kvsim.errors import UsageError
-from kvsim.overwriting import mark, may_replace
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import mark, may_replace
 from kvsim.plots.style import style
 
 if TYPE_CHECKING:

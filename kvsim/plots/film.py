@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from kvsim.recording import Recording, Replay
+    from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
+    from kvsim.replay import Replay
 
 MAX_REELS = 3
 """Side by side on one clock; a fourth would be too small to see."""

@@ -7,12 +7,12 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.atomic import whole_file
+from kvsim.display.text import filled, html_text, script_json
 from kvsim.errors import UsageError
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import mark
 from kvsim.memory.waste import SlotState
-from kvsim.overwriting import mark
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
-from kvsim.text import filled, html_text, script_json
 
 if TYPE_CHECKING:
     import os

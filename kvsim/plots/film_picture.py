@@ -13,14 +13,14 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kvsim.atomic import whole_file
+from kvsim.display.palette import channels_of
 from kvsim.errors import UsageError
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import mark
 from kvsim.memory.waste import SlotState
-from kvsim.overwriting import mark
-from kvsim.palette import channels_of
 from kvsim.plots.memory_map import colors_of
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 if TYPE_CHECKING:
     import os

@@ -12,8 +12,9 @@ from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
 
 if TYPE_CHECKING:
-    from kvsim.recording import Recording, Replay
+    from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.replay import Replay
 
 _NUM_MOMENTS = 200
 """Even moments at which the pool is looked at; a histogram's bars do not change visibly with more."""

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from matplotlib.axes import Axes
 
-    from kvsim.recording import Recording, Replay
+    from kvsim.recording import Recording
     from kvsim.recording.holdings import Tables
     from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.replay import Replay
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
-from kvsim.palette import NUM_HUES, channels_of
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
 from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from kvsim.recording import Recording, Replay
+    from kvsim.recording import Recording
+    from kvsim.replay import Replay
 
 MAX_COLUMNS, MAX_ROWS = 1500, 800
 _GOLDEN = (5**0.5 - 1) / 2

@@ -9,8 +9,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from kvsim.atomic import whole_file
-from kvsim.overwriting import mark
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import mark
 from kvsim.plots.ladder import KEY, is_ladder
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS
 from kvsim.plots.words import distinct_names, source_line

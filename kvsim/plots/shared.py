@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvsim.metrics import Waste, waste
-from kvsim.recording import Replay
+from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording

@@ -20,9 +20,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
 from matplotlib.transforms import Bbox
 
+from kvsim.display.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
-from kvsim.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

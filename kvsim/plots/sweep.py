@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.arrow_table import read_table
 from kvsim.errors import UsageError
+from kvsim.files.arrow_table import read_table
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.display.text import abridged, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.text import abridged, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.budget import blocks_for
 from kvsim.hardware import GIB, find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.published.figures import Figure, Row
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
+from kvsim.sizing.budget import blocks_for
 from kvsim.steptime import Roofline
 from kvsim.workload import AllAtOnce, Uniform, Workload, generate
 

@@ -18,9 +18,9 @@ from kvsim.importers import workload_of
 from kvsim.metrics import summarize
 from kvsim.models import find_model
 from kvsim.policies import Paged, Static
+from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.published.figures import Figure, Row
 from kvsim.recording import find, read
-from kvsim.settings import ContinuousSettings, StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 from kvsim.workload import Workload

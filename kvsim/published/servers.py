@@ -11,7 +11,7 @@ from kvsim.hardware import GIB, find_gpu
 from kvsim.metrics import WasteShares, waste, waste_shares
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
-from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve
 from kvsim.simulation import Machine
 from kvsim.steptime import Roofline
 from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, HF_ARITHMETIC_EFFICIENCY

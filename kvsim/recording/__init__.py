@@ -1,15 +1,14 @@
 """The one vocabulary of kvsim: what happened, as columns.
 
 A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell
-which it was. `read` and `write` move it to and from disk, `Replay` seeks in it, `RecordingBuilder` makes one as it
-happens, into memory or with a `RecordingWriter` onto the disk.
+which it was. `read` and `write` move it to and from disk, `RecordingBuilder` makes one as it happens, into memory or
+with a `RecordingWriter` onto the disk. `kvsim.replay` plays one.
 """
 
 from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.files import read, write
 from kvsim.recording.model import Meta, Pool, Recording
-from kvsim.recording.replay import Replay
 from kvsim.recording.shipped import find, shipped_names
 from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
 from kvsim.recording.writer import RecordingWriter
@@ -23,7 +22,6 @@ __all__ = [
     "Recording",
     "RecordingBuilder",
     "RecordingWriter",
-    "Replay",
     "RequestStatus",
     "Requests",
     "Schedule",

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.atomic import whole_file
 from kvsim.errors import RecordingError
+from kvsim.files.atomic import whole_file
 from kvsim.recording import provenance
 from kvsim.recording.provenance import IDENTITY_KEY
 from kvsim.recording.tables import IntArray

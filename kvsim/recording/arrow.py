@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kvsim.arrow_columns import from_numpy
+from kvsim.files.arrow_columns import from_numpy
 from kvsim.workload import Ragged
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvsim.errors import RecordingError, shortened
-from kvsim.eventline import line
+from kvsim.files.eventline import line
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.provenance import refuse_constant
 from kvsim.recording.tables import RequestStatus

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from kvsim.contents import open_file
 from kvsim.errors import RecordingError
+from kvsim.files.contents import open_file
 from kvsim.recording import eventlog, provenance
 from kvsim.recording.check import check
 from kvsim.recording.model import Recording

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvsim.arrow_columns import to_numpy
 from kvsim.errors import RecordingError
-from kvsim.parquet_footer import oversized
+from kvsim.files.arrow_columns import to_numpy
+from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.arrow import to_arrow
 from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column

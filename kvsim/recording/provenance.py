@@ -9,8 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from kvsim.contents import META_BYTES, content_of
 from kvsim.errors import RecordingError, RecordingVersionError, shortened
+from kvsim.files.contents import META_BYTES, content_of
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import RecordingError
+from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
 from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, Table
-from kvsim.scratch import replace_folder, scratch_beside
 
 if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile

@@ -9,7 +9,7 @@ from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.packing import coefficients_of
 from kvsim.errors import UsageError
-from kvsim.own_policy import OwnPolicy
+from kvsim.policies.own import OwnPolicy
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]

@@ -23,13 +23,12 @@ from kvsim.engine.own import OwnRules
 from kvsim.engine.packing import memory_of, pack
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UsageError
-from kvsim.extrapolation import Watched, provenance
 from kvsim.hardware import GIB, Gpu
-from kvsim.kernels import Batch, KernelsSeen
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, cache_layout
 from kvsim.models import Model
-from kvsim.own_policy import OwnPolicy
 from kvsim.policies import AnyPolicy, Paged, Static, base_of, describe
+from kvsim.policies.own import OwnPolicy
+from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
@@ -48,6 +47,7 @@ from kvsim.simulation.sources import (
     route_of,
 )
 from kvsim.steptime import StepTimeModel
+from kvsim.steptime.kernels import Batch, KernelsSeen
 from kvsim.workload import Ragged, Workload
 
 ProgressCallback = Callable[[int, int], None]

@@ -12,8 +12,8 @@ from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, ST
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
-from kvsim.kernels import Batch, KernelsSeen
 from kvsim.simulation.checks import Checks
+from kvsim.steptime.kernels import Batch, KernelsSeen
 
 Slice = Callable[[Engine], None]
 """Takes what a slice of the run brought, before the next begins."""

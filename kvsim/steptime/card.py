@@ -14,8 +14,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from kvsim.contents import TEXT_BYTES, content_of
 from kvsim.errors import UsageError
+from kvsim.files.contents import TEXT_BYTES, content_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

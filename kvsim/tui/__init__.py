@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.overwriting import mark, marked_png
+from kvsim.files.overwriting import mark, marked_png
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

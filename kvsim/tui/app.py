@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding
 from textual.events import InputEvent
 
+from kvsim.display.text import message
 from kvsim.errors import KvsimError
-from kvsim.text import message
 
 from .commands import choose, commands, themes
 from .dialogs.lesson_list import LessonsScreen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvsim.workload.table import Workload
+    from kvsim.workload.columns import FloatArray, Int32Array, Ragged
 
 SCALAR_COLUMNS = (
     "arrival_s",
@@ -29,7 +29,36 @@ SCALAR_COLUMNS = (
 """The fields of a `Workload` that hold one number per request."""
 
 
-def check_rows(workload: Workload) -> None:
+class _Rows(Protocol):
+    """The columns of a `Workload`, which are checked before it is one."""
+
+    @property
+    def arrival_s(self) -> FloatArray: ...
+    @property
+    def prompt_tokens(self) -> Int32Array: ...
+    @property
+    def output_tokens(self) -> Int32Array: ...
+    @property
+    def max_tokens(self) -> Int32Array: ...
+    @property
+    def prefix_group(self) -> Int32Array: ...
+    @property
+    def prefix_tokens(self) -> Int32Array: ...
+    @property
+    def prefix_names(self) -> Sequence[str]: ...
+    @property
+    def prompt_hashes(self) -> Ragged[np.int64]: ...
+    @property
+    def hash_unit_tokens(self) -> int: ...
+    @property
+    def prompt_token_ids(self) -> Ragged[np.int32] | None: ...
+    @property
+    def ids(self) -> Sequence[str]: ...
+    @property
+    def name(self) -> str: ...
+
+
+def check_rows(workload: _Rows) -> None:
     """Raise `UsageError` for a table that is not one, `WorkloadError` for the first row that cannot be right."""
     _check_shape(workload)
     bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]
@@ -39,7 +68,7 @@ def check_rows(workload: Workload) -> None:
         raise WorkloadError(f"request {shortened(workload.ids[row])} (row {row}): {sentence.format(**values)}.")
 
 
-def _check_shape(workload: Workload) -> None:
+def _check_shape(workload: _Rows) -> None:
     num_rows = workload.arrival_s.size
     if num_rows == 0:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
@@ -64,7 +93,7 @@ def _check_unique(ids: Sequence[str]) -> None:
         )
 
 
-def _rules(workload: Workload) -> list[tuple[str, NDArray[np.bool_]]]:
+def _rules(workload: _Rows) -> list[tuple[str, NDArray[np.bool_]]]:
     """What must hold for a row, as the end of a sentence, and the rows for which it does not: bool[n]."""
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
     group, shared = workload.prefix_group, workload.prefix_tokens

@@ -20,8 +20,8 @@ from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import Recording, find, read
-from kvsim.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import NUM_SIZES, Pace, Roofline, at_pace
 from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate

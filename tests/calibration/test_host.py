@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from kvsim.calibration import calibrate_host
 from kvsim.cli.calibrate import command
 from kvsim.errors import UsageError
+from kvsim.experiments.validation import validate
 from kvsim.profiles import find as find_profile
 from kvsim.recording import find, read
 from kvsim.steptime.pace import HOST_COEFFICIENTS
-from kvsim.validation import validate
 
 GRANITE = "hf-dynamic-h200-granite-350m"
 

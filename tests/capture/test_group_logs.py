@@ -17,9 +17,10 @@ import pytest
 
 from kvsim.conformance import verify_recording
 from kvsim.metrics import waste
-from kvsim.recording import Recording, Replay, find, read, write
+from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import FILE_NAME
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay import Replay
+from kvsim.replay.ledger import NOBODY
 
 LOGS = sorted((Path(__file__).parent / "logs_groups").glob("*.jsonl.gz"))
 GOLDEN = Path(__file__).parent.parent / "conformance" / "golden_groups"

@@ -19,7 +19,8 @@ from kvsim.errors import UsageError  # noqa: E402
 from kvsim.hf_memory import earlier_batches  # noqa: E402
 from kvsim.memory.waste import SlotState  # noqa: E402
 from kvsim.metrics import waste  # noqa: E402
-from kvsim.recording import Replay, read, write  # noqa: E402
+from kvsim.recording import read, write  # noqa: E402
+from kvsim.replay import Replay  # noqa: E402
 from kvsim.workload import Workload  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # the warnings of other people's packages are not ours

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from kvsim.conformance import verify_recording
-from kvsim.recording import Recording, Replay, RequestStatus, read, write
+from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME
+from kvsim.replay import Replay
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
 GOLDEN = Path(__file__).parent.parent / "conformance" / "golden"

@@ -24,8 +24,9 @@ from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError, UsageError
 from kvsim.live.address import parse_address
 from kvsim.live.feed import LiveFeed
-from kvsim.recording import Recording, Replay
+from kvsim.recording import Recording
 from kvsim.recording.eventlog import line
+from kvsim.replay import Replay
 
 META = {
     "format": "kvsim-recording",

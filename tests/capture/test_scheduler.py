@@ -15,8 +15,9 @@ import pytest
 from kvsim.capture.scheduler import SchedulerRecorder
 from kvsim.capture.sinks import FileSink
 from kvsim.errors import RecordingError
-from kvsim.recording import Recording, Replay, RequestStatus, read
+from kvsim.recording import Recording, RequestStatus, read
 from kvsim.recording.eventlog import FILE_NAME
+from kvsim.replay import Replay
 
 NUM_BLOCKS, BLOCK = 11, 4
 META = {

@@ -13,7 +13,7 @@ import pytest
 
 from kvsim.capture import viewers
 from kvsim.capture.viewers import MAX_VIEWERS, ViewerServer
-from kvsim.eventline import line
+from kvsim.files.eventline import line
 
 META = line("meta", {"format": "kvsim-recording"})
 

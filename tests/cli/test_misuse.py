@@ -13,8 +13,8 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import write
-from kvsim.settings import ContinuousSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Workload
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvsim.plots.report import facts_of, write_report
 from kvsim.recording import read
-from kvsim.report import facts_of, write_report
 
 if TYPE_CHECKING:
     import subprocess

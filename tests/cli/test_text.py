@@ -14,11 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.plots import FIGURES, film_of, save
-from kvsim.plots.film_page import page_of
-from kvsim.recording import Recording, find, read, write
-from kvsim.report import write_report
-from kvsim.text import (
+from kvsim.display.text import (
     file_stem,
     filled,
     html_text,
@@ -29,6 +25,10 @@ from kvsim.text import (
     printable_values,
     script_json,
 )
+from kvsim.plots import FIGURES, film_of, save
+from kvsim.plots.film_page import page_of
+from kvsim.plots.report import write_report
+from kvsim.recording import Recording, find, read, write
 
 EVIL = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b]0;PWNED\x07\x1b[31mRED[red]mk[/red] $\\foo$ |`x` "

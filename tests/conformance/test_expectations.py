@@ -15,7 +15,7 @@ from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import NO_KEY, PREEMPTED, RUNNING
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.workload import Ragged
 
 from .modes import in_every_way

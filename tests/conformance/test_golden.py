@@ -13,7 +13,7 @@ import pytest
 
 from kvsim.conformance import read_records, read_workload, verify_oracle
 from kvsim.kv_groups import CacheKind, MambaMode
-from kvsim.settings import Eviction
+from kvsim.policies.settings import Eviction
 
 from .modes import FASTEST, in_every_way
 

@@ -17,9 +17,9 @@ import pytest
 from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, Eviction, PagedSettings
 from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.tables import CopyKind
-from kvsim.settings import ContinuousSettings, Eviction, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 

@@ -12,7 +12,7 @@ from kvsim.engine.packing import no_times, pack
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation.check import check
 
 from .by_hand import arrived, demand_of, driver_of

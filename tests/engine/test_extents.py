@@ -22,7 +22,7 @@ from kvsim.engine import extents
 from kvsim.engine.driver import Driver
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
-from kvsim.settings import ContiguousSettings, ContinuousSettings, Reserve
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation.check import check
 
 from ..conformance.modes import in_every_way

@@ -14,7 +14,7 @@ import pytest
 from kvsim.engine import compiled, packing
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation import Machine, measure, modes, simulate
 from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import Workload

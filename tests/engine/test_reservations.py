@@ -8,7 +8,7 @@ from kvsim.engine import reservations
 from kvsim.engine.driver import Driver
 from kvsim.memory.waste import SlotState
 from kvsim.policies import Contiguous
-from kvsim.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
 from kvsim.simulation.check import breakdown, check
 
 from ..conformance.modes import in_every_way

@@ -7,7 +7,7 @@ import pytest
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static, describe
-from kvsim.settings import (
+from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
     EngineDefaults,

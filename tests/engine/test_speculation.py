@@ -16,8 +16,8 @@ from kvsim.engine.state import FINISHED, PREEMPTED
 from kvsim.errors import UsageError
 from kvsim.metrics import waste
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import RequestStatus
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 

@@ -12,7 +12,7 @@ from kvsim.engine.clock import BATCHED, IDLE
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import ABORTED, FINISHED
 from kvsim.policies import Static
-from kvsim.settings import StaticSettings
+from kvsim.policies.settings import StaticSettings
 
 from ..conformance.modes import in_every_way
 from .by_hand import demand_of, driver_of

@@ -16,8 +16,8 @@ from kvsim.engine.state import PREEMPTED, RUNNING
 from kvsim.errors import BudgetError, UsageError
 from kvsim.metrics import waste
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.recording import Recording, RequestStatus
-from kvsim.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import LogNormal, Poisson, SharedPrefixes, Workload, generate
 

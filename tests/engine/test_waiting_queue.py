@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.engine import waiting_queue
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, Order
+from kvsim.policies.settings import ContinuousSettings, Order
 
 from .by_hand import driver_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

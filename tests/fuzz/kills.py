@@ -50,9 +50,9 @@ _FILE_BY_FILE = ("plot all",)
 """Commands that write files into a folder, of which a killed one may leave some, each of them whole."""
 _OUTPUTS = ("--screenshot", "--figure", "-o")
 _LOADED = (
-    "kvsim.bands", "kvsim.calibration", "kvsim.cli.show", "kvsim.exporters", "kvsim.fitting", "kvsim.plots",
-    "kvsim.recording.parquet", "kvsim.report", "kvsim.simulation", "kvsim.sweeps", "matplotlib.backends.backend_agg",
-    "rich.progress",
+    "kvsim.experiments.bands", "kvsim.calibration", "kvsim.cli.show", "kvsim.exporters", "kvsim.fitting", "kvsim.plots",
+    "kvsim.recording.parquet", "kvsim.plots.report", "kvsim.simulation", "kvsim.experiments.sweeps",
+    "matplotlib.backends.backend_agg", "rich.progress",
 )  # fmt: skip
 
 

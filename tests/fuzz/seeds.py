@@ -8,16 +8,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvsim.experiments.sweeps import Point, sweep
 from kvsim.hardware import find_gpu
 from kvsim.importers import write_workload
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import line
-from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
-from kvsim.sweeps import Point, sweep
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 _INDEX = "seeds.pickle"

@@ -12,8 +12,8 @@ import pytest
 from kvsim.errors import WorkloadError
 from kvsim.importers import workload_of
 from kvsim.policies import Contiguous, Paged, Static
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, RequestStatus, find, read, shipped_names, write
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

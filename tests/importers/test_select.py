@@ -10,7 +10,7 @@ import pytest
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.importers import Limits, arriving, first, read_workload, within
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Constant, Poisson, Ragged, Workload
 

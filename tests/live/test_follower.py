@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 from kvsim.errors import KvsimError, RecordingError
-from kvsim.eventline import line
+from kvsim.files.eventline import line
 from kvsim.live import feed as feed_module
 from kvsim.live import follower as module
 from kvsim.live.events import MAX_LINE_BYTES, parse
 from kvsim.live.feed import LiveFeed
 from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
-from kvsim.recording import Recording, Replay, eventlog
+from kvsim.recording import Recording, eventlog
 from kvsim.recording.provenance import meta_from_document
+from kvsim.replay import Replay
 from kvsim.tui.playback.session import Session
 
 LOGS = sorted((Path(__file__).parents[1] / "capture" / "logs").glob("*.jsonl"))

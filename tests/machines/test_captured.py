@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvsim.extrapolation import Watched
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
+from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import UsageError
-from kvsim.extrapolation import Watched
+from kvsim.experiments.validation import policy_of, times_of, validate
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, known_errors, served_model, step_times
 from kvsim.models import find_model, find_quantization
+from kvsim.profiles.extrapolation import Watched
 from kvsim.recording import find, read
 from kvsim.steptime import Roofline, StepShape
 from kvsim.steptime.card import save_card
-from kvsim.validation import policy_of, times_of, validate
 
 H200, H100 = find_gpu("H200"), find_gpu("H100")
 LLAMA, QWEN = find_model("Meta-Llama-3-8B"), find_model("Qwen3-8B")

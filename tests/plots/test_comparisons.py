@@ -32,8 +32,9 @@ from kvsim.plots.lifetimes import lifetimes_of
 from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
-from kvsim.recording import Meta, Pool, RecordingBuilder, Replay, RequestStatus, find, read
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus, find, read
+from kvsim.replay import Replay
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
 
+from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
-from kvsim.palette import channels_of
 from kvsim.plots import (
     FIGURES,
     OF_A_SWEEP,
@@ -32,7 +32,7 @@ from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
 from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance
-from kvsim.recording import Replay
+from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

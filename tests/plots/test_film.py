@@ -20,7 +20,7 @@ from kvsim.metrics import waste
 from kvsim.plots import film_of, write_gif, write_mp4, write_page
 from kvsim.plots.film_picture import frame_image
 from kvsim.plots.style import STATE_COLORS
-from kvsim.recording import Replay
+from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
+from kvsim.policies.settings import ContiguousSettings, Reserve
 from kvsim.published import REPRODUCTIONS, ROWS, Figure, Row, find_row, paper_lengths, reproduce
 from kvsim.published.servers import SERVERS, machine, saturated_shares
-from kvsim.settings import ContiguousSettings, Reserve
 from kvsim.simulation import simulate
 from kvsim.workload import AllAtOnce, Workload
 

@@ -13,8 +13,8 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import read, write
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, Uniform, generate
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from kvsim.errors import RecordingError
 from kvsim.policies import Contiguous, Paged, Static
-from kvsim.recording import Recording, Replay, read, write
+from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.recording import Recording, read, write
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
-from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.replay import Replay
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, generate
 

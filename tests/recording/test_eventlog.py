@@ -9,8 +9,9 @@ import pytest
 
 from kvsim.conformance import parse_workload
 from kvsim.errors import RecordingError
-from kvsim.recording import Recording, RecordingBuilder, Replay, RequestStatus, eventlog, provenance, read
+from kvsim.recording import Recording, RecordingBuilder, RequestStatus, eventlog, provenance, read
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
+from kvsim.replay import Replay
 
 from ..conformance.recorder import Watch
 

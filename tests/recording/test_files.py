@@ -16,13 +16,13 @@ import pytest
 
 from kvsim.errors import RecordingError, RecordingVersionError, UnknownNameError
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import (
     Memory,
     MemoryKind,
     Meta,
     Recording,
     RecordingBuilder,
-    Replay,
     Requests,
     RequestStatus,
     Schedule,
@@ -34,7 +34,7 @@ from kvsim.recording import (
     write,
 )
 from kvsim.recording.parquet import TableFile
-from kvsim.settings import ContinuousSettings, PagedSettings
+from kvsim.replay import Replay
 from kvsim.simulation import simulate
 from kvsim.workload import Ragged, Workload
 

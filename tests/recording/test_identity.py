@@ -12,8 +12,8 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import AllocatorHistory, Recording, files, read, read_allocator, write, write_allocator
-from kvsim.settings import ContinuousSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from kvsim.errors import RecordingError
 from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter, RequestStatus, growing, read, write
 from kvsim.recording.parquet import TableFile
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
-from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import run
 from kvsim.workload import Poisson, Ragged, SharedPrefixes, Uniform, Workload, generate
 

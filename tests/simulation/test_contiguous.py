@@ -12,8 +12,9 @@ import pytest
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize, waste
 from kvsim.policies import Contiguous
-from kvsim.recording import Replay, read, write
-from kvsim.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
+from kvsim.recording import read, write
+from kvsim.replay import Replay
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import AllAtOnce, Uniform, Workload, generate

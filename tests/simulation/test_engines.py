@@ -20,9 +20,7 @@ from kvsim.hardware import find_gpu
 from kvsim.metrics import summarize
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.profiles import find
-from kvsim.recording import MemoryKind, Recording, write
-from kvsim.settings import (
+from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
     Growth,
@@ -31,6 +29,8 @@ from kvsim.settings import (
     Reserve,
     StaticSettings,
 )
+from kvsim.profiles import find
+from kvsim.recording import MemoryKind, Recording, write
 from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 

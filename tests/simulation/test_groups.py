@@ -16,8 +16,8 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.models import Model, find_model
 from kvsim.policies import Contiguous, Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording
-from kvsim.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, measure, simulate
 from kvsim.steptime import Roofline
 from kvsim.workload import Workload

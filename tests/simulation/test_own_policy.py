@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim.errors import PolicyError, RecordingError, UsageError
-from kvsim.own_policy import ServedRequest, StepInMaking
-from kvsim.settings import ContinuousSettings, PagedSettings
-from kvsim.sweeps import Point, source_of
+from kvsim.experiments.sweeps import Point, source_of
+from kvsim.policies.own import ServedRequest, StepInMaking
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 MakeMachine = Callable[[int], kvsim.Machine]
 BLOCK = 16

@@ -18,8 +18,7 @@ from kvsim.memory.waste import Breakdown, SlotState
 from kvsim.metrics import waste
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
-from kvsim.recording import Recording, RequestStatus, read, write
-from kvsim.settings import (
+from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
     Order,
@@ -27,6 +26,7 @@ from kvsim.settings import (
     Reserve,
     StaticSettings,
 )
+from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.simulation import Machine, simulate
 from kvsim.simulation.checks import Checks
 from kvsim.steptime import Roofline, StepShape, StepTime

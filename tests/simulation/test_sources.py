@@ -16,7 +16,7 @@ from kvsim.engine.records import column
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
-from kvsim.settings import ContinuousSettings
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation.server import Server
 from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, Users, route_of
 from kvsim.steptime import Roofline

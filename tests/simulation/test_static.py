@@ -10,8 +10,8 @@ import pytest
 
 from kvsim.metrics import summarize
 from kvsim.policies import Static
+from kvsim.policies.settings import StaticSettings
 from kvsim.recording import Recording, RequestStatus, read, write
-from kvsim.settings import StaticSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import AllAtOnce, Constant, Fixed, Uniform, Workload, generate
 

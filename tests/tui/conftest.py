@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvsim.policies import Contiguous, Paged, Static
+from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
-from kvsim.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.session import Session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.recording import Replay
+from kvsim.replay import Replay
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.facts.last_step import last_step
 from kvsim.tui.facts.telling import begin_story, story_of, story_of_comparison

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.recording import Recording
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 SIZE = (120, 40)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from kvsim.policies import Paged
-from kvsim.recording import MemoryKind, Recording, Replay, RequestStatus
-from kvsim.recording.ledger import NOBODY
-from kvsim.settings import ContinuousSettings
+from kvsim.policies.settings import ContinuousSettings
+from kvsim.recording import MemoryKind, Recording, RequestStatus
+from kvsim.replay import Replay
+from kvsim.replay.ledger import NOBODY
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.events import EventFilter, EventKind, events_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from textual.theme import BUILTIN_THEMES
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.palette import NUM_HUES
 from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
 from kvsim.tui.look.themes import THEMES, palette_of
 from kvsim.tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs

@@ -11,7 +11,7 @@ from kvsim.hardware import find_gpu
 from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 from kvsim.policies import Contiguous
-from kvsim.settings import ContiguousSettings, ContinuousSettings, Reserve
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 from kvsim.tui.lessons import Guided, find_lesson

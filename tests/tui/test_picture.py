@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.palette import NUM_HUES
-from kvsim.recording import Memory, MemoryKind, Recording, Replay
+from kvsim.recording import Memory, MemoryKind, Recording
+from kvsim.replay import Replay
 from kvsim.tui.look.stack import EIGHTHS
 from kvsim.tui.pool.cells import Cells
 from kvsim.tui.pool.lines import Lines

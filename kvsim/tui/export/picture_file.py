@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from textual.widgets import Footer
 
-from kvsim.atomic import whole_file
+from kvsim.files.atomic import whole_file
 
 from .svg import svg_of_lines
 

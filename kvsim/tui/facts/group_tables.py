@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..pool.kinds import layer_kinds
 
 if TYPE_CHECKING:
-    from kvsim.recording import Replay
+    from kvsim.replay import Replay
 
     from ..playback.session import Session
     from ..pool.kinds import LayerKind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..look.states import LOOKS
 from ..look.words import percent, seconds

@@ -15,7 +15,7 @@
                              unused_percent, shared_blocks, hit_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
-{ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of `kvsim.ladder`, with the
+{ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of the ladder, with the
                              limits of the lesson's paged run; {ladder.total} is the gain of all rungs together
 {step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
                              saved_percent, tokens_per_s: of a decode step with the sequences that are here
@@ -34,7 +34,7 @@ from .request_figures import layer_figures, request_figures
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvsim.ladder import Climbed
+    from kvsim.experiments.ladder import Climbed
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session

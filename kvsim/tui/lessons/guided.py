@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim import profiles
 from kvsim.errors import KvsimError
-from kvsim.ladder import climb, rungs
+from kvsim.experiments.ladder import climb, rungs
 from kvsim.machines import card_of, host_link
 from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
@@ -26,7 +26,7 @@ from .rows import Rows
 from .table import LessonError
 
 if TYPE_CHECKING:
-    from kvsim.ladder import Climbed
+    from kvsim.experiments.ladder import Climbed
     from kvsim.policies import Policy
     from kvsim.recording.model import Recording
 

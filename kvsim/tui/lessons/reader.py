@@ -42,13 +42,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvsim.contents import TEXT_BYTES, content_of
+from kvsim.display.text import printable_lines, printable_values
 from kvsim.errors import UsageError, WorkloadError
+from kvsim.files.contents import TEXT_BYTES, content_of
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
-from kvsim.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
-from kvsim.text import printable_lines, printable_values
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
 from ..pool.paint import ColorBy

@@ -17,9 +17,9 @@ from textual.containers import Vertical
 from textual.widget import Widget
 from textual.widgets import Footer
 
+from kvsim.display.text import file_stem, message, printable
 from kvsim.errors import UsageError
 from kvsim.live.load import load_of
-from kvsim.text import file_stem, message, printable
 
 from ..export.picture_file import save, svg_of
 from ..look.states import ASCII, COLOR, GLYPHS

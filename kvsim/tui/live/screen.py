@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from kvsim.display.text import message, printable
 from kvsim.errors import KvsimError
-from kvsim.text import message, printable
 
 from ..playback.session import Session
 from ..screens.watch import Watch

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvsim.display.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
 from kvsim.memory.waste import SlotState
-from kvsim.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

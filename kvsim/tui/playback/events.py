@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.ledger import NOBODY
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+from kvsim.replay.ledger import NOBODY
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 
 class EventKind(IntEnum):

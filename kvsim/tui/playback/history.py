@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.recording.tables import MemoryKind
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.display.text import printable, printable_values
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
-from kvsim.recording.host_memory import HostMemory, host_memory
-from kvsim.recording.ledger import NOBODY
-from kvsim.recording.replay import Replay
 from kvsim.recording.tables import RequestStatus
-from kvsim.text import printable, printable_values
+from kvsim.replay.host_memory import HostMemory, host_memory
+from kvsim.replay.ledger import NOBODY
+from kvsim.replay.replay import Replay
 
 from ..look.words import plural
 from .events import NOTABLE, EventFilter, EventKind, Events, events_of

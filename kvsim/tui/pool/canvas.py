@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.palette import NUM_HUES
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse, text_keys
@@ -24,7 +24,7 @@ from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .tiling import Detail, Tiling
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from .changes import Lights
 

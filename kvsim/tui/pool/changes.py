@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.ledger import NOBODY
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
+from kvsim.replay.ledger import NOBODY
 
 from .paint import Change
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 
 Lights: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]

@@ -9,7 +9,7 @@ from .paint import ColorBy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 
 def default_color(replay: Replay) -> ColorBy:

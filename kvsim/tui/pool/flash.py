@@ -9,7 +9,7 @@ import numpy as np
 from .changes import changes_between
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from .changes import Lights
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..look.words import ending
 from .brush import text_keys
 from .tiling import Detail
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from .tiling import Tiling
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
 
 class Lines:

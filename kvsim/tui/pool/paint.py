@@ -10,8 +10,8 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from kvsim.display.palette import NUM_HUES, TINT_SHARE, mixed
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.palette import NUM_HUES, TINT_SHARE, mixed
 
 if TYPE_CHECKING:
     from ..look.states import Palette, Symbols

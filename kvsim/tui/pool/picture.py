@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.palette import NUM_HUES
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..look.stack import EIGHTHS
 from .kinds import places_of_units
@@ -32,7 +32,7 @@ from .paint import (
 )
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from .changes import Lights
 

@@ -8,7 +8,7 @@ from ..look.words import plural
 from .tiling import Detail, Tiling, best_level, levels
 
 if TYPE_CHECKING:
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
     from .paint import ColorBy

@@ -9,7 +9,7 @@ from textual import on
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from kvsim.text import file_stem
+from kvsim.display.text import file_stem
 
 from ..dialogs.find import FindScreen
 from ..facts.headlines import headline

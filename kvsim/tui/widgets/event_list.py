@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..look.words import ending, plural, seconds, shortened
 from ..playback.events import EventFilter, EventKind

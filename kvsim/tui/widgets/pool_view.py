@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.recording.ledger import NOBODY
+from kvsim.replay.ledger import NOBODY
 
 from ..pool.brush import BLANK, Brush
 from ..pool.canvas import Canvas
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from textual import events
     from textual.filter import LineFilter
 
-    from kvsim.recording.replay import Replay
+    from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
     from ..pool.tiling import Tiling

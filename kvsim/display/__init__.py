@@ -1,0 +1,1 @@
+"""What everything that shows something has in common: text that was made safe, and colours."""

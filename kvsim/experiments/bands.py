@@ -1,0 +1,88 @@
+"""How far figures move with the error of the step times: a few runs with all times a little shorter or longer.
+
+Where requests are preempted the queue keeps what the engine is short of: one per cent of speed is five of the time to
+the first token. A single number then says more than anybody can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from kvsim.engine.packing import memory_of
+from kvsim.machines import basis_of, known_errors
+from kvsim.policies.own import OwnPolicy
+from kvsim.profiles.extrapolation import Watched
+from kvsim.simulation import Machine, measure
+from kvsim.simulation.modes import engine_for_several
+from kvsim.steptime import Pace, Roofline, at_pace
+
+if TYPE_CHECKING:
+    from kvsim.metrics import Summary
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import Options
+    from kvsim.workload import Workload
+
+PREEMPTED_SHARE = 0.05
+"""Preemptions per request from which on a run gets a band."""
+MOST_REQUESTS = 20_000
+"""Beyond so many, the runs of a band would take longer than anybody waits."""
+_PLACES = (-1.0, -0.5, 0.5, 1.0)
+"""Where in the band the step times of each run lie, in typical errors."""
+_HOST = 2.0
+"""Hosts differ more than GPUs: so many times the error of the times as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The least and the largest of each figure."""
+
+    percent: float
+    """How much shorter and longer the step times were."""
+    ranges: Mapping[str, tuple[float, float]]
+    """Seconds of mean TTFT, TPOT and end to end, output tokens per second, preemptions."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"times_percent": self.percent, **{name: list(pair) for name, pair in self.ranges.items()}}
+
+
+def figures_of(summary: Summary) -> dict[str, float]:
+    """The figures of a run that a band is made for."""
+    return {
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "ttft_s": summary.ttft_s.mean,
+        "tpot_s": summary.tpot_s.mean,
+        "e2e_s": summary.e2e_s.mean,
+        "num_preemptions": float(summary.num_preemptions),
+    }
+
+
+def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
+    """Whether so much was preempted that small errors grow, and the run is short enough to be repeated."""
+    return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
+
+
+def band_of(
+    workload: Workload, policy: AnyPolicy, machine: Machine, summary: Summary, **options: Unpack[Options]
+) -> Band | None:
+    """The band around `summary`, from runs with step times as far off as such times usually are.
+
+    None where the step times are a model of somebody's own, or it is not known how far off they are.
+    """
+    times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
+    basis = basis_of(machine.step_time.label)
+    if not isinstance(times, Roofline) or basis not in known_errors():
+        return None
+    error = known_errors()[basis].median["tpot"] / 100
+    # Machine code is made once, in the time of two such bands without it.
+    if options.get("engine", "auto") == "auto" and not isinstance(policy, OwnPolicy):
+        options["engine"] = engine_for_several(memory_of(policy))
+    found = [figures_of(summary)]
+    for place in _PLACES:
+        pace = Pace(host=1 + _HOST * place * error, gpu=1 + place * error)
+        perturbed = replace(machine, step_time=at_pace(pace, times))
+        found.append(figures_of(measure(workload, policy, perturbed, **options).summary))
+    ranges = {name: (min(item[name] for item in found), max(item[name] for item in found)) for name in found[0]}
+    return Band(percent=100 * error, ranges=ranges)

@@ -1,0 +1,181 @@
+"""The ladder: the same requests served one by one, then better and better, with one change on every rung.
+
+Every rung runs twice: with the memory that there is, and with memory for everything. What the second run gains over
+the rung below is time; what the first loses against the second is memory. So the gain of a rung splits into a factor of
+memory and a factor of time, and both multiply to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+    from kvsim.simulation import Machine
+    from kvsim.steptime import StepTimeModel
+    from kvsim.workload import Workload
+
+KEY: Final = "ladder"
+"""Under which the provenance of a recording says which rung it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One way to serve, which differs from the rung below in one thing."""
+
+    name: str
+    change: str
+    """What is new, in a few words."""
+    policy: Policy
+    captured: bool
+    """Whether steps are launched as captured graphs."""
+
+
+def rungs(
+    scheduler: ContinuousSettings, *, block_size: int = 16, batch_size: int = 16, watermark: float = 0.0
+) -> tuple[Rung, ...]:
+    """The eight rungs with the limits of `scheduler`.
+
+    A prompt is never cut before the rung that cuts it, so a step may hold as many tokens as the longest sequence.
+    """
+    limits = replace(
+        scheduler,
+        max_num_batched_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_model_len),
+        async_scheduling=False,
+        enable_chunked_prefill=False,
+    )
+    pages = PagedSettings(block_size=block_size, enable_prefix_caching=False, watermark=watermark)
+    cached, chunked = replace(pages, enable_prefix_caching=True), replace(limits, enable_chunked_prefill=True)
+    one, many = (StaticSettings(batch_size=size, max_model_len=limits.max_model_len) for size in (1, batch_size))
+    ahead = replace(chunked, async_scheduling=True)
+    paged = Paged(scheduler=limits, cache=pages)
+    ways: list[tuple[str, str, Policy, bool]] = [
+        ("one by one", "a request at a time", Static(scheduler=one), False),
+        ("padded batches", f"{batch_size} requests at a time", Static(scheduler=many), False),
+        (
+            "continuous batching",
+            "requests join and leave at every step; each reserves the longest sequence",
+            Contiguous(scheduler=limits, cache=ContiguousSettings()),
+            False,
+        ),
+        ("pages", f"blocks of {block_size} tokens instead of reservations", paged, False),
+        ("prefix cache", "equal beginnings are stored once", Paged(scheduler=limits, cache=cached), False),
+        ("chunked prefill", "long prompts share their steps", Paged(scheduler=chunked, cache=cached), False),
+        ("captured graphs", "a step is launched as a whole", Paged(scheduler=chunked, cache=cached), True),
+        ("asynchronous scheduling", "the next step is planned meanwhile", Paged(scheduler=ahead, cache=cached), True),
+    ]
+    return tuple(Rung(name=name, change=change, policy=policy, captured=on) for name, change, policy, on in ways)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climbed:
+    """A rung that has been run. Throughputs are output tokens per second."""
+
+    name: str
+    change: str
+    tokens_per_s: float
+    ample_tokens_per_s: float
+    """With memory for everything."""
+    mean_batch: float
+    """Sequences at a time, over time."""
+    duration_s: float
+    preemptions: int
+    gain: float
+    """How many times the throughput of the rung below; 1 on the first."""
+    memory_gain: float
+    """The part of the gain that is memory: `gain` is this times `time_gain`."""
+
+    @property
+    def time_gain(self) -> float:
+        """The part of the gain that would be there with any amount of memory."""
+        return self.gain / self.memory_gain
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return asdict(self) | {"time_gain": self.time_gain}
+
+
+def at_once(workload: Workload) -> Workload:
+    """The same requests, all there at the beginning: what serves them is measured, not when they come."""
+    description = f"{workload.description} All at once.".strip()
+    return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
+
+
+def climb(
+    workload: Workload,
+    machine: Machine,
+    ladder: Sequence[Rung],
+    times: Callable[[Rung], StepTimeModel],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Climbed]:
+    """Run every rung on `machine` with the step times that `times` gives it.
+
+    Raises what `kvsim.simulate` raises.
+    """
+    from kvsim.simulation import measure  # noqa: PLC0415 - it brings an engine along
+
+    climbed: list[Climbed] = []
+    for number, rung in enumerate(ladder):
+        if progress is not None:
+            progress(number, len(ladder))
+        on = replace(machine, step_time=times(rung))
+        summary = measure(workload, rung.policy, on, refuse_misfits=True).summary
+        ample = measure(
+            workload, rung.policy, with_ample_memory(on, rung.policy, workload), refuse_misfits=True
+        ).summary
+        here, unbounded = summary.output_tokens_per_s, max(ample.output_tokens_per_s, summary.output_tokens_per_s)
+        below = climbed[-1] if climbed else None
+        climbed.append(
+            Climbed(
+                name=rung.name,
+                change=rung.change,
+                tokens_per_s=here,
+                ample_tokens_per_s=unbounded,
+                mean_batch=summary.mean_batch,
+                duration_s=summary.duration_s,
+                preemptions=summary.num_preemptions,
+                gain=here / below.tokens_per_s if below else 1.0,
+                memory_gain=(here / unbounded) / (below.tokens_per_s / below.ample_tokens_per_s) if below else 1.0,
+            )
+        )
+    return climbed
+
+
+def rung_recordings(
+    workload: Workload,
+    machine: Machine,
+    ladder: Sequence[Rung],
+    times: Callable[[Rung], StepTimeModel],
+    climbed: Sequence[Climbed],
+) -> list[Recording]:
+    """Every rung as a recording that says which it is, and what of its gain is memory."""
+    from kvsim.simulation import simulate  # noqa: PLC0415 - as above
+
+    recordings = []
+    for number, (rung, result) in enumerate(zip(ladder, climbed, strict=True), start=1):
+        on = replace(machine, step_time=times(rung))
+        recording = simulate(workload, rung.policy, on, refuse_misfits=True)
+        extra = {**recording.meta.extra, KEY: {"rung": number} | result.as_dict()}
+        recordings.append(replace(recording, meta=replace(recording.meta, extra=extra)))
+    return recordings
+
+
+def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> Machine:
+    """`machine` with room for every sequence that `policy` may run at a time, at its longest."""
+    num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
+    num_seqs = min(num_seqs, len(workload))
+    layout = machine.layout(policy)
+    if isinstance(policy, Paged) and layout is not None:
+        most = policy.scheduler.max_num_batched_tokens
+        enough = ((num_seqs + 1) * layout.blocks_for(policy.max_model_len, most) + 2) * layout.bytes_per_block
+    else:
+        enough = (num_seqs + 1) * (policy.max_model_len + 1) * machine.model.kv_bytes_per_token
+    return replace(machine, kv_bytes=max(machine.kv_bytes, enough))

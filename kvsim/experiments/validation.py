@@ -1,0 +1,305 @@
+"""Judge a profile: simulate a recording's own requests from scratch and set the result beside what was measured.
+
+Only the requests and the engine's settings are taken from the recording; the scheduling and the clock are the
+simulation's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvsim.calibration.fit import engine_of
+from kvsim.conformance.comparable import host_blocks_of, settings_of
+from kvsim.errors import UsageError
+from kvsim.hardware import find_gpu
+from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
+from kvsim.importers import workload_of
+from kvsim.machines import card_of, host_link, served_model, step_times
+from kvsim.metrics import Summary, summarize, waste
+from kvsim.policies import Paged, Policy, Static
+from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.profiles import Profile, carried, match
+from kvsim.profiles.extrapolation import KEY, Watched
+from kvsim.recording import Meta, Recording
+from kvsim.recording.tables import FloatArray
+from kvsim.simulation import Machine, ProgressCallback, simulate
+from kvsim.steptime import Roofline, StepTimeModel
+from kvsim.workload import Workload
+
+_TIMELINE_POINTS = 2000
+"""Moments at which occupancy is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure, measured and simulated."""
+
+    name: str
+    unit: str
+    measured: float
+    simulated: float
+    relative: bool = True
+    """Whether the error is a percentage of what was measured; otherwise it is a difference in the unit."""
+
+    @property
+    def error(self) -> float:
+        """Simulated against measured: percent, or the difference; NaN where nothing was measured."""
+        if not self.relative:
+            return self.simulated - self.measured
+        if not self.measured:
+            return 0.0 if not self.simulated else float("nan")
+        return 100 * (self.simulated - self.measured) / self.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Validation:
+    """A recording, the simulation of its requests, and how far they are apart."""
+
+    measured: Recording
+    simulated: Recording
+    times_from: str
+    """Where the step times come from, in words."""
+    held_out: bool
+    """Whether the profile was fitted without this recording."""
+    extrapolates: tuple[str, ...]
+    """Where the simulated steps left the range that was fitted, in words."""
+    assumes: tuple[str, ...]
+    """What is taken to be so because the recording does not say, in words."""
+    rows: tuple[Row, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON would have it."""
+
+        def plain(value: float) -> float | None:
+            return None if value != value else value
+
+        return {
+            "recording": self.measured.name,
+            "profile": self.times_from,
+            "held_out": self.held_out,
+            KEY: list(self.extrapolates),
+            "assumes": list(self.assumes),
+            "rows": {
+                row.name: {
+                    "unit": row.unit,
+                    "measured": plain(row.measured),
+                    "simulated": plain(row.simulated),
+                    "error": plain(row.error),
+                    "error_unit": "%" if row.relative else row.unit,
+                }
+                for row in self.rows
+            },
+        }
+
+
+def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
+    """The step times for the engine, model and machine of `recording`: the best that ship, or those of `source`.
+
+    Args:
+        recording: what the times are for.
+        source: a profile or a machine card, by file or by name; None for the best that ships.
+
+    Raises:
+        UsageError: the source is of another model, engine, machine or tensor-parallel size.
+    """
+    captured = not recording.meta.engine.get("enforce_eager")
+    gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
+    num_seqs = recording.meta.engine.get("max_num_seqs")
+    return step_times(gpu, model, engine_of(recording), source=source, captured=captured, max_num_seqs=num_seqs)
+
+
+def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
+    """Simulate the requests of `recording` with `times` and compare.
+
+    A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so.
+
+    Raises:
+        UsageError: the recording is not of a real engine, or a profile is of another model, engine or
+            tensor-parallel size.
+    """
+    if recording.meta.source == "simulation":
+        raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
+    gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
+    if isinstance(times, Profile):
+        size = model.tensor_parallel_size
+        profile = carried(times, gpu, model, engine_of(recording), tensor_parallel_size=size)
+        times = Watched(profile, _captured(profile.times, recording))
+    policy, kv_bytes = policy_of(recording)
+    machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
+    simulated = simulate(
+        as_sent(recording),
+        policy,
+        machine,
+        concurrency=concurrency_of(recording),
+        # Recorders sit inside the engine: they first see a request when the engine takes it.
+        stamp_at_entry=True,
+        earlier=earlier_batches(recording),
+        progress=progress,
+    )
+    return Validation(
+        measured=recording,
+        simulated=simulated,
+        times_from=times.label,
+        held_out=not isinstance(times, Watched) or recording.name not in times.fitted_to,
+        extrapolates=tuple(times.beyond()) if isinstance(times, Watched) else (),
+        assumes=assumptions_of(recording),
+        rows=(*_rows(recording, simulated), *_memory_rows(recording)),
+    )
+
+
+def matching_profile(recording: Recording) -> Profile:
+    """The shipped profile of the recording's GPU, model and engine.
+
+    Raises:
+        UsageError: there is none.
+    """
+    gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
+    size = model.tensor_parallel_size
+    profile = match(gpu, model, engine, tensor_parallel_size=size)
+    if profile is None:
+        split = f" split among {size}" if size > 1 else ""
+        raise UsageError(
+            f"no profile ships for {engine} with {model.name} on {gpu.name}{split}; make one with kvsim calibrate."
+        )
+    return profile
+
+
+def policy_of(recording: Recording) -> tuple[Policy, int]:
+    """The policy that a real engine ran, and the memory that it had for keys and values in bytes.
+
+    Raises:
+        RecordingError: the recording does not say all of its engine's settings.
+        UsageError: its batches are of different sizes, which no setting of a policy says.
+    """
+    pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
+    if recording.meta.policy_name == "static":
+        sizes = sorted({batch.rows for batch in batches_of(recording)[:-1]})
+        if len(sizes) > 1:
+            raise UsageError(
+                f"{recording.name} has batches of {', '.join(map(str, sizes))} rows, and a simulation makes all of "
+                "them equally large; validate against a recording of one size, or calibrate a host on this one."
+            )
+        requests = recording.requests
+        longest = int(requests.prompt_tokens.max() + requests.max_tokens.max())
+        rows = int(settings.get("batch_size", 1))
+        static = StaticSettings(batch_size=rows, preallocated=settings.get("cache") == "static", max_model_len=longest)
+        # generate() has no pool: give the simulation what the largest batch could need.
+        return Static(scheduler=static), rows * longest * pool.bytes_per_unit
+    assert pool.num_units is not None
+    scheduler = settings_of(ContinuousSettings, recording)
+    # What an engine with several KV-cache groups was told, where the pool says what they have in common.
+    block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
+    cache = settings_of(PagedSettings, recording, block_size=block_size, **_host_memory(recording.meta))
+    unit_bytes = pool.bytes_per_unit
+    if (
+        not pool.groups and "kv_cache_groups" not in recording.meta.extra
+    ):  # as large as the simulation makes them, whoever wrote it down
+        unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
+    return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
+
+
+def _host_memory(meta: Meta) -> dict[str, float]:
+    """The settings of the host memory that blocks were offloaded to, and of the link, as they are known of the GPU."""
+    num_blocks, pool = host_blocks_of(meta), meta.pool
+    if not num_blocks:
+        return {"kv_offloading_size": 0.0}
+    block_size = int(meta.policy.get("kv_offloading_block_size") or pool.unit_tokens)
+    num_gpus = int(meta.engine.get("tensor_parallel_size", 1))
+    block_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * num_gpus
+    told = {name: meta.policy[name] for name in ("load_gb_per_s", "store_gb_per_s") if name in meta.policy}
+    return {"kv_offloading_size": num_blocks * block_bytes / (1 << 30)} | host_link(card_of(find_gpu(meta.gpu))) | told
+
+
+def as_sent(recording: Recording) -> Workload:
+    """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it
+    began.
+    """
+    workload, requests = workload_of(recording), recording.requests
+    rows = np.flatnonzero(requests.output_tokens > 0)
+    order = rows[np.argsort(requests.arrival_seq[rows])]
+    arrival_s = requests.arrival_s.copy()
+    begins = np.diff(requests.arrival_seq[order], prepend=-2) != 1
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    arrival_s[order] = requests.arrival_s[order[first]]
+    return replace(workload, arrival_s=arrival_s[rows] - arrival_s[rows].min())
+
+
+def concurrency_of(recording: Recording) -> int | None:
+    """How many requests a closed loop kept in flight; None for open loop. A program that calls generate() is a
+    closed loop.
+    """
+    if recording.meta.policy_name == "static":
+        return int(recording.meta.policy.get("batch_size", 1))
+    workload = recording.meta.extra.get("workload")
+    arrivals = str(workload.get("arrivals", "")) if isinstance(workload, dict) else ""
+    match = re.fullmatch(r"closed loop, (\d+) at a time", arrivals)
+    return int(match[1]) if match else None
+
+
+def _captured(times: Roofline, recording: Recording) -> Roofline:
+    return times.uncaptured() if recording.meta.engine.get("enforce_eager") else times
+
+
+def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
+    before, after = summarize(measured), summarize(simulated)
+    yield Row(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
+    yield Row(name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s)
+    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            yield Row(
+                name=f"{label}, {statistic}",
+                unit="s",
+                measured=_statistic(before, name, statistic),
+                simulated=_statistic(after, name, statistic),
+            )
+    yield Row(name="mean batch", unit="sequences", measured=before.mean_batch, simulated=after.mean_batch)
+    yield Row(name="preemptions", unit="", measured=before.num_preemptions, simulated=after.num_preemptions)
+    yield Row(
+        name="KV occupancy, mean absolute error over time",
+        unit="points",
+        measured=0.0,
+        simulated=_occupancy_error(measured, simulated),
+        relative=False,
+    )
+    yield Row(
+        name="peak occupancy",
+        unit="points",
+        measured=100 * before.peak_occupancy,
+        simulated=100 * after.peak_occupancy,
+        relative=False,
+    )
+
+
+def _memory_rows(measured: Recording) -> Iterator[Row]:
+    """Hugging Face: the most that PyTorch allocated and reserved, against the shapes put through its allocator."""
+    steps = measured.steps
+    if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
+        return
+    simulated = memory_of(measured)
+    for name, before, after in (
+        ("peak allocated, GB", steps.peak_allocated_bytes, simulated.peak_allocated_bytes),
+        ("peak reserved, GB", steps.reserved_bytes, simulated.reserved_bytes),
+    ):
+        yield Row(name=name, unit="GB", measured=float(before.max()) / 1e9, simulated=float(after.max()) / 1e9)
+
+
+def _statistic(summary: Summary, name: str, statistic: str) -> float:
+    return float(getattr(getattr(summary, name), statistic))
+
+
+def _occupancy_error(measured: Recording, simulated: Recording) -> float:
+    """Mean over time of how far the two occupancies are apart, in points of the pool."""
+    end_s = max(measured.duration_s, simulated.duration_s)
+    moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
+    return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))
+
+
+def _occupancy(recording: Recording, moments: FloatArray) -> FloatArray:
+    slots = waste(recording)
+    frame = np.searchsorted(slots.time_s, moments, side="right") - 1
+    return np.where(frame < 0, 0.0, slots.occupancy[np.maximum(frame, 0)])

@@ -1,0 +1,62 @@
+"""Files and folders that appear under their name only when they are whole."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.files.scratch import replace_folder, scratch_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A scratch file to write to, beside `path`, which takes that name when the block ends without an exception.
+
+    Raises:
+        UsageError: `path` is a folder, or cannot be written.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise UsageError(f"cannot write {target}: it is a folder; name a file.")
+    try:
+        with scratch_beside(target) as scratch:
+            file = scratch / target.name
+            yield file
+            file.replace(target)
+    except OSError as error:
+        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
+        raise UsageError(f"cannot write {target}: {reason}; choose a folder that exists and may be written.") from error
+
+
+@contextmanager
+def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[Path]:
+    """A name for a folder that the block makes, beside `path`; it becomes `path` when the block ends without an
+    exception.
+
+    Args:
+        path: the folder; its parents are made.
+        replacing: whether a folder that is there may be replaced; `kvsim.files.overwriting` decides.
+
+    Raises:
+        UsageError: `path` exists and may not be replaced, is a file, or cannot be written.
+    """
+    target = Path(path)
+    if os.path.lexists(target) and not (replacing and target.is_dir()):
+        raise UsageError(f"{target} exists; name a new folder, nothing was overwritten.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_beside(target) as scratch:
+            new = scratch / "new"
+            yield new
+            replace_folder(new, target, scratch)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"cannot write {target}: a part of its path is a file, not a folder.") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
+        raise UsageError(f"cannot write {target}: {reason}; choose a folder that may be written.") from error

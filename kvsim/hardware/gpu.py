@@ -1,0 +1,36 @@
+"""What kvsim knows of a GPU: memory, bandwidth and arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+TERA = 1e12
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of GPU. FLOP/s are dense: marketing often doubles them for 2:1 sparsity."""
+
+    name: str
+    """A short name, unique in `GPUS`."""
+    memory_gb: int
+    """The size on the box, a label rather than a measure."""
+    memory_bytes: int
+    """What the driver reports as the device's total, and so what `gpu_memory_utilization` is a share of."""
+    bandwidth_bytes_per_s: float
+    """Peak bandwidth of the device's memory."""
+    dense_flops: float
+    """Peak FLOP/s of the tensor cores in bf16 (fp16 where the card has no bf16)."""
+    num_processors: int
+    """Streaming multiprocessors, or compute units."""
+    boost_hz: float
+    """Clock that they reach when neither power nor heat holds them back."""
+    architecture: str
+    sources: tuple[str, ...]
+    """Where the figures were seen."""
+    fp8_dense_flops: float | None = None
+    """Peak FLOP/s in fp8, or None where the tensor cores have no fp8."""
+    from_memory: tuple[str, ...] = ()
+    """Figures, and doubts about them, that no source was seen for."""

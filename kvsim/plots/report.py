@@ -1,0 +1,270 @@
+"""Everything about some recordings on one page: what they are, what happened, figures, and how to repeat it all.
+
+The page has its figures in it and needs no network; a Markdown file beside it says the same and links to the figures.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.display.text import filled, html_text, markdown_code, markdown_text, printable
+from kvsim.errors import KvsimError, UsageError
+from kvsim.files.overwriting import mark, replacing_folder
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import Summary, summarize
+from kvsim.plots import STATE_LABELS, plans, save
+from kvsim.plots.shared import waste_of
+from kvsim.plots.words import distinct_names, label, memory, policy_label, provenance, seconds
+from kvsim.profiles import extrapolation
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from kvsim.recording import Recording
+
+PAGE, TEXT, FIGURES = "report.html", "report.md", "figures"
+_TEMPLATE = Path(__file__).with_name("report.html")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A figure of the report."""
+
+    file: str
+    """Its path inside the report's folder."""
+    alt_text: str
+    command: str
+    """What draws it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the page and the Markdown file both say."""
+
+    title: str
+    lead: tuple[str, ...]
+    """Sentences: what was found."""
+    names: tuple[str, ...]
+    about: tuple[tuple[str, tuple[str, ...]], ...]
+    """Rows of a table: what each recording is."""
+    results: tuple[tuple[str, tuple[str, ...]], ...]
+    """Rows of a table: what happened in each."""
+    commands: tuple[str, ...]
+    """What made the recordings and this report."""
+    source: str
+
+
+def write_report(
+    recordings: Sequence[Recording],
+    path: str | os.PathLike[str],
+    *,
+    given_as: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the folder `path` with `report.html`, `report.md` and `figures/`, replacing an earlier report.
+
+    Args:
+        recordings: at least one.
+        path: the folder.
+        given_as: how each recording is named on a command line; its own name if left out.
+        overwrite: whether a recording, or whatever else kvsim wrote there, is replaced too.
+        progress: called with the figures drawn so far, and all.
+
+    Returns:
+        The page.
+
+    Raises:
+        UsageError: there is no recording, or the folder is something else or cannot be written.
+    """
+    if not recordings:
+        raise UsageError("a report is of at least one recording, and none was given.")
+    arguments = list(given_as) or [recording.name for recording in recordings]
+    again = shlex.join(["kvsim", "report", *arguments, "-o", str(path)])
+    with replacing_folder(path, "report", overwrite=overwrite) as folder:
+        (folder / FIGURES).mkdir(parents=True)
+        figures = _draw(recordings, arguments, folder, progress)
+        facts = facts_of(recordings, again)
+        (folder / TEXT).write_text(_markdown(facts, figures), encoding="utf-8")
+        (folder / PAGE).write_text(_page(facts, figures, folder), encoding="utf-8")
+    return Path(path) / PAGE
+
+
+def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
+    """What a report of `recordings` says in words and numbers; `again` is the command that writes it."""
+    names = distinct_names(recordings)
+    summaries = [
+        summarize(recording, waste_of(recording) if len(recording.steps) else None) for recording in recordings
+    ]
+    made_by = [
+        printable(recording.meta.command) for recording in recordings if recording.meta.command.startswith("kvsim ")
+    ]
+    return Facts(
+        title=f"Where the KV memory went: {', '.join(names)}",
+        lead=tuple(_lead(names, summaries)),
+        names=names,
+        about=_about(recordings),
+        results=_results(summaries),
+        commands=(*dict.fromkeys(made_by), again),
+        source=f"{provenance(*recordings)}.",
+    )
+
+
+def _draw(
+    recordings: Sequence[Recording],
+    arguments: Sequence[str],
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> list[Shown]:
+    todo, shown = plans(recordings), []
+    for number, plan in enumerate(todo):
+        if progress is not None:
+            progress(number, len(todo))
+        file = f"{FIGURES}/{plan.file_stem}.png"
+        try:
+            picture = plan.draw(purpose="web")
+        except KvsimError:
+            continue  # this figure needs what these recordings do not have, such as a GPU that is listed
+        save(picture, folder / file)
+        again = ["kvsim", "plot", plan.kind, *(arguments[row] for row in plan.rows), "-o", f"{plan.file_stem}.png"]
+        shown.append(Shown(file=file, alt_text=picture.alt_text, command=shlex.join(again)))
+    return shown
+
+
+def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    sentences = []
+    for name, summary in zip(names, summaries, strict=True):
+        waste = summary.waste.pool_percent
+        idle = waste[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
+        sentences.append(
+            f"{name}: {waste[SlotState.TOKEN]:.1f}% of the pool held live tokens and {idle:.1f}% was wasted; "
+            f"{summary.mean_batch:.1f} sequences ran at once, "
+            f"which put out {summary.output_tokens_per_s:,.0f} tokens per second."
+        )
+    speeds = np.array([summary.output_tokens_per_s for summary in summaries])
+    if len(names) > 1 and np.isfinite(speeds).all() and speeds.min() > 0:
+        best, worst = int(speeds.argmax()), int(speeds.argmin())
+        sentences.append(f"{names[best]} was {speeds[best] / speeds[worst]:.3g} times as fast as {names[worst]}.")
+    return sentences
+
+
+def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(label: str, say: Callable[[Recording], str]) -> tuple[str, tuple[str, ...]]:
+        return label, tuple(say(recording) for recording in recordings)
+
+    def beyond(recording: Recording) -> str:
+        where = recording.meta.extra.get(extrapolation.KEY)
+        return "; ".join(map(label, where)) if isinstance(where, list) else "no"
+
+    def pool(recording: Recording) -> str:
+        of = recording.meta.pool
+        if of.num_units is None:
+            return "none: the cache grows with the batch"
+        return f"{memory(of.num_units * of.bytes_per_unit)}, {of.num_units:,} {of.units_in_words}"
+
+    extrapolated = any(extrapolation.KEY in recording.meta.extra for recording in recordings)
+    return (
+        row("made by", provenance),
+        *([row("times extrapolate", beyond)] if extrapolated else []),
+        row("policy", lambda recording: policy_label(recording.meta.policy)),
+        row("KV pool", pool),
+        row("requests", lambda recording: f"{len(recording.requests):,}"),
+        row("steps", lambda recording: f"{len(recording.steps):,}"),
+        row("notes", lambda recording: printable(recording.meta.notes)),
+    )
+
+
+def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(label: str, say: Callable[[Summary], str]) -> tuple[str, tuple[str, ...]]:
+        return label, tuple(say(summary) for summary in summaries)
+
+    def time(value_s: float) -> str:
+        return "–" if np.isnan(value_s) else seconds(value_s)
+
+    def share(state: SlotState) -> tuple[str, tuple[str, ...]]:
+        return row(f"{STATE_LABELS[state]}, % of the pool", lambda summary: f"{summary.waste.pool_percent[state]:.1f}")
+
+    def others(summary: Summary) -> str:
+        return f"{summary.num_refused + summary.num_aborted + summary.num_unfinished:,}"
+
+    return (
+        *map(share, SlotState),
+        row("output tokens per second", lambda summary: f"{summary.output_tokens_per_s:,.0f}"),
+        row("mean batch, sequences", lambda summary: f"{summary.mean_batch:.2f}"),
+        row("mean waiting, requests", lambda summary: f"{summary.mean_waiting:,.1f}"),
+        row("time to first token, median", lambda summary: time(summary.ttft_s.p50)),
+        row("time to first token, 99th percentile", lambda summary: time(summary.ttft_s.p99)),
+        row("time per later token, median", lambda summary: time(summary.tpot_s.p50)),
+        row("end to end, median", lambda summary: time(summary.e2e_s.p50)),
+        row("end to end, 99th percentile", lambda summary: time(summary.e2e_s.p99)),
+        row("duration", lambda summary: time(summary.duration_s)),
+        row("finished", lambda summary: f"{summary.num_finished:,}"),
+        row("refused, aborted or unfinished", others),
+        row("preemptions", lambda summary: f"{summary.num_preemptions:,}"),
+        row("prefix-hit tokens", lambda summary: f"{summary.prefix_hit_tokens:,}"),
+    )
+
+
+def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
+    def table(rows: Sequence[tuple[str, tuple[str, ...]]], align: str) -> str:
+        lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]
+        return "\n".join(f"| {' | '.join(map(markdown_text, (label, *cells)))} |" for label, cells in lines)
+
+    blocks = [
+        f"# {markdown_text(facts.title)}",
+        "\n".join(f"- {markdown_text(sentence)}" for sentence in facts.lead),
+        "## What happened",
+        table(facts.results, "---:"),
+        "## What was recorded",
+        table(facts.about, "---"),
+        "## Figures",
+        *(
+            f"![{markdown_text(figure.alt_text)}]({figure.file})\n\n{markdown_code(figure.command)}"
+            for figure in figures
+        ),
+        "## To repeat it",
+        markdown_code("\n".join(facts.commands), least=3),
+        f"Source: {markdown_text(facts.source)}",
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
+    def table(rows: Sequence[tuple[str, tuple[str, ...]]], kind: str) -> str:
+        head = "".join(f'<th scope="col">{html_text(name)}</th>' for name in facts.names)
+        body = "".join(
+            f'<tr><th scope="row">{html_text(label)}</th>'
+            + "".join(f"<td>{html_text(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for label, cells in rows
+        )
+        return (
+            f'<div class="wide"><table class="{kind}"><thead><tr><td></td>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def figure(shown: Shown) -> str:
+        data = base64.b64encode((folder / shown.file).read_bytes()).decode()
+        return (
+            f'<figure><img src="data:image/png;base64,{data}" alt="{html_text(shown.alt_text)}">'
+            f"<figcaption><code>{html_text(shown.command)}</code></figcaption></figure>"
+        )
+
+    parts = {
+        "@MARK@": mark("report"),
+        "@TITLE@": html_text(facts.title),
+        "@LEAD@": "".join(f"<li>{html_text(sentence)}</li>" for sentence in facts.lead),
+        "@RESULTS@": table(facts.results, "figures"),
+        "@ABOUT@": table(facts.about, "words"),
+        "@FIGURES@": "\n".join(map(figure, figures)),
+        "@COMMANDS@": html_text("\n".join(facts.commands)),
+        "@SOURCE@": html_text(facts.source),
+    }
+    return filled(_TEMPLATE.read_text(encoding="utf-8"), parts)

@@ -1,0 +1,97 @@
+"""The three worlds that kvsim compares: what is scheduled how, over which kind of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, TypeAlias
+
+from kvsim.policies.own import OwnPolicy
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paged:
+    """vLLM V1: continuous batching over fixed-size blocks."""
+
+    name: ClassVar[str] = "paged"
+    scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
+    cache: PagedSettings = field(default_factory=PagedSettings)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def unit_tokens(self) -> int:
+        """Slots per unit of the pool."""
+        return self.cache.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contiguous:
+    """Orca and FasterTransformer: continuous batching over one contiguous reservation per sequence."""
+
+    name: ClassVar[str] = "contiguous"
+    scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
+    cache: ContiguousSettings = field(default_factory=ContiguousSettings)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def unit_tokens(self) -> int:
+        """Allocation has no granularity."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Static:
+    """Hugging Face's `generate()`: padded batches, each held until its last row ends."""
+
+    name: ClassVar[str] = "static"
+    scheduler: StaticSettings = field(default_factory=StaticSettings)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def unit_tokens(self) -> int:
+        """Allocation has no granularity."""
+        return 1
+
+
+Policy: TypeAlias = Paged | Contiguous | Static
+"""What comes with kvsim, and is compiled."""
+AnyPolicy: TypeAlias = Policy | OwnPolicy
+"""And what is written by others, in Python."""
+POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
+
+
+def base_of(policy: AnyPolicy) -> Policy:
+    """The built-in policy that `policy` is, or departs from: one of your own departs from vLLM's."""
+    if isinstance(policy, Paged | Contiguous | Static):
+        return policy
+    if policy.allocator is None:
+        return Paged(scheduler=policy.scheduler, cache=policy.cache)
+    units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=False)
+    return Paged(scheduler=policy.scheduler, cache=units)
+
+
+def describe(policy: AnyPolicy) -> Mapping[str, Any]:
+    """The policy and all its settings, flat, as they stand in a recording's `meta.json`.
+
+    One of your own is described as the policy that it departs from, with its own name as `rules`.
+    """
+    base = base_of(policy)
+    flat = {key: value for part in asdict(base).values() for key, value in part.items()}
+    described = {"name": base.name} | {
+        key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
+    }
+    return described if base is policy else described | {"rules": policy.name}

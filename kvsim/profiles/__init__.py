@@ -1,0 +1,26 @@
+"""Fitted step-time models: what they say, on disk and by name, and whether a run left what they were fitted to.
+
+profile       the times of one engine with one model on one GPU, and their transfer to another GPU
+file          a profile as TOML
+known         the profiles that come with kvsim (calibrated/)
+extrapolation whether a simulation left the steps that its profile was fitted to
+"""
+
+from kvsim.profiles.coefficients import EXPLANATIONS
+from kvsim.profiles.file import load, save
+from kvsim.profiles.known import find, match, shipped
+from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name
+
+__all__ = [
+    "ENGINES",
+    "EXPLANATIONS",
+    "Profile",
+    "Residual",
+    "carried",
+    "find",
+    "listed_name",
+    "load",
+    "match",
+    "save",
+    "shipped",
+]

@@ -1,0 +1,43 @@
+"""What each coefficient of a profile is, in one line."""
+
+from __future__ import annotations
+
+EXPLANATIONS = {
+    "request_s": "host, per request that comes in",
+    "request_token_s": "host, per token of its prompt",
+    "host_step_s": "host, per step, before the first kernel",
+    "host_sequence_s": "host, per sequence, before the first kernel",
+    "host_token_s": "host, per prompt token, likewise",
+    "new_sequence_s": "host, per sequence that joins the batch, likewise",
+    "turnaround_step_s": "host, per step, from a processed output to the next decision",
+    "turnaround_sequence_s": "host, per sequence, likewise",
+    "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
+    "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
+    "uncompiled_launch_s": "host, launching any step where nothing is compiled or captured",
+    "masked_launch_s": "host, per step of several rows: padded, they need a mask",
+    "new_shape_s": "host, when a batch of a size and length comes for the first time",
+    "new_kernel_s": "host, per kernel that a process builds or loads for the first time",
+    "max_captured_tokens": "largest captured step, tokens",
+    "step_s": "GPU, per step: kernels starting and draining",
+    "weights_s": "GPU, streaming all weights once",
+    "active_weights_s": "GPU, streaming the weights that one token passes through",
+    "token_s": "GPU, arithmetic of one token in the layers",
+    "logits_s": "GPU, arithmetic of one sequence's output projection",
+    "exposed_share": "of the shorter of streaming and arithmetic, what is not hidden where both are equal",
+    "sequence_s": "GPU, per sequence, beside the bytes it reads",
+    "context_token_s": "GPU, reading one token's keys and values",
+    "lone_share": "how much longer that takes for a single sequence",
+    "full_seqs": "so few: with as many, every processor has one head to read for",
+    "shared_saving": "of keys and values that several sequences share, what reading them again does not cost",
+    "strain_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
+    "piecewise_s": "GPU, per captured step that holds prompt tokens",
+    "attention_pair_s": "GPU, arithmetic of one query against one key",
+    "window_tokens": "tokens that sliding layers look back; 0 where none slides",
+    "window_token_s": "GPU, reading one token's keys and values in sliding layers",
+    "window_pair_s": "GPU, arithmetic of one query against one key in sliding layers",
+    "mixed_share": "how much longer reading takes in a step that holds prompt tokens too",
+    "piecewise_floor_s": "GPU, least time of a captured step that holds prompt tokens, launched by a worker process",
+    "eager_floor_s": "GPU, least time of a step too large for a captured graph, launched by a worker process",
+    "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
+}
+"""One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""

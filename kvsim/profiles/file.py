@@ -1,0 +1,149 @@
+"""A profile on disk: a TOML file that a person can read, checked when it is read."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError, shortened
+from kvsim.files.atomic import whole_file
+from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.profiles.coefficients import EXPLANATIONS
+from kvsim.profiles.profile import Profile, Residual
+from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape
+
+_LONGEST_S = 1e3
+"""No coefficient in seconds is larger: a step takes milliseconds, and the slowest thing that it holds some minutes."""
+_LARGEST_SHAPE = 1e18
+_COEFFICIENTS = {
+    "exposed_share": (0.0, 1.0),
+    "shared_saving": (0.0, 1.0),
+    "lone_share": (0.0, 1e3),
+    "strain_share": (0.0, 1e3),
+    "full_seqs": (1e-3, 1e6),
+    "max_captured_tokens": (0, 1 << 20),
+}
+"""What the coefficients that are no times may be."""
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile.
+
+    Raises:
+        UsageError: the file is missing, or not a profile; the message says what is wrong.
+    """
+    file = Path(path)
+    try:
+        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
+    except OSError as error:
+        raise UsageError(f"the profile {file} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"the profile {file} is not TOML: {reason}.") from error
+    try:
+        return Profile(
+            gpu=_text("gpu", document["gpu"]),
+            model=_text("model", document["model"]),
+            engine=_text("engine", document["engine"]),
+            tensor_parallel_size=_within("tensor_parallel_size", document.get("tensor_parallel_size", 1), int, 1, 1024),
+            times=_times(document["gpu"], document["coefficients"]),
+            ranges={name: _range(name, ends) for name, ends in document["ranges"].items()},
+            residuals=tuple(_residual(residual) for residual in document["residuals"]),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "a field is missing"
+        raise UsageError(f"the profile {file} is incomplete or wrong: {reason}.") from error
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{name} should be a name, not {shortened(value)}")
+    return value
+
+
+def _within(name: str, value: Any, kind: type, low: float, high: float) -> Any:
+    """`value`, a number of that kind from `low` to `high`; a float may be written as a whole number."""
+    kinds = (int,) if kind is int else (int, float)
+    what = "whole number" if kind is int else "number"
+    if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value:
+        raise ValueError(f"{name} should be a {what} from {low:g} on, not {shortened(value)}")
+    if not value <= high:
+        raise ValueError(f"{name} should be a {what} of at most {high:g}, not {shortened(value)}")
+    return value
+
+
+def _range(name: str, ends: Any) -> tuple[float, float]:
+    if name not in StepShape._fields:
+        raise ValueError(f"ranges has {shortened(name)}, which is nothing that a step has")
+    low, high = (float(_within(f"ranges.{name}", end, float, 0, _LARGEST_SHAPE)) for end in ends)
+    if low > high:
+        raise ValueError(f"ranges.{name} should begin with the smaller value")
+    return low, high
+
+
+def _residual(values: Any) -> Residual:
+    residual = Residual(**{"held_out_percent": None} | values)
+    _text("residuals.recording", residual.recording)
+    _within("residuals.num_steps", residual.num_steps, int, 0, 1 << 53)
+    _within("residuals.mean_percent", residual.mean_percent, float, -1e6, 1e6)
+    _within("residuals.median_abs_us", residual.median_abs_us, float, 0, 1e12)
+    if residual.held_out_percent is not None:
+        _within("residuals.held_out_percent", residual.held_out_percent, float, -1e6, 1e6)
+    return residual
+
+
+def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
+    values = {"of_size_s": list(ALL_ALIKE), **coefficients}
+    table = values.pop("of_size_s")
+    if not isinstance(table, list) or len(table) != NUM_SIZES:
+        raise ValueError(f"of_size_s should be a list of {NUM_SIZES} numbers")
+    for name, value in (*values.items(), *(("of_size_s", value) for value in table)):
+        low, high = _COEFFICIENTS.get(name, (0.0, _LONGEST_S))
+        _within(name, value, int if name == "max_captured_tokens" else float, low, high)
+    return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=tuple(table), **values)
+
+
+def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
+    """Write a profile as TOML with a line of explanation beside every coefficient; the file appears whole or not at
+    all.
+    """
+    file = Path(path)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    lines += [
+        f'gpu = "{profile.gpu}"',
+        f'model = "{profile.model}"',
+        f'engine = "{profile.engine}"',
+        f"tensor_parallel_size = {profile.tensor_parallel_size}",
+        "",
+        "[coefficients]",
+    ]
+    for item in fields(Roofline):
+        if item.name not in ("label", "calibrated"):
+            value = getattr(profile.times, item.name)
+            if isinstance(value, tuple):
+                lines += _table(item.name, value) if any(value) else []
+                continue
+            text = str(value) if isinstance(value, int) else f"{value:.6g}"
+            if "." not in text and "e" not in text and isinstance(value, float):
+                text += ".0"
+            lines.append(f"{item.name} = {text}  # {EXPLANATIONS[item.name]}")
+    lines += ["", "[ranges]  # of the fitted steps; beyond them the model extrapolates, and says so"]
+    lines += [f"{name} = [{low:g}, {high:g}]" for name, (low, high) in profile.ranges.items()]
+    for residual in profile.residuals:
+        lines += ["", "[[residuals]]", f'recording = "{residual.recording}"', f"num_steps = {residual.num_steps}"]
+        lines += [f"mean_percent = {residual.mean_percent:.2f}", f"median_abs_us = {residual.median_abs_us:.1f}"]
+        if residual.held_out_percent is not None:
+            lines.append(f"held_out_percent = {residual.held_out_percent:.2f}")
+    with whole_file(file) as scratch:
+        scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def _table(name: str, values: tuple[float, ...]) -> list[str]:
+    rows = [values[begin : begin + 8] for begin in range(0, len(values), 8)]
+    body = [f"    {', '.join(f'{value:.3g}' if value else '0.0' for value in row)}," for row in rows]
+    return [f"{name} = [  # {EXPLANATIONS[name]}", *body, "]"]

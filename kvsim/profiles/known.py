@@ -1,0 +1,46 @@
+"""The profiles that come with kvsim, by name and by what they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvsim.errors import UnknownNameError
+from kvsim.hardware import Gpu
+from kvsim.models import Model
+from kvsim.profiles.file import load
+from kvsim.profiles.profile import Profile, keeps_types, listed_name
+
+_FOLDER = Path(__file__).parent / "calibrated"
+
+
+def shipped() -> tuple[Profile, ...]:
+    """The profiles that come with kvsim."""
+    return tuple(load(file) for file in sorted(_FOLDER.glob("*.toml")))
+
+
+def find(name: str) -> Profile:
+    """A profile by its path, or by the name of one that comes with kvsim.
+
+    Raises:
+        UnknownNameError: it is neither.
+    """
+    if Path(name).is_file():
+        return load(name)
+    file = _FOLDER / f"{name}.toml"
+    if not file.is_file():
+        raise UnknownNameError("profile", name, [known.stem for known in _FOLDER.glob("*.toml")])
+    return load(file)
+
+
+def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
+    """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none.
+
+    Weights and cache must be of the model's own type, as in all recordings that a shipped profile rests on.
+    """
+    if not keeps_types(model):
+        return None
+    wanted = (gpu.name, listed_name(model), engine, tensor_parallel_size)
+    return next(
+        (item for item in shipped() if (item.gpu, item.model, item.engine, item.tensor_parallel_size) == wanted),
+        None,
+    )

@@ -1,0 +1,164 @@
+"""The step times of one engine with one model on one GPU, with what they were fitted to and how well they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kvsim.errors import UsageError
+from kvsim.hardware import Gpu, find_gpu
+from kvsim.models import Model
+from kvsim.models.listed import each_model
+from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime
+
+ENGINES = ("vllm", "hf-dynamic", "hf-static")
+_EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
+"""Fields of `StepShape` that count what happens rather than how large a step is: they have no range to leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """How far the model is from one recording, step by step."""
+
+    recording: str
+    num_steps: int
+    mean_percent: float
+    """Mean error of a step's time, of the mean step."""
+    median_abs_us: float
+    held_out_percent: float | None
+    """The same mean error when this recording is left out of the fit; None where it is the only one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The step times of one engine with one model on one GPU. It is a `StepTimeModel`."""
+
+    gpu: str
+    model: str
+    engine: str
+    """One of `ENGINES`."""
+    times: Roofline
+    ranges: Mapping[str, tuple[float, float]]
+    """Smallest and largest value of each field of `StepShape` among the fitted steps."""
+    residuals: tuple[Residual, ...]
+    tensor_parallel_size: int = 1
+    """GPUs among which the model was split when it was fitted."""
+    transferred_from: str = ""
+    """The GPU that it was fitted on, where that is another one."""
+
+    @property
+    def label(self) -> str:
+        """Where the times come from."""
+        if self.transferred_from:
+            machines = f"from {self.transferred_from} to {self.gpu}"
+            return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
+        number = len(self.residuals)
+        recordings = f"{number} recording{'s' * (number != 1)}"
+        return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {recordings}"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the times were fitted to recordings of this GPU."""
+        return not self.transferred_from
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """How long a step of that shape takes."""
+        return self.times.step_time(shape)
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        """How long the host takes to let one request in, seconds."""
+        return self.times.entry_s(prompt_tokens)
+
+    def outside(self, shape: StepShape) -> list[str]:
+        """In words, where steps of at most `shape` leave the range that was fitted."""
+        beyond = []
+        for name, value in zip(StepShape._fields, shape, strict=True):
+            low, high = self.ranges.get(name, (0.0, float("inf")))
+            if name not in _EVENTS and not low <= value <= high:
+                beyond.append(f"{name} up to {value:,.0f}, fitted on {low:,.0f} to {high:,.0f}")
+        return beyond
+
+    def transfer(self, source: Gpu, target: Gpu) -> Profile:
+        """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay.
+
+        Which kernels are picked for a size depends on the chip: between two cards with one chip (H100 and H200) that
+        carries over, elsewhere it is not known.
+        What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
+        goes by their number and clock; and fewer processors are occupied by fewer sequences.
+        """
+        bandwidth = source.bandwidth_bytes_per_s / target.bandwidth_bytes_per_s
+        arithmetic = source.dense_flops / target.dense_flops
+        processors = source.num_processors / target.num_processors
+        times = self.times
+        return replace(
+            self,
+            gpu=target.name,
+            transferred_from=self.transferred_from or source.name,
+            times=replace(
+                times,
+                label=f"transferred from {source.name}",
+                weights_s=times.weights_s * bandwidth,
+                active_weights_s=times.active_weights_s * bandwidth,
+                context_token_s=times.context_token_s * bandwidth,
+                token_s=times.token_s * arithmetic,
+                logits_s=times.logits_s * arithmetic,
+                attention_pair_s=times.attention_pair_s * arithmetic,
+                sequence_s=times.sequence_s * processors * (source.boost_hz / target.boost_hz),
+                of_size_s=times.of_size_s if _one_chip(source, target) else ALL_ALIKE,
+                full_seqs=times.full_seqs / processors,
+            ),
+        )
+
+
+def _one_chip(source: Gpu, target: Gpu) -> bool:
+    def chip(gpu: Gpu) -> tuple[object, ...]:
+        return gpu.architecture, gpu.num_processors, gpu.boost_hz
+
+    return chip(source) == chip(target)
+
+
+def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
+    """`profile` where `model` runs on `gpu` with `engine`: as it is, or transferred from its own GPU, which its label
+    says.
+
+    Raises:
+        UsageError: the profile is of another model, engine or tensor-parallel size.
+    """
+    if profile.model != listed_name(model):
+        raise UsageError(
+            f"the profile is of {profile.model}, not of {listed_name(model)}: the times of a profile carry over to "
+            "another GPU, not to another model."
+        )
+    if not keeps_types(model):
+        raise UsageError(
+            f"the profile is of {profile.model} with weights and a cache of its own type; other types "
+            "(--quantization, --kv-cache-dtype) have other times, so leave out the profile."
+        )
+    if profile.engine != engine:
+        raise UsageError(f"the profile is of the engine {profile.engine}, not of {engine}.")
+    if profile.tensor_parallel_size != tensor_parallel_size:
+        raise UsageError(
+            f"the profile is of tensor-parallel size {profile.tensor_parallel_size}, not of {tensor_parallel_size}."
+        )
+    return profile if profile.gpu == gpu.name else profile.transfer(find_gpu(profile.gpu), gpu)
+
+
+def keeps_types(model: Model) -> bool:
+    """Whether weights and cache are of the model's own type, as in all recordings that a shipped profile rests on."""
+    return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
+
+
+def listed_name(model: Model) -> str:
+    """The name under which kvsim lists a model of this shape; its own name if it lists none.
+
+    Recordings call the same model by different names, and only its shape matters to time. bfloat16 and float16 are
+    equally large and equally fast.
+    """
+
+    def shape(item: Model) -> tuple[object, ...]:
+        heads = (item.num_attention_heads, item.num_kv_heads, item.head_dim)
+        layers = (item.num_layers, item.layer_kinds, item.layer_caches, item.num_experts, item.num_experts_per_token)
+        cache = (item.dtype_bytes,)
+        return (*layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, *cache)
+
+    return next((item.name for item in each_model() if shape(item) == shape(model)), model.name)

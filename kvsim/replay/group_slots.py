@@ -1,0 +1,130 @@
+"""What stands in the units of several KV-cache groups: tokens that are read or have expired, states, padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.kv_groups.group import CacheKind
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.recording.order import is_new
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvsim.recording.model import Pool
+    from kvsim.recording.tables import IntArray
+    from kvsim.replay.ledger import Ledger
+
+Numbers = npt.NDArray[np.int64]
+Span = tuple[Numbers, Numbers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableGroup:
+    """What the units of one KV-cache group hold."""
+
+    kind: CacheKind
+    block_size: int
+    """Tokens of one unit."""
+    window: int | None
+    token_slots: int
+    """Slots of one token; 0 where units hold states."""
+    state_slots: int
+    """Slots of one state; 0 where units hold tokens."""
+
+    @property
+    def leaves_tokens(self) -> bool:
+        """Whether units are held that hold something which no later step reads."""
+        return self.kind is CacheKind.MAMBA or self.window is not None
+
+    def unread(self, computed: IntArray) -> Numbers:
+        """Leading tokens that no step reads after so many are computed; none of a group of states."""
+        computed = np.asarray(computed, np.int64)
+        if self.kind is CacheKind.MAMBA or self.window is None:
+            return np.zeros_like(computed)
+        if self.kind is CacheKind.CHUNKED_LOCAL:
+            return np.asarray(computed // self.window * self.window)
+        return np.maximum(computed - self.window + 1, 0)
+
+    def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
+        """Ranges of positions whose units look different once `new` tokens are computed instead of `old`."""
+        size = self.block_size
+        yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
+        if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
+            yield (self.unread(old) // size, -(-self.unread(new) // size))
+
+
+def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
+    """The groups of a pool; one of full attention where it names none."""
+    layout = pool.layout
+    if layout is None:
+        return (
+            TableGroup(kind=CacheKind.FULL, block_size=pool.unit_tokens, window=None, token_slots=1, state_slots=0),
+        )
+    return tuple(
+        TableGroup(
+            kind=group.kind,
+            block_size=group.block_size,
+            window=group.window,
+            token_slots=layout.token_slots(group),
+            state_slots=layout.state_slots(group),
+        )
+        for group in layout.groups
+    )
+
+
+class _Moment(Protocol):
+    """A pool at one moment of a recording, as a `Replay` shows it."""
+
+    ledger: Ledger
+    num_units: int
+    unit_slots: int
+    first_unit: int
+    groups: tuple[TableGroup, ...]
+    full: Numbers
+    cached: npt.NDArray[np.bool_]
+
+    @property
+    def refs(self) -> IntArray: ...
+    def alive(self) -> IntArray: ...
+    def computed(self, requests: IntArray) -> Numbers: ...
+
+
+def slots_of_groups(pool: _Moment, units: IntArray | slice) -> Numbers:
+    """The slots of each unit by state. A unit that several requests hold is as live as its liveliest holder says."""
+    tables, runs = pool.ledger.tables, pool.alive()
+    held = np.zeros((pool.num_units, 3), np.int64)
+    written, expired, left = held.T
+    expired[:] = left[:] = pool.unit_slots
+    unit = tables.address[runs] - pool.first_unit
+    newest = np.append(is_new(tables.table[runs])[1:], True)
+    computed = pool.computed(tables.request[runs])
+    for number, group in enumerate(pool.groups):
+        mine = np.flatnonzero(tables.group[runs] == number)
+        if group.state_slots:
+            np.maximum.at(written, unit[mine], group.state_slots)
+            np.minimum.at(expired, unit[mine], np.where(newest[mine], 0, group.state_slots))
+            left[unit[mine]] = 0
+            continue
+        begin = tables.position[runs[mine]].astype(np.int64) * group.block_size
+        full, reached = pool.full[tables.request[runs[mine]]], computed[mine]
+        gone = np.minimum(group.unread(reached), reached)
+        size, slots = group.block_size, group.token_slots
+        np.maximum.at(written, unit[mine], np.clip(reached - begin, 0, size) * slots)
+        np.minimum.at(expired, unit[mine], np.clip(gone - begin, 0, size) * slots)
+        waits = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
+        np.minimum.at(left, unit[mine], waits * slots)
+    refs, cached = pool.refs[units] > 0, pool.cached[units]
+    written, expired, left = held[units].T
+    slots_of = np.zeros((len(refs), NUM_STATES), np.int64)
+    slots_of[:, SlotState.TOKEN] = np.where(refs, written - expired, 0)
+    slots_of[:, SlotState.EXPIRED] = np.where(refs, expired, 0)
+    slots_of[:, SlotState.RESERVED] = np.where(refs, left, 0)
+    slots_of[:, SlotState.INTERNAL] = np.where(refs, pool.unit_slots - written - left, 0)
+    slots_of[:, SlotState.CACHED] = np.where(~refs & cached, pool.unit_slots, 0)
+    slots_of[:, SlotState.FREE] = np.where(~refs & ~cached, pool.unit_slots, 0)
+    return slots_of

@@ -1,0 +1,66 @@
+"""Runs that grow by some units in every step, as the rows of a dynamic static batch do: one row stands for all."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.holdings import Tables
+from kvsim.recording.order import units_of_runs
+from kvsim.recording.tables import IntArray
+from kvsim.replay.unit_states import UnitStates
+
+
+class Growth:
+    """The growing runs of a recording, and how much of each the pool shows."""
+
+    def __init__(self, tables: Tables, frame_seq: npt.NDArray[np.int64]) -> None:
+        """`frame_seq` says up to which sequence number each frame shows what happened."""
+        self._frame_seq = frame_seq
+        self._row = np.flatnonzero(tables.repeat > 1)
+        columns = (tables.request, tables.position, tables.address, tables.length, tables.repeat)
+        self._request, self._position, self._address, length, self._repeat = (column[self._row] for column in columns)
+        self._step_units = length // self._repeat
+        self._birth_frame = np.searchsorted(frame_seq, tables.birth_seq[self._row])
+        self._birth_seq, self._death_seq = tables.birth_seq[self._row], tables.death_seq[self._row]
+        self._shown = np.zeros(len(self._row), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def show(self, states: UnitStates, frame: int, *, afresh: bool) -> None:
+        """Make `states`, which show all operations up to `frame`, show the growth as well.
+
+        They show the runs that they have just taken as they are in their first step, and, unless they were made
+        `afresh`, those that they had before as the last call left them.
+        """
+        now = np.where(self._death_seq > self._frame_seq[frame], self._units_at(frame), 0)
+        for run in np.flatnonzero(now).tolist():
+            before = 0 if afresh else self._shown[run]
+            begin, end = int(before or self._step_units[run]), int(now[run])
+            address, position = int(self._address[run]), int(self._position[run])
+            if begin < end:
+                states.hold(address + begin, end - begin, int(self._request[run]), position + begin)
+            elif begin > end:
+                states.let_go(address + end, begin - end)
+        self._shown = now
+
+    def units_between(self, low: int, high: int) -> IntArray:
+        """Addresses of the units by which runs grow after frame `low` and up to `high`."""
+        seq = self._frame_seq
+        concerned = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
+        begin, end = self._units_at(low)[concerned], self._units_at(high)[concerned]
+        run, offset = units_of_runs(end - begin)
+        addresses: IntArray = (self._address[concerned] + begin)[run] + offset
+        return addresses
+
+    def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
+        """Of the `rows` of tables, which are `length` units long in the end, how long each is at `frame`."""
+        at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
+        return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
+
+    def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
+        """Units of each run at `frame`, 0 before it is there; it is not asked here whether it still is."""
+        steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
+        units: npt.NDArray[np.int64] = steps * self._step_units
+        return units

@@ -1,0 +1,79 @@
+"""Keyframes of a pool whose units are handed out one by one: what stands in each after every so many operations."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.replay.ledger import Ledger
+
+_OPS_PER_KEYFRAME = 16_384
+"""Operations between two keyframes, where memory allows: about 100 microseconds of copying."""
+_KEYFRAME_BYTES = 256 << 20
+"""What all keyframes together may cost."""
+
+Columns = tuple[npt.NDArray[Any], ...]
+"""Of every unit, in address order: its owner, its position, how many hold it, and whether it is cached; and, where
+there are several, the KV-cache group of the table that holds it.
+"""
+
+
+class Keyframes:
+    """The pool after every so many operations.
+
+    Making all of them takes half a second for ten million operations, so they are made when somebody first goes that
+    far, or before that by another thread.
+    """
+
+    def __init__(self, ledger: Ledger, empty: Columns, first_unit: int) -> None:
+        """`empty` is the pool before the first operation, which is the first keyframe."""
+        self._ledger, self._first_unit = ledger, first_unit
+        num_ops, frame_bytes = len(ledger.seq), sum(column.nbytes for column in empty)
+        count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
+        self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
+        """How many operations each has behind it."""
+        self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
+        self._newest: Columns = tuple(column.copy() for column in empty)
+        self._num_made = 0
+        self._making = Lock()
+
+    def before(self, op: int) -> int:
+        """The last keyframe before operation `op`."""
+        nth = int(np.searchsorted(self.op, op, side="right")) - 1
+        self.make(nth + 1)
+        return nth
+
+    def make(self, count: int) -> None:
+        """See to it that there are the first `count`. Several threads may."""
+        while self._num_made < count:
+            with self._making:
+                if self._num_made < count:
+                    self._make_next()
+
+    def copy(self, nth: int, columns: Columns) -> int:
+        """Write a keyframe to `columns`, and return how many operations it has behind it."""
+        for column, kept in zip(columns, self._kept, strict=True):
+            column[:] = kept[nth]
+        return int(self.op[nth])
+
+    def _make_next(self) -> None:
+        nth = self._num_made
+        begin, end = self.op[max(nth - 1, 0)], self.op[nth]
+        carry_out(self._ledger, int(begin), int(end), self._newest, self._first_unit)
+        for column, kept in zip(self._newest, self._kept, strict=True):
+            kept[nth] = column
+        self._num_made += 1  # only now may others read it
+
+
+def carry_out(ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int) -> None:
+    """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands."""
+    owner, position, refs, cached, *group = columns
+    ops = slice(begin, end)
+    units = np.subtract(ledger.address[ops], first_unit, dtype=np.intp)
+    owner[units], position[units] = ledger.owner[ops], ledger.position[ops]
+    refs[units], cached[units] = ledger.refs[ops], ledger.cached[ops]
+    if group and ledger.group is not None:
+        group[0][units] = ledger.group[ops]

@@ -1,0 +1,310 @@
+"""Seek to any step of a recording: keyframes of the pool, and the few operations since the nearest one.
+
+A frame is the state right after a step was scheduled; one more frame follows the last step, when everything has been
+given back that was going to be. Stepping backward costs what stepping forward does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import RecordingError
+from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
+from kvsim.recording.model import Recording
+from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+from kvsim.replay.group_slots import slots_of_groups, table_groups
+from kvsim.replay.growth import Growth
+from kvsim.replay.ledger import NOBODY, unfold
+from kvsim.replay.progress import Progress
+from kvsim.replay.rectangle import with_addresses
+from kvsim.replay.unit_states import UnitStates
+
+_POSITION_BITS = 40
+"""Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
+
+
+class Replay:
+    """The pool of a recording at any of its frames.
+
+    After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit, in address order) describe
+    the pool. Treat them as read-only; they change at the next seek.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        """Index `recording` for seeking.
+
+        Raises:
+            RecordingError: it has no step to show.
+        """
+        if not len(recording.steps):
+            raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to replay.")
+        self.recording = recording = with_addresses(recording)
+        self.progress = Progress(recording)
+        self.ledger = unfold(recording, self.progress)
+        pool, steps = recording.meta.pool, recording.steps
+        assert pool.num_units is not None  # with_addresses gave every recording a pool
+        self.num_units: int = pool.num_units
+        self.unit_tokens = pool.unit_tokens
+        self.unit_slots = pool.unit_slots
+        self.groups = table_groups(pool)
+        """What the tables of each KV-cache group hold; one group of full attention in most models."""
+        self.first_unit = pool.first_unit
+        self.num_frames = len(steps) + 1
+        self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
+        self._begin_residencies_anew()
+        self.pad = self._padding_per_request()
+        self.full = self._full_per_request()
+        self._index_tables()
+
+        self._states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
+        self.owner, self.position = self._states.owner, self._states.position
+        self.refs, self.cached = self._states.refs, self._states.cached
+        self.group = self._states.group
+        self._growth = Growth(self.ledger.tables, self.frame_seq)
+        self.frame = -1
+        self.seek(0)
+
+    @property
+    def time_s(self) -> float:
+        """Time of the current frame."""
+        return self.time_of(self.frame)
+
+    def time_of(self, frame: int) -> float:
+        """When `frame` begins, in seconds from the first event."""
+        steps = self.recording.steps
+        return float(steps.start_s[frame]) if frame < len(steps) else self.recording.duration_s
+
+    def frame_at(self, time_s: float) -> int:
+        """The last frame that has begun at `time_s`."""
+        if time_s >= self.recording.duration_s:
+            return self.num_frames - 1
+        return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
+
+    def seek(self, frame: int) -> None:
+        """Make `frame` (clamped to the recording) the current one."""
+        frame = min(max(frame, 0), self.num_frames - 1)
+        afresh = self._states.go_to(self.num_ops(frame), int(self.frame_seq[frame]))
+        if len(self._growth):
+            self._growth.show(self._states, frame, afresh=afresh)
+        self.frame = frame
+
+    def num_ops(self, frame: int) -> int:
+        """Operations of the ledger up to and including `frame`."""
+        # Of the same type: to look for another, the whole column would be converted.
+        seq = self.frame_seq[frame].astype(self.ledger.seq.dtype)
+        return int(np.searchsorted(self.ledger.seq, seq, side="right"))
+
+    def warm_up(self) -> None:
+        """Make every keyframe now, so that no seek is the first to go that far. Another thread may do this."""
+        self._states.warm_up()
+
+    def touched(self, before: int, after: int) -> npt.NDArray[np.int64]:
+        """Units whose picture may differ between two frames, each once, in address order."""
+        low, high = sorted((before, after))
+        units = self._states.units_of(self.num_ops(low), self.num_ops(high))
+        residencies = self._live_residencies()
+        live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
+        old, new = (self._computed(live, frame) for frame in (low, high))
+        # Where a row ends and is written on, because its batch is, all of it turns into padding.
+        old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
+        growing = new > old
+        written = self._units_written(residencies[growing], old[growing], new[growing])
+        grown = self._growth.units_between(low, high) - self.first_unit if len(self._growth) else units[:0]
+        units = np.concatenate((units, written, grown))
+        if len(units) < self.num_units // 64:
+            return np.unique(units)
+        is_touched = np.zeros(self.num_units, np.bool_)
+        is_touched[units] = True
+        return np.flatnonzero(is_touched)
+
+    def live_requests(self) -> npt.NDArray[np.int64]:
+        """Requests that hold memory now, in the order in which they were admitted."""
+        held = self.ledger.tables.residencies
+        live: npt.NDArray[np.int64] = held.request[self._live_residencies()].astype(np.int64)
+        return live
+
+    def waiting_requests(self) -> npt.NDArray[np.int64]:
+        """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of
+        arrival.
+        """
+        requests, seq = self.recording.requests, self.frame_seq[self.frame]
+        # Those before have come and gone, and those after have not come yet.
+        begin, end = np.searchsorted(self._all_gone_at, seq, "right"), np.searchsorted(self._none_came_by, seq, "right")
+        window = slice(begin, max(begin, end))
+        # The last thing that happens to a request is that its memory goes, or, if it never had any, that it is aborted.
+        waits = (requests.arrival_seq[window] <= seq) & (self._last_death[window] > seq)
+        waits &= ~(requests.finished_s[window] <= self.time_s)
+        rows = begin + np.flatnonzero(waits)
+        rows = rows[~np.isin(rows, self.live_requests())]
+        started = self._first_birth[rows] <= seq
+        waiting: npt.NDArray[np.int64] = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
+        return waiting
+
+    def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
+        """Logical positions and physical addresses of the units that `request` holds now, in one KV-cache group or in
+        all of them.
+        """
+        tables = self.ledger.tables
+        rows = tables.held(request, int(self.frame_seq[self.frame]))
+        if group is not None:
+            rows = rows[tables.group[rows] == group]
+        lengths = tables.length[rows]
+        if len(self._growth):
+            lengths = self._growth.held_at(self.frame, rows, lengths)
+        run, offset = units_of_runs(lengths)
+        return tables.position[rows][run] + offset, tables.address[rows][run] + offset
+
+    def computed_at(self, requests: IntArray, frames: IntArray) -> npt.NDArray[np.int64]:
+        """Tokens that each of `requests` has computed at its frame, at which it must hold memory."""
+        return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
+
+    def computed(self, requests: IntArray) -> npt.NDArray[np.int64]:
+        """Tokens computed so far for each of `requests`, which must hold memory."""
+        return self._computed(requests, self.frame)
+
+    def slots(self, units: IntArray | slice = slice(None)) -> npt.NDArray[np.int64]:
+        """The slots of each unit by state: shape (units, 7), every row adding up to the unit's size.
+
+        `units` are indices from 0, in address order. The state `external` of free units is a property of the whole
+        pool and the queue, so it is not seen here: such units are `free`.
+        """
+        if self.recording.meta.pool.groups:
+            return slots_of_groups(self, units)
+        owner, cached = self.owner[units], self.cached[units]
+        begin = self.position[units].astype(np.int64) * self.unit_tokens
+        held = np.flatnonzero(owner != NOBODY)
+        slots = np.zeros((len(owner), NUM_STATES), np.int64)
+        slots[:, SlotState.FREE] = self.unit_tokens
+        slots[cached, SlotState.FREE], slots[cached, SlotState.CACHED] = 0, self.unit_tokens
+        requests = owner[held].astype(np.int64)
+        live = self.live_requests()
+        self._computed_by_live[live] = self._computed(live, self.frame)
+        computed = self._computed_by_live[requests]
+        slots[held] = split_extent(
+            begin[held],
+            begin[held] + self.unit_tokens,
+            pad=self.pad[requests],
+            full=self.full[requests],
+            # Only full units are ever shared, whoever counts as their owner.
+            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed),
+            requested=self._requested[requests],
+        )
+        return slots
+
+    def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
+        return self.progress.computed(requests, min(frame, self.num_frames - 2))
+
+    def alive(self) -> IntArray:
+        """The runs of `ledger.tables` that are held now."""
+        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
+        return runs
+
+    def _live_residencies(self) -> npt.NDArray[np.int64]:
+        """The requests that hold memory in the current frame, by number of their residency, in order of admission."""
+        seq = self.frame_seq[self.frame]
+        begin, end = (
+            np.searchsorted(self._all_dead_at, seq, "right"),
+            np.searchsorted(self._residency_birth, seq, "right"),
+        )
+        window = slice(begin, max(begin, end))
+        alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
+        live: npt.NDArray[np.int64] = self._residencies[window][alive]
+        return live
+
+    def _units_written(
+        self, residencies: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The units that change where so many tokens are computed now instead of so many before."""
+        changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
+                   for span in group.changed(old, new)]  # fmt: skip
+        return np.concatenate(changed)
+
+    def _units_between(
+        self, residencies: npt.NDArray[np.int64], group: int, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The units that now stand at [low, high) in the tables of a group."""
+        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        table = self._table_of[residencies, group]
+        has = (table >= 0) & (high > low)
+        table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
+        first = np.searchsorted(self._run_key, table_key + low, side="right") - 1
+        # A table may begin behind positions that were never held.
+        first = np.maximum(first, np.searchsorted(self._run_key, table_key, side="left"))
+        last = np.maximum(np.searchsorted(self._run_key, table_key + high, side="left"), first)
+        span, nth = units_of_runs(last - first)
+        rows = first[span] + nth
+        # Stepping backward, a table is shorter now than the slots that it had.
+        born = tables.birth_seq[rows] <= seq
+        span, rows = span[born], rows[born]
+        begin = np.maximum(tables.position[rows], low[span])
+        end = np.minimum(tables.position[rows] + tables.length[rows], high[span])
+        run, offset = units_of_runs(np.maximum(end - begin, 0))
+        address: npt.NDArray[np.int64] = tables.address[rows] + begin - tables.position[rows]
+        return address[run] + offset - self.first_unit
+
+    def _begin_residencies_anew(self) -> None:
+        """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back."""
+        held, memory = self.ledger.tables.residencies, self.recording.memory
+        moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
+        first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
+        requests, birth_seq = held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
+        shared = memory.kind == MemoryKind.SHARE
+        num_seqs = int(self.frame_seq[-1]) + 1
+        shared_key = memory.request[shared].astype(np.int64) * num_seqs + memory.seq[shared]
+        order = np.argsort(shared_key, kind="stable")
+        hits = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64))) * self.unit_tokens
+        key = requests * num_seqs + birth_seq
+        begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
+        self.progress.begin_anew(requests, np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin])
+
+    def _padding_per_request(self) -> npt.NDArray[np.int64]:
+        """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its
+        prompt.
+        """
+        if self.recording.meta.policy_name != "static":
+            return np.zeros(len(self.recording.requests), np.int64)
+        pad: npt.NDArray[np.int64] = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
+        return pad
+
+    def _full_per_request(self) -> npt.NDArray[np.int64]:
+        """Where each request's last live token stands. The last token that a request generates is never written."""
+        requests = self.recording.requests
+        if self.recording.meta.policy_name != "static":
+            return self.progress.final
+        full: npt.NDArray[np.int64] = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
+        return full
+
+    def _index_tables(self) -> None:
+        """What is asked of the tables at every frame, so that no answer takes longer in a longer recording."""
+        tables, requests = self.ledger.tables, self.recording.requests
+        held = tables.residencies
+        self._residencies: npt.NDArray[np.int64] = np.argsort(held.birth_row, kind="stable")
+        self._residency_birth = held.birth_seq[self._residencies]
+        self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
+        # Runs ascend by table and then by position, so that any position of any table is found at once.
+        self._run_key: npt.NDArray[np.int64] = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
+        self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
+        first_of_table = np.flatnonzero(is_new(tables.table))
+        whose = np.searchsorted(held.first_run, first_of_table, side="right") - 1
+        self._table_of[whose, tables.group[first_of_table]] = tables.table[first_of_table]
+        never = np.iinfo(np.int64).max
+        self._first_birth = self._per_request(np.minimum, tables.birth_seq, never)
+        # A request that never held memory is still waiting at the end, unless it was refused.
+        self._last_death = self._per_request(np.maximum, tables.death_seq, never)
+        self._last_death[requests.status == RequestStatus.REFUSED] = -1
+        self._all_gone_at = np.maximum.accumulate(self._last_death)
+        self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
+        self._requested = self._per_request(np.maximum, tables.position + tables.requested, 0) * self.unit_tokens
+        self._computed_by_live = np.zeros(len(requests), np.int64)
+
+    def _per_request(self, reduce: np.ufunc, values: IntArray, nothing: int) -> npt.NDArray[np.int64]:
+        """`values` of the runs of tables reduced to one for each request; `nothing` for those without any."""
+        first_row = self.ledger.tables.first_row
+        has_any = first_row[1:] > first_row[:-1]
+        reduced = np.full(len(has_any), nothing, np.int64)
+        if has_any.any():
+            reduced[has_any] = reduce.reduceat(values, first_row[:-1][has_any])
+        return reduced

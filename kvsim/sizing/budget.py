@@ -1,0 +1,269 @@
+"""GPU memory, term by term, down to the pool of KV blocks: how vLLM 0.25.1 arrives at its number of blocks, and why.
+
+A share of the card is taken; weights, activations, whatever lives outside PyTorch and the captured graphs come off it,
+and what is left is cut into blocks. vLLM measures activations and overheads by running the model once. Here they are
+estimated from the shape (`kvsim.sizing.activations`), and their terms say so. To have a known pool exactly, state it
+(`kv_memory_bytes` or `num_blocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.errors import BudgetError, UsageError
+from kvsim.hardware import GIB
+from kvsim.kv_groups import CachePlan, CacheSettings, bytes_per_block, cache_layout, pipeline_stages, plan_cache
+from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
+from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTerm:
+    """One line of the explanation."""
+
+    label: str
+    size_bytes: int
+    """Positive where memory comes in, negative where it goes."""
+    why: str
+    """Where the figure comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The KV pool of one GPU, and the terms that led to it. All bytes are those of one GPU."""
+
+    gpu: Gpu
+    model: Model
+    """As it is served: with the types and the parallel sizes that hold."""
+    plan: CachePlan
+    terms: tuple[BudgetTerm, ...]
+    """In the order of the account; they add up to `kv_bytes`."""
+    stage: int = 0
+    """The stage of the pipeline with the least room, whose GPU the account is of."""
+
+    @property
+    def num_blocks(self) -> int:
+        """vLLM's N. Block 0 is its null block, so one block fewer can be given to requests."""
+        return self.plan.num_blocks
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all layers of the stage."""
+        return self.plan.bytes_per_block[self.stage]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of the smallest block of any group."""
+        return min(group.block_size for group in self.plan.layout.groups)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole pool, null block included."""
+        return self.num_blocks * self.bytes_per_block
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can be given to requests."""
+        return self.num_blocks - 1
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the usable blocks hold, in sequences of `max_model_len` where there are several groups."""
+        if self.plan.layout.is_uniform:
+            return self.num_usable_blocks * self.block_size
+        length = self.plan.settings.max_model_len
+        return self.num_usable_blocks * length // self.plan.blocks_for(length)
+
+    def max_sequences(self, tokens: int) -> int:
+        """How many sequences of `tokens` tokens the pool holds at once while they decode, each in whole blocks.
+
+        Raises:
+            UsageError: if `tokens` is not positive.
+        """
+        _check_count("tokens", tokens)
+        return self.plan.max_sequences(tokens)
+
+
+def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
+    """How many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU; vLLM's N, null block included.
+
+    Raises:
+        UsageError: if a setting is not positive.
+    """
+    _check_count("kv_memory_bytes", kv_memory_bytes)
+    _check_count("block_size", block_size)
+    settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
+    return kv_memory_bytes // cache_layout(model, settings).bytes_per_block
+
+
+def plan_budget(
+    gpu: Gpu,
+    model: Model,
+    *,
+    gpu_memory_utilization: float = 0.92,
+    max_num_batched_tokens: int = 16384,
+    max_num_seqs: int = 1024,
+    max_model_len: int | None = None,
+    find_max_model_len: bool = False,
+    block_size: int | None = None,
+    enable_prefix_caching: bool | None = None,
+    hybrid_manager: bool = True,
+    kv_memory_bytes: int | None = None,
+    num_blocks: int | None = None,
+    oversize: bool = False,
+) -> Budget:
+    """The KV pool that vLLM would set up on `gpu` for `model`; the defaults are its `LLM` class's on a large GPU.
+
+    Args:
+        gpu: One GPU; with parallelism, each of several of the same kind.
+        model: What is served, and how: `Model.served` says in which types and on how many GPUs.
+        gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
+        max_num_batched_tokens: Tokens of the largest step, which sets the activations' peak and what a window holds.
+        max_num_seqs: Sequences of the largest step, which sets the size of the logits.
+        max_model_len: Longest sequence in tokens; None: the model's, and it need not fit.
+        find_max_model_len: Let `max_model_len` give way to the longest sequence that fits.
+        block_size: Tokens of a block of full attention; None: what the attention backend prefers.
+        enable_prefix_caching: None: on, but off for models with recurrent layers.
+        hybrid_manager: Whether layers of different kinds get groups of their own.
+        kv_memory_bytes: Bytes of the pool; replaces the account above it, and rounding remains.
+        num_blocks: Blocks of the pool; likewise.
+        oversize: Make the pool even if it and the weights are more than the GPU has.
+
+    Raises:
+        BudgetError: if the weights do not fit, no block is left for a request, or `max_model_len` does not fit.
+        UsageError: if a setting cannot be right.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
+    _check_count("max_num_seqs", max_num_seqs)
+    _check_count("max_num_batched_tokens", max_num_batched_tokens)
+    settings = CacheSettings(
+        max_model_len=model.max_position_embeddings if max_model_len is None else max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
+        hybrid_manager=hybrid_manager,
+        mla_block_size=_mla_block_size(gpu),
+    )
+    stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
+    weights = [_weights(model, stage) for stage in stages]
+    sizes = bytes_per_block(model, settings)
+    if num_blocks is not None or kv_memory_bytes is not None:
+        accounts = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes]
+        rooms = [gpu.memory_bytes - account[0].size_bytes for account in accounts]
+        setting = "the KV cache"
+    else:
+        allowance = _allowance(gpu, gpu_memory_utilization)
+        steps = (max_num_batched_tokens, max_num_seqs)
+        accounts = [
+            (*allowance, *terms, *_overheads(model, *steps, is_last=stage is stages[-1]))
+            for terms, stage in zip(weights, stages, strict=True)
+        ]
+        rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
+        setting = "gpu_memory_utilization"
+    if not oversize:
+        for terms, room in zip(weights, rooms, strict=True):
+            _check_weights_fit(gpu, model, terms, room, setting)
+    available = [max(0, sum(term.size_bytes for term in account)) for account in accounts]
+    stage = min(range(len(stages)), key=lambda index: available[index] // sizes[index])
+    if available[stage] < 2 * sizes[stage]:
+        raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]))
+    plan = plan_cache(
+        model,
+        settings,
+        available,
+        find_max_model_len=find_max_model_len,
+        insist=max_model_len is None or oversize,
+    )
+    pool = plan.num_blocks * sizes[stage]
+    rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
+    return Budget(gpu=gpu, model=model, plan=plan, terms=(*accounts[stage], rounding), stage=stage)
+
+
+def _mla_block_size(gpu: Gpu) -> int | None:
+    if gpu.architecture.startswith("Hopper"):
+        return None
+    return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
+
+
+def _stated(kv_memory_bytes: int | None, num_blocks: int | None, block_bytes: int) -> tuple[BudgetTerm, ...]:
+    if kv_memory_bytes is not None:
+        _check_count("kv_memory_bytes", kv_memory_bytes)
+        return (BudgetTerm("KV memory", kv_memory_bytes, "as stated; nothing is estimated"),)
+    count = num_blocks or 0
+    _check_count("num_blocks", count)
+    return (BudgetTerm("KV memory", count * block_bytes, f"{count:,} blocks, as stated; nothing is estimated"),)
+
+
+def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
+    requested = math.ceil(gpu.memory_bytes * utilization)
+    return (
+        BudgetTerm("GPU memory", gpu.memory_bytes, f"what the driver reports for {gpu.name}"),
+        BudgetTerm("left to others", requested - gpu.memory_bytes, f"gpu_memory_utilization is {utilization:g}"),
+    )
+
+
+def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
+    """The weights on one GPU of a stage of the pipeline: its layers, and the tables at either end."""
+    table = model.vocab_size * model.hidden_size * model.dtype_bytes
+    tables = table if model.tie_word_embeddings else 2 * table
+    layers = (model.weight_bytes - tables) * len(stage) / model.num_layers
+    ends = (stage.start == 0) + (stage.stop == model.num_layers)
+    on_stage = layers + (tables if model.pipeline_parallel_size == 1 else table * ends)
+    kept = model.quantization.method if model.quantization else model.dtype
+    why = f"{model.num_parameters:,} parameters in {kept}, {model.weight_bytes / model.num_parameters:.2f} bytes each"
+    if model.pipeline_parallel_size > 1:
+        why += f"; layers {stage.start + 1} to {stage.stop} of {model.num_layers}"
+    if model.tensor_parallel_size > 1:
+        why += f"; dealt out among {model.tensor_parallel_size} GPUs"
+    terms = (BudgetTerm("weights", -math.ceil(on_stage / model.tensor_parallel_size), why),)
+    if not model.encoder_bytes or stage.start:
+        return terms
+    tower = math.ceil(model.encoder_bytes / model.tensor_parallel_size)
+    return (*terms, BudgetTerm("tower for images", -tower, "estimate: width and depth of its layers"))
+
+
+def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool) -> tuple[BudgetTerm, ...]:
+    estimates = (
+        ("activations", peak_activations(model, num_tokens, num_seqs, samples=is_last)),
+        ("outside PyTorch", outside_pytorch(model)),
+        ("captured graphs", captured_graphs(model)),
+    )
+    return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
+
+
+def _check_weights_fit(gpu: Gpu, model: Model, weights: Sequence[BudgetTerm], room_bytes: int, setting: str) -> None:
+    size = -sum(term.size_bytes for term in weights)
+    if size > room_bytes:
+        raise BudgetError(
+            f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {setting} leaves "
+            f"{_size(max(0, room_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a higher "
+            f"--tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists."
+        )
+
+
+def _nothing_left(gpu: Gpu, model: Model, account: Sequence[BudgetTerm], block_bytes: int) -> str:
+    terms = ", ".join(f"{term.label} {_size(term.size_bytes)}" for term in account)
+    left = _size(sum(term.size_bytes for term in account))
+    return (
+        f"too little memory is left on {gpu.name} for the KV cache of {model.name}: {terms} make {left}, and two "
+        f"blocks take {_size(2 * block_bytes)}; a larger GPU, a higher --gpu-memory-utilization or "
+        "--tensor-parallel-size, or a smaller --max-num-batched-tokens or --max-num-seqs would help."
+    )
+
+
+def _check_count(name: str, value: float) -> None:
+    if not (1 <= value < math.inf and value == int(value)):
+        raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.2f} GiB" if abs(num_bytes) >= GIB // 10 else f"{num_bytes / 2**20:,.2f} MiB"

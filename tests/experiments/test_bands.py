@@ -1,0 +1,58 @@
+"""The band around a run in which many requests are preempted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli.run import command as run_command
+from kvsim.experiments.bands import band_of, figures_of, is_worth_a_band
+from kvsim.hardware import find_gpu
+from kvsim.machines import known_errors, step_times
+from kvsim.machines.errors import Basis
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.simulation import Machine, measure
+from kvsim.workload import AllAtOnce, Fixed, generate
+
+TIGHT = ("--arrivals", "at-once", "--num-requests", "40", "--prompt-tokens", "60", "--output-tokens", "80")
+
+
+def machine(num_blocks: int) -> Machine:
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    return Machine(gpu=gpu, model=model, kv_bytes=num_blocks * (2 << 20), step_time=step_times(gpu, model, "vllm"))
+
+
+def test_the_band_holds_the_run_and_is_as_wide_as_the_error_of_its_times() -> None:
+    workload = generate(40, arrivals=AllAtOnce(), prompt=Fixed(tokens=60), output=Fixed(tokens=80), seed=1)
+    tight = machine(100)
+    summary = measure(workload, Paged(), tight).summary
+    assert is_worth_a_band(summary, len(workload))
+    band = band_of(workload, Paged(), tight, summary)
+    assert band is not None
+    assert band.percent == pytest.approx(known_errors()[Basis.MODEL].median["tpot"])
+    for name, value in figures_of(summary).items():
+        low, high = band.ranges[name]
+        assert low <= value <= high
+    low, high = band.ranges["e2e_s"]
+    assert 1.5 < 100 * (high - low) / summary.e2e_s.mean / band.percent < 6
+
+
+def test_a_run_with_room_for_everybody_needs_none() -> None:
+    workload = generate(40, arrivals=AllAtOnce(), prompt=Fixed(tokens=60), output=Fixed(tokens=80), seed=1)
+    assert not is_worth_a_band(measure(workload, Paged(), machine(1000)).summary, len(workload))
+
+
+def test_a_band_is_printed_and_in_json_unless_it_is_not_wanted() -> None:
+    tight = (*TIGHT, "--num-blocks", "100")
+    table, document, without = (
+        CliRunner().invoke(run_command, [*tight, *flags], catch_exceptions=False).stdout
+        for flags in ((), ("--json",), ("--no-band",))
+    )
+    percent = known_errors()[Basis.MODEL].median["tpot"]
+    assert f"in brackets: with step times {percent:.0f} % shorter to longer" in table
+    band = json.loads(document)["band"]
+    assert band["ranges" if "ranges" in band else "ttft_s"][0] < json.loads(document)["ttft_s"]["mean"]
+    assert "brackets" not in without

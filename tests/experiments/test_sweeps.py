@@ -1,0 +1,271 @@
+"""A sweep: one row per point, wherever it was computed, and whatever happened on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kvsim.errors import UsageError
+from kvsim.experiments import sweeps as sweeping
+from kvsim.experiments.sweeps import Point, run_point, sweep
+from kvsim.metrics import summarize
+from kvsim.plots.sweep import draw_sweep
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Machine, simulate
+from kvsim.workload import Ragged, Workload
+
+MakeMachine = Callable[[int], Machine]
+
+
+@pytest.fixture
+def points(make_machine: MakeMachine, make_workload: Callable[..., Workload]) -> list[Point]:
+    workload = make_workload(*[(0.01 * row, 20 + row, 30) for row in range(12)])
+    return [
+        Point(
+            settings={"num_blocks": num_blocks, "block_size": block_size},
+            workload=workload,
+            policy=Paged(scheduler=ContinuousSettings(max_model_len=256), cache=PagedSettings(block_size=block_size)),
+            machine=make_machine(num_blocks * block_size),
+        )
+        for num_blocks in (20, 60)
+        for block_size in (8, 16)
+    ]
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(table).to_pylist()
+    return rows
+
+
+def test_every_point_is_a_row_with_the_figures_of_its_run(points: list[Point], tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    outcome = sweep(points, tmp_path / "t.parquet", num_jobs=2, progress=lambda *counts: seen.append(counts))
+    assert (outcome.num_done, outcome.num_kept, outcome.num_failed, outcome.lost) == (4, 0, 0, [])
+    assert seen == [(done, 4) for done in range(1, 5)]
+    rows = {(row["num_blocks"], row["block_size"]): row for row in rows_of(outcome.table)}
+    assert len(rows) == 4
+    for point in points:
+        row = rows[point.settings["num_blocks"], point.settings["block_size"]]
+        summary = summarize(simulate(point.workload, point.policy, point.machine))
+        assert row["output_tokens_per_s"] == summary.output_tokens_per_s
+        assert row["num_preemptions"] == summary.num_preemptions
+        assert row["ttft_s.p99"] == summary.ttft_s.p99
+        assert row["error"] == ""
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"], "nothing stands beside a finished table"
+
+
+def test_what_is_done_is_not_run_again(points: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t.parquet"
+    before = sweep(points[:2], table, num_jobs=2)
+    assert before.num_done == 2
+    first = rows_of(table)
+    after = sweep(points, table, num_jobs=2)
+    assert (after.num_done, after.num_kept) == (2, 2)
+    assert rows_of(table)[:2] == first
+
+    def nothing_left(_: object, tasks: dict[str, Point], **_rest: object) -> list[Any]:
+        assert not tasks
+        return []
+
+    monkeypatch.setattr(sweeping, "results", nothing_left)
+    assert sweep(points, table).num_kept == 4
+
+
+def test_an_interrupted_sweep_goes_on(points: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = sweeping.results
+
+    def interrupted(call: Any, tasks: dict[str, Point], **rest: Any) -> Iterator[Any]:
+        yield from results(call, dict(list(tasks.items())[:3]), **rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeping, "results", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(points, tmp_path / "t.parquet", num_jobs=2)
+    assert not (tmp_path / "t.parquet").exists()
+    outcome = sweep(points, tmp_path / "t.parquet", num_jobs=2)
+    assert (outcome.num_done, outcome.num_kept) == (1, 3)
+    assert len(rows_of(outcome.table)) == 4
+
+
+def test_a_point_that_cannot_be_served_is_a_row_with_the_reason(points: list[Point], tmp_path: Path) -> None:
+    machine = replace(points[0].machine, kv_bytes=1)
+    small = replace(points[0], settings={"num_blocks": 3, "block_size": 8}, machine=machine)
+    assert "hold no usable unit" in run_point(small)["error"]
+    outcome = sweep([small, points[3]], tmp_path / "t.parquet", num_jobs=2)
+    assert (outcome.num_done, outcome.num_failed) == (2, 1)
+    errors = {row["num_blocks"]: row["error"] for row in rows_of(outcome.table)}
+    assert errors[60] == ""
+    assert "hold no usable unit" in errors[3]
+
+
+def test_a_killed_worker_loses_its_point_and_not_the_sweep(points: list[Point], tmp_path: Path) -> None:
+    class Deadly:  # local, so that it travels to the worker as it stands
+        label, calibrated = "deadly", False
+
+        def entry_s(self, prompt_tokens: int) -> float:  # noqa: ARG002
+            os.kill(os.getpid(), signal.SIGKILL)
+            return 0.0
+
+    deadly = replace(points[1], machine=replace(points[1].machine, step_time=Deadly()))  # type: ignore[arg-type]
+    outcome = sweep([points[0], deadly, *points[2:]], tmp_path / "t.parquet", num_jobs=2)
+    assert outcome.lost == [points[1].settings]
+    assert outcome.num_done == 3
+    assert sorted((row["num_blocks"], row["block_size"]) for row in rows_of(outcome.table)) == [
+        (20, 8),
+        (60, 8),
+        (60, 16),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the cluster's own making
+def test_a_ray_cluster_of_this_machine(points: list[Point], tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    done: list[tuple[int, int]] = []
+
+    def report(number: int, total: int) -> None:
+        done.append((number, total))
+
+    outcome = sweep(points[:3], tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    assert (outcome.num_done, outcome.lost) == (3, [])
+    again = sweep(points, tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    assert (again.num_kept, again.num_done) == (3, 1)
+    assert done == [(1, 3), (2, 3), (3, 3), (4, 4)]
+    expected = {(row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in map(run_point, points)}
+    assert {
+        (row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in rows_of(again.table)
+    } == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # of the cluster's own making
+def test_a_dask_scheduler_with_two_workers(points: list[Point], tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        outcome = sweep(points, tmp_path / "t.parquet", backend="dask", scheduler=cluster.scheduler_address)
+    assert (outcome.num_done, outcome.lost) == (4, [])
+    expected = {(row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in map(run_point, points)}
+    assert {
+        (row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in rows_of(outcome.table)
+    } == expected
+
+
+def test_misuse(points: list[Point], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least one point"):
+        sweep([], tmp_path / "t.parquet")
+    with pytest.raises(UsageError, match="address of a cluster"):
+        sweep(points, tmp_path / "t.parquet", scheduler="tcp://nowhere:1")
+    (tmp_path / "other.parquet").write_text("no table")
+    with pytest.raises(UsageError, match="is no table of a sweep"):
+        sweep(points, tmp_path / "other.parquet")
+
+
+def test_the_figure_has_a_line_for_each_value_of_the_second_setting(points: list[Point], tmp_path: Path) -> None:
+    outcome = sweep(points, tmp_path / "t.parquet", num_jobs=2)
+    picture = draw_sweep(outcome.table, ["num_blocks", "block_size"])
+    (axes,) = picture.axes
+    assert [line.get_label() for line in axes.lines] == ["block size 8", "block size 16"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[20, 60], [20, 60]]
+    with pytest.raises(UsageError, match="no run that could be served with rate"):
+        draw_sweep(outcome.table, ["rate"])
+
+
+def test_what_a_killed_sweep_has_left_is_cleared(points: list[Point], tmp_path: Path) -> None:
+    parts = tmp_path / "t.parquet.parts"
+    (parts / ".0123.json-abc.kvsim-scratch").mkdir(parents=True)
+    (parts / "0123.json").write_text('{"half a')
+    (parts / "4567.json").write_text("[]")
+    outcome = sweep(points[:2], tmp_path / "t.parquet", num_jobs=2)
+    assert (outcome.num_done, outcome.num_kept) == (2, 0)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_two_sweeps_on_one_table_do_not_disturb_each_other(points: list[Point], tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+
+    def another(*_: int) -> None:
+        with pytest.raises(UsageError, match="another sweep is at work on"):
+            sweep(points, table, num_jobs=2)
+
+    assert sweep(points, table, num_jobs=2, progress=another).num_done == 4
+    assert len(rows_of(table)) == 4
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"point": ["a"]},
+        {"error": [""]},
+        {"point": ["a", "a"], "error": ["", ""]},
+        {"point": [None], "error": [""]},
+        {"point": [["a"]], "error": [""]},
+        {"point": ["a"], "error": [0]},
+    ],
+)
+def test_a_table_that_is_no_sweeps_is_left_alone(
+    points: list[Point], tmp_path: Path, columns: dict[str, list[Any]]
+) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), table)
+    before = table.read_bytes()
+    with pytest.raises(UsageError, match="is no table of a sweep"):
+        sweep(points, table)
+    assert table.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_column_of_two_types_is_a_sentence(points: list[Point], tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"point": ["a"], "error": [""], "num_blocks": ["many"]}), table)
+    with pytest.raises(UsageError, match="do not go with those of this sweep"):
+        sweep(points[:1], table, num_jobs=2)
+
+
+def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]) -> None:
+    """Equal hashes in rows of other lengths, and token ids, are other requests."""
+    workload, num_requests = points[0].workload, len(points[0].workload)
+    few, many = [1] * num_requests, [2] * num_requests
+    lengths = [many[:1] + few[1:], few[:-1] + many[:1]]
+    hashes = [Ragged(np.arange(sum(each)), np.cumsum([0, *each]), np.int64) for each in lengths]
+    ids = [Ragged.from_rows([[nth] * int(n) for n in workload.prompt_tokens], np.int32) for nth in (1, 2)]
+    others = [
+        *(replace(workload, prompt_hashes=each, hash_unit_tokens=4) for each in hashes),
+        replace(workload, prompt_hashes=hashes[0], hash_unit_tokens=8),
+        *(replace(workload, prompt_token_ids=each) for each in ids),
+        workload,
+    ]
+    assert len({replace(points[0], workload=other).key for other in others}) == len(others)
+
+
+def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
+    arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
+    process = subprocess.Popen([sys.executable, "-m", "kvsim", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    parts = tmp_path / "s.parquet.parts"
+    until(lambda: any(parts.glob("*.json")))
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = {int(pid) for task in tasks for pid in task.read_text().split()}
+    process.kill()
+    process.wait()
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    assert children
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to be")

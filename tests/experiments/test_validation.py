@@ -1,0 +1,110 @@
+"""The accuracy that the project promises, on recordings that no fit has seen (`docs/accuracy.md` has all figures)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli.calibrate import command as calibrate_command
+from kvsim.cli.validate import command as validate_command
+from kvsim.errors import UsageError
+from kvsim.experiments.validation import Row, Validation, concurrency_of, matching_profile, policy_of, validate
+from kvsim.profiles import find as find_profile
+from kvsim.recording import find, read
+
+HELD_OUT = (
+    "vllm-h200-llama-3-8b-heldout-35",
+    "vllm-h200-llama-3-8b-heldout-closed-64",
+    "vllm-h200-llama-3-8b-heldout-long",
+)
+
+
+@pytest.fixture(scope="module", params=HELD_OUT)
+def held_out(request: pytest.FixtureRequest) -> Validation:
+    recording = read(find(request.param))
+    return validate(matching_profile(recording), recording)
+
+
+def error(validation: Validation, name: str) -> float:
+    return abs(next(row.error for row in validation.rows if row.name == name))
+
+
+def test_the_promised_accuracy_on_held_out_recordings(held_out: Validation) -> None:
+    assert held_out.held_out
+    assert error(held_out, "throughput") < 2
+    for name in ("TTFT, mean", "TPOT, mean", "end to end, mean"):
+        assert error(held_out, name) < 5, name
+    assert error(held_out, "end to end, p99") < 10
+    assert error(held_out, "KV occupancy, mean absolute error over time") < 2
+
+
+def test_the_simulation_serves_the_same_requests(held_out: Validation) -> None:
+    measured, simulated = held_out.measured.requests, held_out.simulated.requests
+    assert simulated.prompt_tokens.tolist() == measured.prompt_tokens.tolist()
+    assert simulated.output_tokens.tolist() == measured.output_tokens.tolist()
+
+
+def test_a_closed_loop_is_simulated_as_one() -> None:
+    recording = read(find("vllm-h200-llama-3-8b-heldout-closed-64"))
+    assert concurrency_of(recording) == 64
+    result = validate(matching_profile(recording), recording)
+    assert result.simulated.steps.running.max() == 64
+
+
+def test_the_settings_are_the_recorded_engines() -> None:
+    policy, kv_bytes = policy_of(read(find("vllm-h200-llama-3-8b-heldout-bursty")))
+    assert (policy.scheduler.max_num_batched_tokens, policy.cache.watermark) == (16384, 0.05)  # type: ignore[union-attr]
+    assert kv_bytes == 1200 * 2 << 20
+
+
+def test_an_error_of_nothing_is_nothing() -> None:
+    row = Row(name="preemptions", unit="", measured=0, simulated=0)
+    assert row.error == 0
+    assert math.isnan(Row(name="preemptions", unit="", measured=0, simulated=3).error)
+    assert Row(name="occupancy", unit="points", measured=50, simulated=48, relative=False).error == -2
+
+
+def test_a_simulation_cannot_be_validated_against() -> None:
+    result = read(find("vllm-h200-llama-3-8b-heldout-35"))
+    simulated = validate(matching_profile(result), result).simulated
+    with pytest.raises(UsageError, match="is a simulation"):
+        validate(matching_profile(result), simulated)
+
+
+def test_a_profile_is_never_applied_to_another_machine_without_a_word() -> None:
+    recording = read(find("vllm-h200-granite-350m-gsm8k"))
+    there = replace(recording, meta=replace(recording.meta, gpu="NVIDIA H100 80GB HBM3"))
+    profile = matching_profile(recording)
+    here, carried = validate(profile, recording), validate(profile, there)
+    assert here.times_from == profile.label
+    assert "transferred from H200 to H100 SXM" in carried.times_from
+    assert carried.simulated.duration_s > here.simulated.duration_s
+    with pytest.raises(UsageError, match="the profile is of meta-llama"):
+        validate(find_profile("vllm-h200-llama-3-8b"), recording)
+    split = read(find("vllm-2xh200-llama-3-8b-light"))
+    with pytest.raises(UsageError, match="of tensor-parallel size 1, not of 2"):
+        validate(find_profile("vllm-h200-llama-3-8b"), split)
+
+
+def test_commands(tmp_path: Path) -> None:
+    runner, profile = CliRunner(), str(tmp_path / "mine.toml")
+    arguments = ["vllm-h200-granite-350m-gsm8k", "-o", profile, "--no-held-out", "--json"]
+    made = runner.invoke(calibrate_command, arguments, catch_exceptions=False)
+    assert json.loads(made.stdout)["residuals"][0]["recording"] == "vllm-h200-granite-350m-gsm8k"
+    arguments = [profile, "vllm-h200-granite-350m-gsm8k", "--json"]
+    document = json.loads(runner.invoke(validate_command, arguments, catch_exceptions=False).stdout)
+    assert document["validations"][0]["held_out"] is False
+    assert document["validations"][0]["rows"]["throughput"]["measured"] > 60_000
+    table = runner.invoke(validate_command, arguments[:2], catch_exceptions=False).stdout
+    assert "in sample: the times were fitted to it" in table
+
+
+def test_batches_of_several_sizes_are_refused() -> None:
+    name = "hf-h200-llama-3-8b-first-prefills"
+    with pytest.raises(UsageError, match=f"{name} has batches of 12, 24, 48 rows"):
+        policy_of(read(find(name)))

@@ -1,0 +1,241 @@
+"""Whether a load fits, what limits it, and what would help: found by simulation, checked by simulating again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.errors import UsageError
+from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
+from kvsim.fitting.largest import largest_load
+from kvsim.fitting.search import Remedy, band_of, figures_of
+from kvsim.hardware import find_gpu
+from kvsim.metrics import Distribution
+from kvsim.metrics.verdict import Limit
+from kvsim.models import find_model
+from kvsim.plots.fit import draw_fit, frontier
+from kvsim.workload import AllAtOnce, Constant, Fixed, generate
+
+INTERPRETED = Search(engine="interpreted")
+
+
+def server(num_blocks: int | None = None, **settings: object) -> Server:
+    default = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 256}
+    model = find_model("Meta-Llama-3-8B")
+    return Server(gpu=find_gpu("H200"), model=model, num_blocks=num_blocks, **default | settings)  # type: ignore[arg-type]
+
+
+def users(number: int, think_s: float = 0.0) -> Load:
+    """Each needs six blocks at the end."""
+    work = generate(4 * number, arrivals=AllAtOnce(), prompt=Fixed(tokens=60), output=Fixed(tokens=30), seed=1)
+    return Load(workload=work, users=number, think_s=think_s)
+
+
+def rate(per_s: float, number: int = 40) -> Load:
+    work = generate(
+        number, arrivals=Constant(rate_per_s=per_s), prompt=Fixed(tokens=60), output=Fixed(tokens=30), seed=1
+    )
+    return Load(workload=work)
+
+
+def run(on: Server, load: Load) -> Outcome:
+    return evaluate(on, load, engine="interpreted")
+
+
+def test_a_pool_that_holds_everybody_fits_and_one_that_does_not_is_short_of_memory() -> None:
+    ample, short = run(server(200), users(12)), run(server(50), users(12))
+    assert Goal().is_met(ample)
+    assert not Goal().is_met(short)
+    assert short.limit is Limit.MEMORY
+    assert short.num_blocks == 50
+    assert Goal().shortfall(short) > 0 == Goal().shortfall(ample)
+
+
+def test_targets_are_met_or_missed_by_what_they_allow() -> None:
+    outcome = run(server(200), users(4))
+    assert Goal(tpot_p99_s=outcome.tpot_s.p99).is_met(outcome)
+    missed = Goal(tpot_p99_s=outcome.tpot_s.p99 / 2).misses(outcome)
+    assert missed == {"TPOT p99": pytest.approx(1.0)}
+    with pytest.raises(UsageError, match="--ttft-p99 should be a positive number"):
+        Goal(ttft_p99_s=0)
+
+
+def test_the_largest_load_fits_and_a_larger_one_does_not() -> None:
+    """By hand: 99 blocks hold 16 sequences of 90 tokens in whole blocks of 16."""
+    on, goal = server(100), Goal()
+    for asked in (4, 40):
+        largest = largest_load(on, users(asked), goal, engine="interpreted")
+        assert largest is not None
+        assert 16 <= largest <= 18
+        assert goal.is_met(run(on, users(asked).of_users(int(largest))))
+        assert not goal.is_met(run(on, users(asked).of_users(int(largest * 1.3) + 1)))
+    impossible = Goal(tpot_p99_s=1e-6)
+    assert largest_load(server(7, max_model_len=90), users(2), impossible, engine="interpreted") is None
+
+
+def test_a_queue_that_grows_is_an_overload_and_one_that_does_not_is_none() -> None:
+    slow = server(30, max_num_seqs=1)
+    one_s = run(slow, rate(0.1, 12)).e2e_s.mean
+    assert run(slow, rate(0.5 / one_s, 60)).overload == 0
+    crowded = run(slow, rate(4 / one_s, 60))
+    assert crowded.overload == pytest.approx(3, rel=0.1), "what arrives in a second takes four to serve"
+    assert "overload" in Goal().misses(crowded)
+
+
+def test_what_would_help_was_simulated_and_the_nearest_comes_first() -> None:
+    load = users(12)
+    found = answer(server(50), load, Goal(), INTERPRETED, most=36)
+    assert not found.fits
+    assert found.verdict.startswith("No: ")
+    assert " of 12 users fit; " in found.verdict
+    assert found.limit.startswith("memory: 50 blocks are full.")
+    first = found.remedies[0]
+    assert first.fits
+    assert first.change.kind is Kind.SETTING
+    kinds = [each.change.kind for each in found.remedies if each.fits]
+    assert kinds == sorted(kinds)
+    for each in found.remedies:
+        again = run(each.change.server, load)
+        assert figures_of(again) == figures_of(each.outcome)
+        assert each.fits == Goal().is_met(again)
+        for name, value in figures_of(again).items():
+            low, high = each.band[name]
+            assert low <= value <= high
+
+
+def test_a_load_that_fits_is_told_how_much_more_would() -> None:
+    found = answer(server(100), users(8), Goal(), INTERPRETED, most=0)
+    assert found.fits
+    assert found.verdict.startswith("Yes: 8 users fit; about 1")
+    assert found.remedies == found.tried == ()
+
+
+def test_a_model_that_does_not_fit_says_so_and_more_gpus_help() -> None:
+    big = Server(gpu=find_gpu("H100"), model=find_model("Llama-3.1-70B"), max_model_len=4096)
+    found = answer(big, users(2), Goal(), INTERPRETED, most=60)
+    assert found.verdict.startswith("No: the weights of meta-llama/Llama-3.1-70B take ")
+    assert "tensor_parallel_size" in {name for each in found.remedies for name in each.change.fields}
+    assert all(each.fits for each in found.remedies)
+
+
+def test_a_length_that_does_not_start_gives_way_to_one_that_does() -> None:
+    found = answer(server(30, max_model_len=8192), users(2), Goal(), INTERPRETED, most=0)
+    assert found.shortened_from == 8192
+    assert found.server.max_model_len <= 30 * 16
+    assert "vLLM does not start with --max-model-len 8192" in found.verdict
+
+
+def test_changes_change_what_they_say_and_nothing_else() -> None:
+    base = server(50)
+    found = changes(base, longest_tokens=90, most=400)
+    assert len({each.server for each in found}) == len(found)
+    own = {field.name for field in fields(Server)}
+    for each in found:
+        differ = {name for name in own if getattr(each.server, name) != getattr(base, name)}
+        assert {name if name in own else "model" for name in each.fields} >= differ - {"times"}
+        assert differ
+    kinds = [each.kind for each in found[:30]]
+    assert kinds == sorted(kinds), "each alone, the nearest first"
+    assert any(len(each.fields) == 2 for each in found)
+
+
+def test_the_flags_of_a_server_are_those_of_vllm() -> None:
+    base = replace(server(50), model=find_model("Meta-Llama-3-8B").served(kv_cache_dtype="fp8", tensor_parallel_size=2))
+    assert base.flags() == (
+        "vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2 --num-gpu-blocks-override 50 "
+        "--max-num-seqs 256 --max-num-batched-tokens 2048 --max-model-len 256 --kv-cache-dtype fp8"
+    )
+    assert "--gpu-memory-utilization 0.92 " in server().flags()
+    assert replace(base, name="./mine").flags().startswith("vllm serve ./mine --")
+    careful = replace(base, watermark=0.05, long_prefill_token_threshold=512, enable_chunked_prefill=False)
+    assert careful.flags().removeprefix(base.flags()) == (
+        " --watermark 0.05 --long-prefill-token-threshold 512 --no-enable-chunked-prefill"
+    )
+
+
+def test_what_a_recorded_pool_had_beyond_its_account_stays_with_every_change() -> None:
+    base = server(gpu_memory_utilization=0.3, unaccounted_bytes=-(1 << 30))
+    more = replace(base, gpu_memory_utilization=0.4)
+    gained = more.machine().kv_bytes - base.machine().kv_bytes
+    assert gained == more.budget().kv_bytes - base.budget().kv_bytes > 0
+    assert base.machine().kv_bytes == base.budget().kv_bytes - (1 << 30)
+
+
+def test_requests_are_taken_over_and_over_where_there_are_too_few() -> None:
+    work = users(2).workload
+    assert len(repeated(work, 3)) == 3
+    assert repeated(work, 20).prompt_tokens.tolist() == [60] * 20
+    assert len(users(50).of_users(100).workload) == 400
+
+
+OUTCOME = Outcome(
+    tpot_s=Distribution(mean=0.02, p50=0.02, p90=0.02, p99=0.02),
+    ttft_s=Distribution(mean=0.5, p50=0.5, p90=0.5, p99=0.5),
+    output_tokens_per_s=100.0,
+    label="x; data sheet only",
+)
+
+
+def test_a_band_is_at_least_as_wide_as_the_known_error_and_holds_what_moved() -> None:
+    slower = replace(OUTCOME, output_tokens_per_s=70.0)
+    band = band_of(OUTCOME, [slower])
+    assert band["output_tokens_per_s"][0] == 70.0
+    low, high = band["ttft_p99_s"]
+    assert (0.5 - low) == pytest.approx(high - 0.5)
+    assert high > 0.55
+
+
+def test_few_preemptions_are_less_certain_than_many() -> None:
+    def width(number: int) -> float:
+        found = band_of(replace(OUTCOME, num_preemptions=number, preemptions_per_min=60.0), [])
+        low, high = found["preemptions_per_min"]
+        return (high - low) / 60
+
+    assert width(4) > width(40) > width(4000)
+    assert width(4000) > 0, "a known error that does not vanish"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 9), st.floats(1, 999)), min_size=1, max_size=20))
+def test_ranking_puts_what_fits_before_what_does_not(rows: list[tuple[bool, float, float]]) -> None:
+    candidates = changes(server(50), longest_tokens=90, most=60)
+    remedies = [
+        Remedy(
+            change=candidates[number],
+            outcome=replace(OUTCOME, output_tokens_per_s=tokens),
+            fits=fits,
+            shortfall=0.0 if fits else 0.1 + short,
+        )
+        for number, (fits, short, tokens) in enumerate(rows)
+    ]
+    order = ranked(remedies)
+    assert [each.fits for each in order] == sorted((each.fits for each in order), reverse=True)
+    missing = [each.shortfall for each in order if not each.fits]
+    assert missing == sorted(missing)
+    assert len({each.change.fields for each in order}) == len(order)
+
+
+@given(st.lists(st.tuples(st.floats(1, 99), st.floats(1, 999)), min_size=1, max_size=30))
+def test_nothing_beats_the_frontier(places: list[tuple[float, float]]) -> None:
+    edge = frontier(places)
+    for time_ms, tokens_per_s in places:
+        assert any(other <= time_ms and more >= tokens_per_s for other, more in edge)
+    for (time_ms, tokens_per_s), (later_ms, more) in pairwise(edge):
+        assert later_ms > time_ms
+        assert more > tokens_per_s
+
+
+def test_the_figure_says_the_verdict_and_names_the_frontier() -> None:
+    found = answer(server(50), users(12), Goal(), INTERPRETED, most=12, find_largest=False)
+    picture = draw_fit(found)
+    assert found.verdict in picture.alt_text
+    assert "The frontier runs from" in picture.alt_text
+    big = Server(gpu=find_gpu("H100"), model=find_model("Llama-3.1-70B"), max_model_len=4096)
+    refused = answer(big, users(2), Goal(), INTERPRETED, most=0)
+    assert math.isinf(refused.goal.shortfall(refused.outcome))
+    with pytest.raises(UsageError, match="nothing to draw"):
+        draw_fit(refused)
