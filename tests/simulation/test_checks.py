@@ -15,7 +15,8 @@ from kvsim.conformance.oracle import OracleRun
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
-from kvsim.policies import Paged, PagedSettings
+from kvsim.policies import Paged
+from kvsim.policies.settings import PagedSettings
 from kvsim.simulation import checks as checks_module
 from kvsim.simulation.check import check
 from kvsim.simulation.checks import BlockAccount, Checks
