@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from kvsim.capture.groups import layout_of
 from kvsim.capture.offload import OffloadWatch, has_offload
-from kvsim.capture.sinks import Sink
+from kvsim.capture.sinks import LogSink
 from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
 
@@ -51,7 +51,7 @@ class SchedulerRecorder:
 
     def __init__(self, scheduler: Any) -> None:
         """Watch `scheduler`, which has been set up."""
-        self.sink: Sink | None = None
+        self.sink: LogSink | None = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
@@ -73,7 +73,7 @@ class SchedulerRecorder:
                 "but vLLM's native offload."
             )
 
-    def start(self, sink: Sink, meta: dict[str, Any]) -> None:
+    def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already holds are not part of it.
 
         Raises:

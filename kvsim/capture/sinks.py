@@ -17,7 +17,7 @@ _PERIOD_S = 0.25
 """How long an event may wait in memory before it is written."""
 
 
-class Sink(Protocol):
+class LogSink(Protocol):
     """Takes complete lines of a log; never raises, never waits."""
 
     def write(self, lines: bytes) -> None:
@@ -66,7 +66,7 @@ class FileSink:
 class Fanout:
     """Several sinks as one."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Sequence[LogSink]) -> None:
         self._sinks = sinks
 
     def write(self, lines: bytes) -> None:

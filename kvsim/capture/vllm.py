@@ -22,7 +22,7 @@ from kvsim.capture.groups import layout_of
 from kvsim.capture.machine import machine
 from kvsim.capture.publish import Publisher
 from kvsim.capture.scheduler import SchedulerRecorder
-from kvsim.capture.sinks import Fanout, FileSink, Sink
+from kvsim.capture.sinks import Fanout, FileSink, LogSink
 from kvsim.errors import KvsimError, MissingExtraError
 from kvsim.models.huggingface import from_fields
 from kvsim.recording.model import FORMAT, VERSION
@@ -103,9 +103,9 @@ class RecordingSyncScheduler(_Recording, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler, recording; use it together with `--no-async-scheduling`."""
 
 
-def sink_from_environment(check: Callable[[], None]) -> Sink | None:
+def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
     """Where the environment says that the recording should go; None if nowhere, or if `check` raises a KvsimError."""
-    sinks: list[Sink] = []
+    sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
     if not folder and not address:
         return None

@@ -48,7 +48,7 @@ class CountedBlocks:
         """How many tables hold `block`."""
         return self._refs[block]
 
-    def take(self, num_blocks: int) -> list[int]:
+    def allocate(self, num_blocks: int) -> list[int]:
         """Take so many free blocks, which there are."""
         taken = [self._free.pop() for _ in range(num_blocks)]
         self.touch(taken)
@@ -59,7 +59,7 @@ class CountedBlocks:
         for block in blocks:
             self._refs[block] += 1
 
-    def give(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         """Let go of `blocks`; those that no table holds any more are free."""
         for block in blocks:
             self._refs[block] -= 1
@@ -133,7 +133,7 @@ class BranchingCache:
             branch.blocks += self._take(1)
         elif self.pool.refs(branch.blocks[-1]) > 1:
             [copy] = self._take(1)
-            self.pool.give([branch.blocks[-1]])
+            self.pool.free([branch.blocks[-1]])
             branch.blocks[-1] = copy
             self.num_copies += 1
         branch.num_tokens += 1
@@ -141,7 +141,7 @@ class BranchingCache:
     def free(self, branch: Branch) -> None:
         """Let go of everything that `branch` holds."""
         del self._branches[branch]
-        self.pool.give(branch.blocks[::-1])
+        self.pool.free(branch.blocks[::-1])
 
     def breakdown(self) -> Breakdown:
         """Where every slot goes now; a slot that several branches share counts once."""
@@ -177,7 +177,7 @@ class BranchingCache:
                 f"{num_blocks} blocks are needed and {self.pool.num_free} of {self.pool.num_blocks} are free; "
                 "give the pool more blocks."
             )
-        return self.pool.take(num_blocks)
+        return self.pool.allocate(num_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

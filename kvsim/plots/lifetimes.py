@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from kvsim.recording import Recording
-    from kvsim.recording.holdings import Tables
+    from kvsim.recording.holdings import Holdings
     from kvsim.recording.tables import FloatArray, IntArray
     from kvsim.replay import Replay
 
@@ -98,7 +98,7 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     )
 
 
-def _pieces(tables: Tables, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def _pieces(tables: Holdings, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Runs that came at once as they are, and those that grew by the step in pieces: run, steps later, units."""
     repeat, length = tables.repeat[rows], tables.length[rows]
     if not (repeat > 1).any():

@@ -13,7 +13,7 @@ from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
 from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +46,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
     shares = waste_shares(waste_of(recording)).pool_percent
-    colors = colors_of(states, owners if by_owner else np.full_like(owners, NOBODY))
+    colors = colors_of(states, owners if by_owner else np.full_like(owners, NO_OWNER))
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.68)
         axes = picture.subplots()
@@ -77,7 +77,7 @@ def colors_of(states: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> n
     )
     colors = palette[states]
     for state, of_owners in ((SlotState.TOKEN, hues), (SlotState.RESERVED, tints)):
-        here = (states == state) & (owners != NOBODY)
+        here = (states == state) & (owners != NO_OWNER)
         colors[here] = of_owners[owners[here] % NUM_HUES]
     return colors
 

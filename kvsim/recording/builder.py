@@ -20,7 +20,7 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Copies, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
 
 
-class Sink(Protocol):
+class RowSink(Protocol):
     """Takes rows that will not change any more."""
 
     def append(self, table: Table) -> None:
@@ -30,7 +30,7 @@ class Sink(Protocol):
 class RecordingBuilder:
     """Collects one run; requests are numbered in the order in which they arrive."""
 
-    def __init__(self, sink: Sink | None = None) -> None:
+    def __init__(self, sink: RowSink | None = None) -> None:
         """Keep everything for `finish`; or hand rows to `sink` as they become final, and the rest at `close`."""
         self._sink = sink
         self._seq = -1
@@ -252,7 +252,7 @@ class RecordingBuilder:
         else:
             self._growing[table.name].extend(table)
 
-    def _hand_over(self, sink: Sink) -> None:
+    def _hand_over(self, sink: RowSink) -> None:
         """Give `sink` what is final, of tables of which there is much."""
         for growing in (self._steps, self._schedule, self._memory):
             if growing.is_full:

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
 from kvsim.recording.grouped import tables_of_groups
-from kvsim.recording.holdings import Tables
+from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new
 from kvsim.recording.rules import require, within
@@ -76,7 +76,7 @@ def _check_growth(memory: Memory, file: Path) -> None:
     require(behind, file, "position should not be before the end of the request's table", rows)
 
 
-def _check_ends(tables: Tables, file: Path) -> None:
+def _check_ends(tables: Holdings, file: Path) -> None:
     """A request that gives tables back gives all of them back."""
     held = tables.residencies
     end = np.repeat(held.death_seq, np.diff(held.first_run, append=len(tables.request)))
@@ -86,7 +86,7 @@ def _check_ends(tables: Tables, file: Path) -> None:
         raise RecordingError(f"{file}, row {row}: the request gives back some of its tables, and never this one.")
 
 
-def _check_computed(recording: Recording, tables: Tables, file: Path) -> None:
+def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
     """Every group of attention has room for whatever is computed, when it is computed."""
     schedule, steps, pool = recording.schedule, recording.steps, recording.meta.pool
     if not len(schedule):
@@ -114,7 +114,7 @@ def _check_computed(recording: Recording, tables: Tables, file: Path) -> None:
         require(found, file, f"more is computed than the request holds memory for in group {number}")
 
 
-def _check_free_units(recording: Recording, tables: Tables, file: Path) -> None:
+def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
     """Where no unit is shared, `free_units` follow from the changes of ownership."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():

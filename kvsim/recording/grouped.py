@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.holdings import Residencies, Tables
+from kvsim.recording.holdings import Holdings, Residencies
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
@@ -27,7 +27,7 @@ class Operations:
     row: IntArray
     """The row of `memory.parquet`."""
     run: IntArray
-    """The run of `Tables` that is taken or given back; `NO_RUN` for an eviction."""
+    """The run of `Holdings` that is taken or given back; `NO_RUN` for an eviction."""
     address: IntArray
 
     def parts(self) -> list[tuple[int, int]]:
@@ -35,7 +35,7 @@ class Operations:
         return list(pairwise([*range(0, len(self.row), _OPS_AT_ONCE), len(self.row)]))
 
 
-def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Tables, Operations]:
+def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
     """The runs of all tables, each of one unit, and everything that happens to them."""
     ends = _Ends.of(memory)
     run_row, offset = _units(memory, (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE))
@@ -57,7 +57,7 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Tables, Operati
     first_run = np.flatnonzero(begins)
     end_seq = np.append(ends.seq, np.iinfo(narrow).max)
     is_ended = ends.is_of(request[first_run], residency[first_run])
-    tables = Tables(
+    tables = Holdings(
         request=request.astype(np.int32),
         group=group.astype(np.int32),
         table=np.cumsum(table_begins) - 1,
@@ -165,7 +165,7 @@ def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory
     return (request.astype(np.int64) * num_groups + group) * end + address
 
 
-def _operations(memory: Memory, tables: Tables, death_row: npt.NDArray[np.int64]) -> Operations:
+def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int64]) -> Operations:
     """Everything in the order in which it happened: units of one release the last first."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))

@@ -24,7 +24,7 @@ class Residencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tables:
+class Holdings:
     """Every run of units that a request ever held, sorted by request, then by time.
 
     A long recording has tens of millions, so the columns are as narrow as they can be.
@@ -62,14 +62,14 @@ class Tables:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunsOfRows:
-    """For each row of `memory.parquet`, the consecutive runs of `Tables` that it hands out or takes back."""
+    """For each row of `memory.parquet`, the consecutive runs of `Holdings` that it hands out or takes back."""
 
     first: IntArray
     count: IntArray
     """0 for an eviction."""
 
 
-def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Tables, RunsOfRows]:
+def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, RunsOfRows]:
     """The runs of every table, and which of them each row of `memory` speaks of."""
     num_rows = len(memory)
     rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
@@ -104,7 +104,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         length = length * repeat
     begins = position == 0
     first_run = np.flatnonzero(begins)
-    tables = Tables(
+    tables = Holdings(
         request=request,
         group=np.broadcast_to(np.int32(0), len(request)),
         table=np.cumsum(begins, dtype=np.int32) - np.int32(1),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.holdings import Tables
+from kvsim.recording.holdings import Holdings
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
 from kvsim.replay.unit_states import UnitStates
 
 
-class Growth:
+class GrowingRuns:
     """The growing runs of a recording, and how much of each the pool shows."""
 
-    def __init__(self, tables: Tables, frame_seq: npt.NDArray[np.int64]) -> None:
+    def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
         """`frame_seq` says up to which sequence number each frame shows what happened."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.recording.grouped import NO_RUN, Operations, tables_of_groups
-from kvsim.recording.holdings import RunsOfRows, Tables, tables_of
+from kvsim.recording.holdings import Holdings, RunsOfRows, tables_of
 from kvsim.recording.model import Recording
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 from kvsim.replay.by_unit import ByUnit, Heirs
 from kvsim.replay.progress import Progress
 
-NOBODY = -1
+NO_OWNER = -1
 """The owner of a unit that is free."""
 _ALL = np.int64(1 << 40)
 """More units than any table has."""
@@ -41,7 +41,7 @@ class Ledger:
     address: IntArray
     length: IntArray
     owner: IntArray
-    """A request that holds the run afterwards, or `NOBODY`."""
+    """A request that holds the run afterwards, or `NO_OWNER`."""
     position: IntArray
     """Where the run stands in the owner's table, in units."""
     group: IntArray | None
@@ -56,7 +56,7 @@ class Ledger:
     """The same of what is `cached`."""
     unit_by_unit: bool
     """Whether every run has one unit."""
-    tables: Tables
+    tables: Holdings
 
 
 def unfold(recording: Recording, progress: Progress) -> Ledger:
@@ -117,7 +117,7 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
             ledger.cached[ops][released] = ledger.position[ops][released] < kept
             if by_unit is not None:
                 ledger.cached_change[ops] = by_unit.changes(ledger.cached[ops], was_cached)
-        ledger.owner[ops][released] = NOBODY
+        ledger.owner[ops][released] = NO_OWNER
         if heirs is not None and by_unit is not None:
             left, stays = heirs.of_part(by_unit, ops, changes, refs)
             ledger.owner[ops][left], ledger.position[ops][left] = tables.request[stays], tables.position[stays]
@@ -181,7 +181,7 @@ class _Rows:
             ledger.length[ops] = memory.length[row]
             ledger.length[ops][back] = ledger.tables.length[run[back]]
         evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
-        run[evictions], position[evictions], owner[evictions] = 0, 0, NOBODY
+        run[evictions], position[evictions], owner[evictions] = 0, 0, NO_OWNER
         return run
 
 
@@ -203,7 +203,7 @@ class _Listed:
         """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
         run, tables = self.operations.run[ops], ledger.tables
         ledger.seq[ops], ledger.address[ops] = memory.seq[row], self.operations.address[ops]
-        ledger.owner[ops], ledger.position[ops] = NOBODY, 0
+        ledger.owner[ops], ledger.position[ops] = NO_OWNER, 0
         of_table = np.flatnonzero(run != NO_RUN)
         at = ops.start + of_table
         runs = run[of_table]

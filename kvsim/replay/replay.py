@@ -15,8 +15,8 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 from kvsim.replay.group_slots import slots_of_groups, table_groups
-from kvsim.replay.growth import Growth
-from kvsim.replay.ledger import NOBODY, unfold
+from kvsim.replay.growth import GrowingRuns
+from kvsim.replay.ledger import NO_OWNER, unfold
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
 from kvsim.replay.unit_states import UnitStates
@@ -62,7 +62,7 @@ class Replay:
         self.owner, self.position = self._states.owner, self._states.position
         self.refs, self.cached = self._states.refs, self._states.cached
         self.group = self._states.group
-        self._growth = Growth(self.ledger.tables, self.frame_seq)
+        self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
         self.frame = -1
         self.seek(0)
 
@@ -174,7 +174,7 @@ class Replay:
             return slots_of_groups(self, units)
         owner, cached = self.owner[units], self.cached[units]
         begin = self.position[units].astype(np.int64) * self.unit_tokens
-        held = np.flatnonzero(owner != NOBODY)
+        held = np.flatnonzero(owner != NO_OWNER)
         slots = np.zeros((len(owner), NUM_STATES), np.int64)
         slots[:, SlotState.FREE] = self.unit_tokens
         slots[cached, SlotState.FREE], slots[cached, SlotState.CACHED] = 0, self.unit_tokens

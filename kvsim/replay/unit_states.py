@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
 from kvsim.replay.keyframes import Columns, Keyframes, carry_out
-from kvsim.replay.ledger import NOBODY, Ledger
+from kvsim.replay.ledger import NO_OWNER, Ledger
 
 _MOST_RUNS = 64
 """Operations on long runs that are carried out one after the other; beyond, it is faster to begin afresh."""
@@ -26,7 +26,7 @@ class UnitStates(ABC):
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         self._ledger, self._first_unit = ledger, first_unit
-        self.owner = np.full(num_units, NOBODY, np.int32)
+        self.owner = np.full(num_units, NO_OWNER, np.int32)
         self.position = np.zeros(num_units, np.int32)
         self.refs = np.zeros(num_units, np.int32)
         self.cached = np.zeros(num_units, np.bool_)
@@ -63,7 +63,7 @@ class UnitStates(ABC):
     def let_go(self, address: int, length: int) -> None:
         """Let nobody hold a run."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
-        self.owner[units], self.refs[units], self.cached[units] = NOBODY, 0, False
+        self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
 
 
 class SingleUnits(UnitStates):
@@ -105,7 +105,7 @@ class LongRuns(UnitStates):
         """
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
-            self.owner[:], self.refs[:] = NOBODY, 0
+            self.owner[:], self.refs[:] = NO_OWNER, 0
             tables = self._ledger.tables
             for run in np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq)).tolist():
                 length = int(tables.length[run]) // int(tables.repeat[run])

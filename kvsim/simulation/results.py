@@ -135,7 +135,7 @@ class Totals:
         )  # fmt: skip
 
 
-class Tables:
+class FinalRows:
     """Hands the rows of a recording to a builder as they become final."""
 
     def __init__(self, builder: RecordingBuilder) -> None:

@@ -34,7 +34,7 @@ from kvsim.recording.model import MAX_UNITS
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
-from kvsim.simulation.results import Tables, Totals, largest_shape, requests_of, rows_of, with_hashes
+from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of, with_hashes
 from kvsim.simulation.server import Server
 from kvsim.simulation.sources import (
     ClosedLoop,
@@ -360,7 +360,7 @@ class Run:
             return make(compiled=True) if may_compile(size, machine.step_time, choice) else None
 
         driver = Driver(make(compiled=compiled), compiled=compiled, compile_later=compile_later)
-        totals, tables = Totals(self.pool), None if builder is None else Tables(builder)
+        totals, tables = Totals(self.pool), None if builder is None else FinalRows(builder)
         listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
         server = Server(
@@ -387,7 +387,7 @@ class Replica(NamedTuple):
 
     server: Server
     totals: Totals
-    tables: Tables | None
+    tables: FinalRows | None
 
     def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
         """What it adds up to; requests are numbered in the order in which they came."""

@@ -29,7 +29,7 @@ from .screens.defects import Careful
 from .screens.host import Host, Result
 from .screens.keys import ASCII_KEYS
 from .screens.opening import Opening, Report
-from .screens.stage import Stage
+from .screens.playback import PlaybackScreen
 from .screens.watch import Watch
 
 if TYPE_CHECKING:
@@ -113,23 +113,23 @@ class KvsimApp(Careful, Host):
         self.symbols.palette = palette_of(THEMES[0])
 
     @property
-    def stage(self) -> Stage:
+    def playback(self) -> PlaybackScreen:
         """The screen that plays, whatever lies on top of it."""
-        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, Stage))
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:
         """Whether `screen` is the one that plays, whatever lies on top of it."""
-        return self.num_stages > 0 and self.stage is screen
+        return self.num_playbacks > 0 and self.playback is screen
 
     @property
-    def num_stages(self) -> int:
+    def num_playbacks(self) -> int:
         """Screens that play, on top of each other; none until there is something to play."""
-        return sum(isinstance(screen, Stage) for screen in self.screen_stack)
+        return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def get_default_screen(self) -> Screen[None]:
         """What was asked for, or what stands there until it has been made."""
         if isinstance(self._opening, Session | Comparison) or not callable(self._opening):
-            return self._stage_for(self._opening)
+            return self._playback_for(self._opening)
         self._report = Report("reading")
         return Opening(self._report, self.symbols)
 
@@ -141,10 +141,10 @@ class KvsimApp(Careful, Host):
             self.exit(return_code=1)
             return
         if not self._leaving:
-            self.push_screen(self._stage_for(shown))
+            self.push_screen(self._playback_for(shown))
             self._settle()
 
-    def _stage_for(self, shown: Session | Comparison | Guided) -> Stage:
+    def _playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
         if isinstance(shown, Comparison):
             return Compare(shown, self.symbols, ample=self._ample)
         if isinstance(shown, Session):
@@ -177,8 +177,8 @@ class KvsimApp(Careful, Host):
             for widget in screen.query("*"):
                 widget.notify_style_update()
                 widget.refresh()
-        if self.num_stages:
-            self.stage.show_frame(everything=True)
+        if self.num_playbacks:
+            self.playback.show_frame(everything=True)
 
     def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
         """Leave."""
@@ -194,8 +194,8 @@ class KvsimApp(Careful, Host):
         """Let the wall time pass that has passed since the last tick."""
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if self.num_stages:  # the clock may run on a little while the program ends
-            self.stage.tick(elapsed_s)
+        if self.num_playbacks:  # the clock may run on a little while the program ends
+            self.playback.tick(elapsed_s)
 
     def keep_time(self, *, running: bool) -> None:
         """Run the clock, or let it rest."""
@@ -208,39 +208,39 @@ class KvsimApp(Careful, Host):
         else:
             self._timer.pause()
 
-    def open_stage(self, stage: Stage) -> None:
+    def open_playback(self, playback: PlaybackScreen) -> None:
         """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
-        self.stage.player.playing = False
-        if self.stage.guided is not None and self.num_stages > 1:
-            self.switch_screen(stage)
+        self.playback.player.playing = False
+        if self.playback.guided is not None and self.num_playbacks > 1:
+            self.switch_screen(playback)
         else:
-            self.push_screen(stage)
+            self.push_screen(playback)
 
-    def leave_stage(self) -> None:
+    def leave_playback(self) -> None:
         """Return to what was played before, where there is anything."""
-        if isinstance(self.screen, Stage) and self.num_stages > 1:
+        if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
             self.pop_screen()
-            self.stage.show_frame(everything=True)
+            self.playback.show_frame(everything=True)
 
     def action_compare(self) -> None:
         """Compare the policies at this moment, or return from there."""
-        stage = self.stage
-        if isinstance(stage, Compare):
-            time_s = stage.player.clock_s
-            self.leave_stage()
-            if self.stage is not stage:
-                self.stage.player.go_to_time(time_s)
-                self.stage.show_frame(everything=True)
+        playback = self.playback
+        if isinstance(playback, Compare):
+            time_s = playback.player.clock_s
+            self.leave_playback()
+            if self.playback is not playback:
+                self.playback.player.go_to_time(time_s)
+                self.playback.show_frame(everything=True)
         elif self._runs is None:
             self.notify("There are no requests here that could be served again under other policies.")
         else:
-            runs, time_s, name = self._runs, stage.player.clock_s, stage.followed_name
-            playing = stage.player.playing or not stage.player.frame
+            runs, time_s, name = self._runs, playback.player.clock_s, playback.followed_name
+            playing = playback.player.playing or not playback.player.frame
 
             def play(comparison: Comparison) -> None:
                 comparison.follow(name)
                 comparison.player.playing = playing
-                self.open_stage(self._stage_for(comparison))
+                self.open_playback(self._playback_for(comparison))
 
             self.aside(lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy")
 
@@ -256,7 +256,7 @@ class KvsimApp(Careful, Host):
         if lesson is not None:
             self.aside(
                 lambda: Guided(lesson),
-                lambda guided: self.open_stage(self._stage_for(guided)),
+                lambda guided: self.open_playback(self._playback_for(guided)),
                 lesson.heading,
             )
 
@@ -281,20 +281,20 @@ class KvsimApp(Careful, Host):
 
     def action_save(self) -> None:
         """Save what is on the screen beside the person's other files."""
-        save_picture(self, self.stage)
+        save_picture(self, self.playback)
 
     def action_save_png(self) -> None:
         """The same as PNG."""
-        save_png(self, self.stage)
+        save_png(self, self.playback)
 
     def action_save_numbers(self) -> None:
         """Save the numbers on the screen as CSV."""
-        save_numbers(self, self.stage)
+        save_numbers(self, self.playback)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the player's actions by name, then what every Textual program offers."""
-        if self.num_stages:
-            yield from commands(self, self.stage)
+        if self.num_playbacks:
+            yield from commands(self, self.playback)
         hidden = {"Screenshot", "Keys", "Maximize", "Minimize"}
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 

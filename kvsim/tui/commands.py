@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from .screens.host import Host
-    from .screens.stage import Stage
+    from .screens.playback import PlaybackScreen
 
 
-def commands(app: Host, stage: Stage) -> Iterator[SystemCommand]:
+def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
     """The player's actions on the screen that plays."""
-    yield SystemCommand("Play or pause", "Run the recording's clock", stage.action_play)
-    yield SystemCommand("Next event", "Jump to the next notable event", lambda: stage.action_event(1))
-    yield SystemCommand("Previous event", "Jump back to one", lambda: stage.action_event(-1))
+    yield SystemCommand("Play or pause", "Run the recording's clock", playback.action_play)
+    yield SystemCommand("Next event", "Jump to the next notable event", lambda: playback.action_event(1))
+    yield SystemCommand("Previous event", "Jump back to one", lambda: playback.action_event(-1))
     for name, kind in (
         ("preemption", EventKind.PREEMPTED),
         ("refusal", EventKind.REFUSED),
@@ -29,18 +29,18 @@ def commands(app: Host, stage: Stage) -> Iterator[SystemCommand]:
         ("finish", EventKind.FINISHED),
     ):
         yield SystemCommand(
-            f"Next {name}", "Jump to it, whatever else happens before", lambda kind=kind: stage.jump_to_kind(kind)
+            f"Next {name}", "Jump to it, whatever else happens before", lambda kind=kind: playback.jump_to_kind(kind)
         )
-    yield SystemCommand("Find", "Follow a request, or select a block", stage.action_find)
-    yield SystemCommand("Follow nobody", "Light the whole pool again", lambda: stage.follow(None))
-    yield SystemCommand("More detail", "Zoom into the pool", lambda: stage.action_zoom(1))
-    yield SystemCommand("Less detail", "Zoom out of the pool", lambda: stage.action_zoom(-1))
+    yield SystemCommand("Find", "Follow a request, or select a block", playback.action_find)
+    yield SystemCommand("Follow nobody", "Light the whole pool again", lambda: playback.follow(None))
+    yield SystemCommand("More detail", "Zoom into the pool", lambda: playback.action_zoom(1))
+    yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
     yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)
-    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app, stage))
-    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app, stage))
-    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app, stage))
-    yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", stage.action_help)
+    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app, playback))
+    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app, playback))
+    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app, playback))
+    yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", playback.action_help)
 
 
 def themes(app: Host) -> Iterator[SystemCommand]:

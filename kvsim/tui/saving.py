@@ -12,7 +12,7 @@ from .export.table import as_csv
 
 if TYPE_CHECKING:
     from .screens.host import Host
-    from .screens.stage import Stage
+    from .screens.playback import PlaybackScreen
 
 
 def render(app: Host, size: tuple[int, int]) -> str:
@@ -26,32 +26,32 @@ def render(app: Host, size: tuple[int, int]) -> str:
     return asyncio.run(draw())
 
 
-def save_picture(app: Host, stage: Stage) -> None:
+def save_picture(app: Host, playback: PlaybackScreen) -> None:
     """Save what is on the screen as SVG in the current folder."""
-    _save(app, stage, svg_of(app), "svg")
+    _save(app, playback, svg_of(app), "svg")
 
 
-def save_png(app: Host, stage: Stage) -> None:
+def save_png(app: Host, playback: PlaybackScreen) -> None:
     """Save it as PNG; as SVG, with advice, where there is no converter."""
     svg = svg_of(app)
 
     def keep(png: bytes | None) -> None:
         if png is not None:
-            _save(app, stage, png, "png")
+            _save(app, playback, png, "png")
         else:
-            _save(app, stage, svg, "svg", f" {NO_CONVERTER}")
+            _save(app, playback, svg, "svg", f" {NO_CONVERTER}")
 
     app.aside(lambda: png_of(svg), keep, "Converting the picture")
 
 
-def save_numbers(app: Host, stage: Stage) -> None:
+def save_numbers(app: Host, playback: PlaybackScreen) -> None:
     """Save the numbers on the screen as CSV."""
-    _save(app, stage, as_csv(stage.sessions()), "csv")
+    _save(app, playback, as_csv(playback.sessions()), "csv")
 
 
-def _save(app: Host, stage: Stage, content: str | bytes, ending: str, remark: str = "") -> None:
+def _save(app: Host, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:
     try:
-        target = save(content, f"{stage.file_name()}.{ending}")
+        target = save(content, f"{playback.file_name()}.{ending}")
     except UsageError as error:
         app.notify(str(error), severity="error", markup=False)
     else:

@@ -20,7 +20,7 @@ from kvsim.metrics import waste
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 LOGS = sorted((Path(__file__).parent / "logs_groups").glob("*.jsonl.gz"))
 GOLDEN = Path(__file__).parent.parent / "conformance" / "golden_groups"
@@ -59,7 +59,7 @@ def test_every_table_is_the_one_that_the_engine_had(recording: Recording) -> Non
         for row in live:
             for group, told in enumerate(said["blocks"][names[row]]):
                 assert table_of(replay, int(row), group, len(told)) == told
-        assert int((replay.owner == NOBODY).sum()) == said["free"] == recording.steps.free_units[step]
+        assert int((replay.owner == NO_OWNER).sum()) == said["free"] == recording.steps.free_units[step]
         keyed = set(said["keyed"])
         assert set((np.flatnonzero(replay.cached) + replay.first_unit).tolist()) <= keyed
 
@@ -71,7 +71,7 @@ def test_stepping_backward_shows_what_stepping_forward_did(recording: Recording)
         afresh.seek(0)
         afresh.seek(frame)
         for name in ("owner", "position", "refs", "cached", "group"):
-            held = replay.owner != NOBODY
+            held = replay.owner != NO_OWNER
             ours, theirs = getattr(replay, name), getattr(afresh, name)
             assert np.array_equal(ours[held] if name == "group" else ours, theirs[held] if name == "group" else theirs)
 
@@ -126,4 +126,4 @@ def test_a_real_engine_is_followed_block_by_block(name: str) -> None:
         replay.seek(frame)
         np.testing.assert_array_equal(replay.slots().sum(axis=0), account.slots[frame])
         if frame < len(recording.steps):
-            assert int((replay.owner == NOBODY).sum()) == recording.steps.free_units[frame]
+            assert int((replay.owner == NO_OWNER).sum()) == recording.steps.free_units[frame]

@@ -69,10 +69,10 @@ async def test_keys_move_by_steps(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        app.stage.session.player.go_to_frame(1000)
+        app.playback.session.player.go_to_frame(1000)
         await pilot.press(*keys)
-        assert app.stage.session.player.frame == frame
-        assert app.stage.session.replay.frame == frame
+        assert app.playback.session.player.frame == frame
+        assert app.playback.session.replay.frame == frame
 
 
 async def test_space_plays_at_the_chosen_speed_and_pauses(paged: Recording) -> None:
@@ -82,27 +82,29 @@ async def test_space_plays_at_the_chosen_speed_and_pauses(paged: Recording) -> N
     begin_s = session.player.clock_s
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("space")
-        assert app.stage.session.player.playing
+        assert app.playback.session.player.playing
         now_s += 10.0
         app.tick()
         await pilot.press("space")
-        assert not app.stage.session.player.playing
-        assert app.stage.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.stage.session.player.speed)
-        assert app.stage.session.replay.frame == app.stage.session.replay.frame_at(app.stage.session.player.clock_s)
+        assert not app.playback.session.player.playing
+        assert app.playback.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.playback.session.player.speed)
+        assert app.playback.session.replay.frame == app.playback.session.replay.frame_at(
+            app.playback.session.player.clock_s
+        )
         now_s += 10.0
         app.tick()
-        assert app.stage.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.stage.session.player.speed)
+        assert app.playback.session.player.clock_s == pytest.approx(begin_s + 10.0 * app.playback.session.player.speed)
 
 
 async def test_plus_and_minus_change_the_speed(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        first = app.stage.session.player.speed
+        first = app.playback.session.player.speed
         await pilot.press("+")
-        assert app.stage.session.player.speed > first
-        assert f"{app.stage.session.player.speed:g} s per second" in screen_text(app)
+        assert app.playback.session.player.speed > first
+        assert f"{app.playback.session.player.speed:g} s per second" in screen_text(app)
         await pilot.press("minus", "minus")
-        assert app.stage.session.player.speed < first
+        assert app.playback.session.player.speed < first
 
 
 async def test_brackets_visit_preemptions(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -110,11 +112,11 @@ async def test_brackets_visit_preemptions(make_app: Callable[..., KvsimApp], pag
     preempting = np.flatnonzero(paged.steps.preempted)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("]")
-        assert app.stage.session.player.frame == preempting[0]
+        assert app.playback.session.player.frame == preempting[0]
         await pilot.press("]", "[")
-        assert app.stage.session.player.frame == preempting[0]
+        assert app.playback.session.player.frame == preempting[0]
         await pilot.press("[")
-        assert app.stage.session.player.frame == preempting[0]
+        assert app.playback.session.player.frame == preempting[0]
 
 
 async def test_in_a_static_batch_brackets_visit_the_rows_that_turn_into_padding(
@@ -123,9 +125,9 @@ async def test_in_a_static_batch_brackets_visit_the_rows_that_turn_into_padding(
     app = make_app(shipped("static"))
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("]")
-        frame = app.stage.session.player.frame
+        frame = app.playback.session.player.frame
         assert frame > 0
-        assert frame in app.stage.session.events.frame
+        assert frame in app.playback.session.events.frame
 
 
 async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
@@ -133,7 +135,7 @@ async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
 ) -> None:
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
-        frame, pool = app.stage.session.player.frame, app.query_one(PoolView)
+        frame, pool = app.playback.session.player.frame, app.query_one(PoolView)
         await pilot.press("tab", "down")
         assert pool.cursor == 0
         width = pool.tiling.columns
@@ -141,11 +143,11 @@ async def test_arrows_and_letters_move_the_cursor_in_a_focused_pool(
         assert pool.cursor == 1
         await pilot.press("down")
         assert pool.cursor == width + 1
-        assert app.stage.session.selected == pool.cursor
-        assert app.stage.session.player.frame == frame
+        assert app.playback.session.selected == pool.cursor
+        assert app.playback.session.player.frame == frame
         await pilot.press("escape", "right")
         assert pool.cursor is None
-        assert app.stage.session.player.frame == frame + 1
+        assert app.playback.session.player.frame == frame + 1
 
 
 async def test_enter_follows_and_escape_lets_go(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -153,14 +155,14 @@ async def test_enter_follows_and_escape_lets_go(make_app: Callable[..., KvsimApp
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("tab", "down", "down", "enter")
         cursor = app.query_one(PoolView).cursor
-        assert app.stage.session.followed is not None
-        assert app.stage.session.followed == app.stage.session.replay.owner[cursor]
-        name = app.stage.session.request_name(app.stage.session.followed)
+        assert app.playback.session.followed is not None
+        assert app.playback.session.followed == app.playback.session.replay.owner[cursor]
+        name = app.playback.session.request_name(app.playback.session.followed)
         assert f"request {name}" in text_of(app.query_one(Inspector))
-        _, addresses = app.stage.session.replay.block_table(app.stage.session.followed)
+        _, addresses = app.playback.session.replay.block_table(app.playback.session.followed)
         assert str(addresses[-1]) in text_of(app.query_one(BlockTable))
         await pilot.press("escape")
-        assert app.stage.session.followed is None
+        assert app.playback.session.followed is None
 
 
 async def test_a_narrow_screen_says_what_is_selected(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -178,12 +180,12 @@ async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[...
         pool = app.query_one(PoolView)
         await pilot.click(PoolView, offset=(7, 3))  # the first line is the title
         assert pool.cursor == 2 * pool.tiling.columns + 7
-        assert app.stage.session.followed is None
-        number = pool.cursor + app.stage.session.replay.first_unit
+        assert app.playback.session.followed is None
+        number = pool.cursor + app.playback.session.replay.first_unit
         assert f"block {number}" in text_of(app.query_one(Inspector))
         await pilot.click(PoolView, offset=(7, 3), times=2)
         await pilot.pause()
-        assert app.stage.session.followed == app.stage.session.replay.owner[pool.cursor]
+        assert app.playback.session.followed == app.playback.session.replay.owner[pool.cursor]
 
 
 async def test_the_wheel_scrolls_a_zoomed_pool(
@@ -216,7 +218,7 @@ async def test_slash_finds_a_request_by_its_id(make_app: Callable[..., KvsimApp]
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("slash", *"r266", "enter")
-        assert app.stage.session.followed == paged.row_of("r266")
+        assert app.playback.session.followed == paged.row_of("r266")
 
 
 async def test_slash_finds_a_block_by_its_number(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -237,7 +239,7 @@ async def test_a_search_in_vain_says_so_and_escape_closes_it(
         assert app.screen.query_one(Input).value == "nobody"
         await pilot.press("escape")
         assert not isinstance(app.screen, FindScreen)
-        assert app.stage.session.followed is None
+        assert app.playback.session.followed is None
 
 
 async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -245,15 +247,15 @@ async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], p
     async with app.run_test(size=SIZE) as pilot:
         width = app.query_one(Timeline).size.width - GUTTER - 1
         await pilot.mouse_down(Timeline, offset=(GUTTER + width // 2, 5))
-        middle = app.stage.session.player.clock_s
+        middle = app.playback.session.player.clock_s
         assert middle == pytest.approx(paged.duration_s / 2, rel=0.02)
         await pilot.hover(Timeline, offset=(GUTTER + width // 4, 5))
-        assert app.stage.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
+        assert app.playback.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
         await pilot.mouse_up(Timeline, offset=(GUTTER + width // 4, 5))
-        after = app.stage.session.player.clock_s
+        after = app.playback.session.player.clock_s
         await pilot.hover(Timeline, offset=(GUTTER + width // 2, 5))
-        assert app.stage.session.player.clock_s == after
-        assert app.stage.session.replay.frame == app.stage.session.replay.frame_at(after)
+        assert app.playback.session.player.clock_s == after
+        assert app.playback.session.replay.frame == app.playback.session.replay.frame_at(after)
 
 
 async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -262,7 +264,7 @@ async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], p
         await pilot.pause()
         await pilot.click(Queue, offset=(2, 2))  # the title, the heading, then the head of the queue
         await pilot.pause()
-        assert app.stage.session.followed == app.stage.session.replay.waiting_requests()[0]
+        assert app.playback.session.followed == app.playback.session.replay.waiting_requests()[0]
 
 
 async def test_a_click_on_an_event_jumps_to_it(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -270,20 +272,20 @@ async def test_a_click_on_an_event_jumps_to_it(make_app: Callable[..., KvsimApp]
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.click(EventList, offset=(3, 5))
         await pilot.pause()
-        events = app.stage.session.events
-        assert app.stage.session.player.frame == events.frame[4]
-        assert app.stage.session.followed == events.request[4]
+        events = app.playback.session.events
+        assert app.playback.session.player.frame == events.frame[4]
+        assert app.playback.session.followed == events.request[4]
 
 
 async def test_arrows_walk_along_a_focused_event_list(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=(200, 60)) as pilot:
         app.query_one(EventList).focus()
-        frames = app.stage.session.events.frame
+        frames = app.playback.session.events.frame
         visited = []
         for key in ("enter", "down", "j", "down", "up", "k"):
             await pilot.press(key)
-            visited.append(app.stage.session.player.frame)
+            visited.append(app.playback.session.player.frame)
         assert visited == [frames[0], frames[1], frames[2], frames[3], frames[2], frames[1]]
 
 
@@ -320,7 +322,7 @@ async def test_the_clock_runs_on_behind_the_help(paged: Recording) -> None:
         for _ in range(5):
             app.tick()
         assert isinstance(app.screen, HelpScreen)
-        assert app.stage.session.replay.frame == app.stage.session.player.frame > 0
+        assert app.playback.session.replay.frame == app.playback.session.player.frame > 0
 
 
 async def test_panels_take_turns_while_playing(paged: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +332,7 @@ async def test_panels_take_turns_while_playing(paged: Recording, monkeypatch: py
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press("space")
         app._timer.pause()
-        panels = list(app.stage.query("WasteBar, Timeline, Panel, EventList"))
+        panels = list(app.playback.query("WasteBar, Timeline, Panel, EventList"))
         for panel in panels:
             monkeypatch.setattr(panel, "show_frame", partial(shown.update, [str(panel.id)]))
         for tick in range(1, 25):
@@ -441,7 +443,7 @@ async def test_plain_ascii_is_plain(
 async def test_names_from_a_recording_are_not_markup(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
     app = make_app(tiny)
     async with app.run_test(size=(200, 60)) as pilot:
-        app.stage.follow(2)
+        app.playback.follow(2)
         await pilot.pause()
         assert "request [bold]third" in screen_text(app)
         assert "refused" in text_of(app.query_one(Inspector))
@@ -494,12 +496,12 @@ async def test_the_queue_is_reached_by_keyboard(make_app: Callable[..., KvsimApp
         assert app.focused is queue
         waiting, running = queue._everybody()
         await pilot.press("enter")
-        assert app.stage.session.followed == running[0]
+        assert app.playback.session.followed == running[0]
         await pilot.press(*["down"] * 12, "enter")
-        assert app.stage.session.followed == running[12]
-        assert app.stage.session.request_name(running[12]) in text_of(queue)
+        assert app.playback.session.followed == running[12]
+        assert app.playback.session.request_name(running[12]) in text_of(queue)
         await pilot.press(*["k"] * 14, "enter")
-        assert app.stage.session.followed == waiting[-2]
+        assert app.playback.session.followed == waiting[-2]
         await pilot.press("escape")
         assert app.focused is None
 
@@ -507,13 +509,13 @@ async def test_the_queue_is_reached_by_keyboard(make_app: Callable[..., KvsimApp
 async def test_n_goes_from_request_to_request(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
-        replay = app.stage.session.replay
+        replay = app.playback.session.replay
         requests = [*replay.live_requests().tolist(), *replay.waiting_requests().tolist()]
         newest = replay.live_requests()[-1]
         seen = []
         for key in ("enter", "n", "N", "N"):
             await pilot.press(key)
-            seen.append(app.stage.session.followed)
+            seen.append(app.playback.session.followed)
         at = requests.index(newest)
         assert seen == [requests[at], requests[at + 1], requests[at], requests[at - 1]]
 

@@ -131,15 +131,15 @@ async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Reco
     app = KvsimApp(Session(three_runs[0], at_s=0.3), clock=lambda: 0.0, runs=lambda: three_runs, flash_s=0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("n")
-        followed = app.stage.followed_name
-        moment_s = app.stage.player.clock_s
+        followed = app.playback.followed_name
+        moment_s = app.playback.player.clock_s
         await pilot.press("c")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert isinstance(app.stage, Compare)
-        assert app.stage.player.clock_s == moment_s
-        assert app.stage.followed_name == followed
-        assert not app.stage.player.playing
+        assert isinstance(app.playback, Compare)
+        assert app.playback.player.clock_s == moment_s
+        assert app.playback.followed_name == followed
+        assert not app.playback.player.playing
         await pilot.press("right", "right", "c")
-        assert not isinstance(app.stage, Compare)
-        assert app.stage.player.clock_s > moment_s
+        assert not isinstance(app.playback, Compare)
+        assert app.playback.player.clock_s > moment_s

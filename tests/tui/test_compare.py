@@ -195,15 +195,15 @@ async def test_c_compares_and_returns(three_runs: list[Recording]) -> None:
         await pilot.press("c")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert isinstance(app.stage, Compare)
+        assert isinstance(app.playback, Compare)
         await pilot.press("space", "c")
         await pilot.pause()
-        assert isinstance(app.stage, Watch)
+        assert isinstance(app.playback, Watch)
         await pilot.press("c")
         await app.workers.wait_for_complete()
         await pilot.press("escape")
         await pilot.pause()
-        assert isinstance(app.stage, Watch)
+        assert isinstance(app.playback, Watch)
 
 
 async def test_what_cannot_be_compared_is_said(three_runs: list[Recording]) -> None:
@@ -216,7 +216,7 @@ async def test_what_cannot_be_compared_is_said(three_runs: list[Recording]) -> N
             await pilot.press("c")
             await app.workers.wait_for_complete()
             await pilot.pause()
-            assert isinstance(app.stage, Watch)
+            assert isinstance(app.playback, Watch)
             assert sentence in " ".join(notification.message for notification in app._notifications)
 
 
@@ -227,10 +227,10 @@ async def test_a_comparison_begins_to_play_when_somebody_asks_for_it(three_runs:
         await pilot.press("c")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert app.stage.player.playing
+        assert app.playback.player.playing
         now_s = 1.0
         app.tick()
-        assert app.stage.player.clock_s > 0
+        assert app.playback.player.clock_s > 0
 
 
 def test_a_greeting_plays_and_a_moment_does_not(three_runs: list[Recording]) -> None:

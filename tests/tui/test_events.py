@@ -12,7 +12,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.replay import Replay
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.events import EventFilter, EventKind, events_of
@@ -66,7 +66,7 @@ def test_evictions_are_told_once_a_frame_with_their_number(evicting: Recording) 
     rows = memory.kind == MemoryKind.EVICT
     assert evictions.count.sum() == memory.length[rows].sum() > 0
     assert len(evictions) == len(np.unique(memory.seq[rows])) == len(np.unique(evictions.frame))
-    assert set(evictions.request.tolist()) == {NOBODY}
+    assert set(evictions.request.tolist()) == {NO_OWNER}
     replay.seek(int(evictions.frame[0]) - 1)
     before = int(replay.cached.sum())
     replay.seek(int(evictions.frame[0]))
@@ -76,7 +76,7 @@ def test_evictions_are_told_once_a_frame_with_their_number(evicting: Recording) 
 async def test_the_list_tells_of_evictions_and_jumps_to_them(evicting: Recording) -> None:
     app = KvsimApp(Session(evicting), clock=lambda: 0.0)
     async with app.run_test(size=(200, 60)) as pilot:
-        session = next(iter(app.stage.sessions()))
+        session = next(iter(app.playback.sessions()))
         while session.event_filter is not EventFilter.EVICTIONS:
             await pilot.press("f")
         await pilot.press("home", "]")
@@ -88,15 +88,15 @@ async def test_the_list_tells_of_evictions_and_jumps_to_them(evicting: Recording
         app.query_one(EventList).focus()
         await pilot.press("enter")
         assert session.followed is None, "an eviction is of no request"
-        app.stage.player.go_to_frame(0)
-        app.stage.jump_to_kind(EventKind.EVICTED)
+        app.playback.player.go_to_frame(0)
+        app.playback.jump_to_kind(EventKind.EVICTED)
         assert session.player.frame == session.listed_events.frame[0]
 
 
 async def test_kinds_of_which_there_are_none_are_no_filter(tiny: Recording) -> None:
     app = KvsimApp(Session(tiny), clock=lambda: 0.0)
     async with app.run_test(size=(200, 60)) as pilot:
-        session, seen = next(iter(app.stage.sessions())), []
+        session, seen = next(iter(app.playback.sessions())), []
         for _ in range(3):
             await pilot.press("f")
             seen.append(session.event_filter)

@@ -345,11 +345,11 @@ async def test_two_pools_name_their_requests_on_a_small_screen(guided: Callable[
     app = KvsimApp(lesson, clock=lambda: 0.0)
     async with app.run_test(size=(80, 24)) as pilot:
         lesson.show(lesson.captions[1].frame)
-        app.stage.show_frame(everything=True)
+        app.playback.show_frame(everything=True)
         await pilot.pause()
-        left, right = app.stage.query(PoolView)
+        left, right = app.playback.query(PoolView)
         assert (left.region.y, left.region.width) == (right.region.y, right.region.width)
-        for pool, lane in zip((left, right), app.stage.sessions(), strict=True):
+        for pool, lane in zip((left, right), app.playback.sessions(), strict=True):
             holders = {lane.request_name(request) for request in lane.replay.live_requests().tolist()}
             named = "".join(pool.render_line(y).text for y in range(pool.size.height))
             assert {name for name in holders if name.isalpha()} <= set(named)
@@ -377,16 +377,16 @@ async def test_l_lists_the_lessons_and_plays_one(tiny: Recording) -> None:
         await pilot.press("j", "k", "down", "enter")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert app.stage.guided is not None
-        assert app.stage.guided.lesson.number == 2
+        assert app.playback.guided is not None
+        assert app.playback.guided.lesson.number == 2
         await pilot.press("l", "4")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert isinstance(app.stage, Compare)
+        assert isinstance(app.playback, Compare)
         await pilot.press("escape")
         await pilot.pause()
-        assert isinstance(app.stage, Watch)
-        assert app.stage.guided is None
+        assert isinstance(app.playback, Watch)
+        assert app.playback.guided is None
 
 
 async def test_escape_closes_the_list(tiny: Recording) -> None:

@@ -106,16 +106,16 @@ async def test_the_screen_follows_the_server(server: Server, feed: LiveFeed) -> 
     server.begin()
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
-        stage = app.stage
-        assert isinstance(stage, Live)
+        playback = app.playback
+        assert isinstance(playback, Live)
         assert f"LIVE {feed.name}" in screen_text(app)
         server.step()
         server.step()
         wait_for(lambda: steps_of(feed) == 3)
-        await stage.poll()
+        await playback.poll()
         await pilot.pause()
-        assert stage.session.replay.frame == 2
-        assert stage.player.clock_s == pytest.approx(2.1)
+        assert playback.session.replay.frame == 2
+        assert playback.player.clock_s == pytest.approx(2.1)
 
 
 async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) -> None:
@@ -125,31 +125,31 @@ async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) 
     wait_for(lambda: steps_of(feed) == 5)
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
-        stage = app.stage
-        assert isinstance(stage, Live)
+        playback = app.playback
+        assert isinstance(playback, Live)
         await pilot.press("left", "left", "slash", *"first", "enter")
         server.step()
         wait_for(lambda: steps_of(feed) == 6)
-        await stage.poll()
-        assert stage.session.replay.frame == 2
-        assert stage.session.player.last_frame == 6
-        assert stage.session.followed == 0
+        await playback.poll()
+        assert playback.session.replay.frame == 2
+        assert playback.session.player.last_frame == 6
+        assert playback.session.followed == 0
         await pilot.press("end")
         server.step()
         wait_for(lambda: steps_of(feed) == 7)
-        await stage.poll()
-        assert stage.session.replay.frame == 6
+        await playback.poll()
+        assert playback.session.replay.frame == 6
 
 
 async def test_a_server_that_hangs_up_leaves_what_was_seen(server: Server, feed: LiveFeed) -> None:
     server.begin()
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
-        stage = app.stage
-        assert isinstance(stage, Live)
+        playback = app.playback
+        assert isinstance(playback, Live)
         server.publisher.close()
         wait_for(lambda: feed.ended is not None)
-        await stage.poll()
+        await playback.poll()
         await pilot.pause()
         assert "ENDED 127.0.0.1" in screen_text(app)
         assert "memory pool, 8 blocks" in screen_text(app)
@@ -161,7 +161,7 @@ async def test_there_is_nothing_to_compare_in_a_live_server(server: Server, feed
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("c")
-        assert isinstance(app.stage, Live)
+        assert isinstance(app.playback, Live)
 
 
 def test_a_server_that_hangs_up_before_its_first_step(server: Server, feed: LiveFeed) -> None:
@@ -186,12 +186,12 @@ async def test_a_server_that_contradicts_itself_ends_visibly(server: Server, fee
     server.begin()
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
-        stage = app.stage
-        assert isinstance(stage, Live)
+        playback = app.playback
+        assert isinstance(playback, Live)
         server._send(("arrive", "evil", 5.0, 4, 20, 0, []), ("seq",), ("append", 1, 0, [700]))
         server.step()
         wait_for(lambda: steps_of(feed) == 1 and feed.ended is not None)
-        await stage.poll()
+        await playback.poll()
         await pilot.pause()
         assert "ENDED 127.0.0.1" in screen_text(app)
         assert "outside the pool" in str(feed.ended)
@@ -204,10 +204,10 @@ async def test_a_server_that_is_silent_is_said_to_be(
     server.begin()
     app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
-        stage = app.stage
-        assert isinstance(stage, Live)
+        playback = app.playback
+        assert isinstance(playback, Live)
         monkeypatch.setattr(live, "QUIET_S", 0.0)
-        await stage.poll()
+        await playback.poll()
         await pilot.pause()
         assert "quiet for " in screen_text(app)
 

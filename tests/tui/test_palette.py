@@ -46,9 +46,9 @@ async def test_typing_narrows_the_list_and_enter_does_it(make_app: Callable[...,
         await pilot.press("ctrl+p", *"refus")
         assert listed(app) == ["Next refusal"]
         await pilot.press("enter")
-        assert app.stage.player.frame == 1
+        assert app.playback.player.frame == 1
         await pilot.press("ctrl+p", *"next", "down", "enter")
-        assert app.stage.player.frame != 1
+        assert app.playback.player.frame != 1
 
 
 async def test_nothing_matches_and_escape_closes(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
@@ -58,7 +58,7 @@ async def test_nothing_matches_and_escape_closes(make_app: Callable[..., KvsimAp
         assert isinstance(app.screen, Palette)
         assert listed(app) == []
         await pilot.press("escape")
-        assert app.screen is app.stage
+        assert app.screen is app.playback
 
 
 async def test_a_click_chooses(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
@@ -67,7 +67,7 @@ async def test_a_click_chooses(make_app: Callable[..., KvsimApp], tiny: Recordin
         await pilot.press("ctrl+p", *"play")
         await pilot.pause()
         await pilot.click(OptionList, offset=(2, 0))
-        assert app.stage.player.playing
+        assert app.playback.player.playing
 
 
 async def test_themes_are_chosen_in_the_same_way(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:

@@ -110,13 +110,13 @@ async def test_what_is_under_the_mouse_is_in_the_tooltip_and_in_the_inspector(
         await pilot.hover("#headline")
         await pilot.pause()
         assert app.query_one(PoolView).tooltip is None
-        assert app.stage.session.hovered is None  # type: ignore[attr-defined]
+        assert app.playback.session.hovered is None  # type: ignore[attr-defined]
 
 
 async def test_f_filters_the_list_and_the_jumps(make_app: Callable[..., KvsimApp], pressure: Recording) -> None:
     app = make_app(pressure)
     async with app.run_test(size=(200, 60)) as pilot:
-        session = next(iter(app.stage.sessions()))
+        session = next(iter(app.playback.sessions()))
         seen = {}
         for _ in range(3):
             await pilot.press("f", "home", "]")
@@ -125,7 +125,7 @@ async def test_f_filters_the_list_and_the_jumps(make_app: Callable[..., KvsimApp
         assert seen[EventFilter.SHORTAGES] == {EventKind.PREEMPTED}
         assert seen[EventFilter.FINISHES] == {EventKind.FINISHED}
         assert session.event_filter is EventFilter.ALL
-        app.stage.follow(pressure.row_of("r266"))
+        app.playback.follow(pressure.row_of("r266"))
         for _ in range(3):
             await pilot.press("f")
         assert session.event_filter is EventFilter.FOLLOWED

@@ -18,7 +18,7 @@ from kvsim.tui.look.stack import EIGHTHS
 from kvsim.tui.pool.cells import Cells
 from kvsim.tui.pool.lines import Lines
 from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
-from kvsim.tui.pool.picture import Paints, UnitStates
+from kvsim.tui.pool.picture import DrawnUnits, Paints
 from kvsim.tui.pool.tiling import levels
 
 if TYPE_CHECKING:
@@ -73,20 +73,20 @@ def test_a_cell_without_units_is_empty() -> None:
 @pytest.mark.parametrize("by", ColorBy)
 def test_paints_kept_up_to_date_equal_paints_computed_afresh(shipped: Callable[[str], Recording], by: ColorBy) -> None:
     replay = Replay(shipped("paged"))
-    states = UnitStates(replay)
+    states = DrawnUnits(replay)
     paints = Paints(replay, states, by)
     last = replay.num_frames - 1
     for frame in (1, 2, last // 2, last // 2 + 1, last // 2 - 7, last, 0):
         replay.seek(frame)
         paints.update(states.update())
-        fresh = Paints(replay, UnitStates(replay), by)
+        fresh = Paints(replay, DrawnUnits(replay), by)
         for name in ("written", "rest", "whole"):
             assert np.array_equal(getattr(paints, name), getattr(fresh, name)), (frame, name)
 
 
 def test_owners_have_hues_and_what_they_have_not_written_a_tint(tiny: Recording) -> None:
     replay = Replay(tiny)
-    paints = Paints(replay, UnitStates(replay), ColorBy.OWNER)
+    paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER)
     assert paints.written[:2].tolist() == [OWNER, OWNER]
     assert paints.rest[1] == TINT
     assert paints.whole[2] == SlotState.FREE
@@ -96,12 +96,12 @@ def test_owners_have_hues_and_what_they_have_not_written_a_tint(tiny: Recording)
 @pytest.mark.parametrize("name", ["paged", "large", "static"])
 def test_states_kept_up_to_date_equal_states_computed_afresh(shipped: Callable[[str], Recording], name: str) -> None:
     replay = Replay(shipped(name))
-    states = UnitStates(replay)
+    states = DrawnUnits(replay)
     last = replay.num_frames - 1
     for frame in (1, 2, 3, last // 2, last // 2 + 1, last // 2 - 7, last - 1, last, 0):
         replay.seek(frame)
         states.update()
-        fresh = UnitStates(replay)
+        fresh = DrawnUnits(replay)
         assert np.array_equal(states.dominant, fresh.dominant)
         assert np.array_equal(states.rest, fresh.rest)
         assert np.array_equal(states.fill, fresh.fill)
@@ -109,18 +109,18 @@ def test_states_kept_up_to_date_equal_states_computed_afresh(shipped: Callable[[
 
 def test_far_jumps_lead_where_steps_lead(shipped: Callable[[str], Recording]) -> None:
     replay = Replay(shipped("paged"))
-    states, last = UnitStates(replay), replay.num_frames - 1
+    states, last = DrawnUnits(replay), replay.num_frames - 1
     for frame in (last // 2, 3, last, 0, last // 2 + 1):
         replay.seek(frame)
         states.update()
-        fresh = UnitStates(replay)
+        fresh = DrawnUnits(replay)
         for name in ("dominant", "rest", "fill"):
             assert np.array_equal(getattr(states, name), getattr(fresh, name))
 
 
 def test_a_partly_written_block_says_how_full_it_is(tiny: Recording) -> None:
     replay = Replay(tiny)
-    states = UnitStates(replay)
+    states = DrawnUnits(replay)
     # `first` has 6 tokens in blocks of 4, and will write 2 more.
     assert states.fill[:3].tolist() == [8, 4, 0]
     assert states.dominant[:3].tolist() == [SlotState.TOKEN, SlotState.TOKEN, SlotState.FREE]

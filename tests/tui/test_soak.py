@@ -56,6 +56,6 @@ async def test_any_keys_in_any_order(
                 await pilot.press(KEYS[rng.integers(len(KEYS))])
             now_s += 0.05
             app.tick()
-        player = app.stage.player
+        player = app.playback.player
         assert 0 <= player.frame <= player.last_frame
         assert app.return_code is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..look.states import LOOKS
 from ..look.words import percent, seconds
@@ -36,7 +36,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     else:
         look = LOOKS[SlotState(int(slots.argmax()))]
         lines = [("is", look.name), ("meaning", look.meaning)]
-    if owner == NOBODY:
+    if owner == NO_OWNER:
         return [*lines, ("held by", "nobody")]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
     group = replay.groups[number]
@@ -67,7 +67,7 @@ def unit_story(session: Session, unit: int) -> list[tuple[str, str]]:
     if len(holders) > 1:
         lines.append(("shared by", ", ".join(holders)))
     owner, position = int(replay.owner[unit]), int(replay.position[unit])
-    hashes = session.recording.requests.prompt_hashes[owner] if owner != NOBODY else ()
+    hashes = session.recording.requests.prompt_hashes[owner] if owner != NO_OWNER else ()
     if replay.unit_tokens > 1 and len(replay.groups) == 1 and position < len(hashes):
         lines.append(("prefix hash", f"{int(hashes[position]) & (1 << 64) - 1:016x}"))
     resolution_s = session.player.duration_s / 1000

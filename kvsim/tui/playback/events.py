@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -57,7 +57,7 @@ class Events:
     """The first frame that shows it."""
     kind: npt.NDArray[np.uint8]
     request: IntArray
-    """`NOBODY` for an eviction."""
+    """`NO_OWNER` for an eviction."""
     count: IntArray
     """How many units were evicted in that frame; 1 for what happens to a request."""
 
@@ -120,7 +120,7 @@ def events_of(replay: Replay) -> Events:
     return Events(
         frame=frame[order],
         kind=np.concatenate((kind, extra))[order].astype(np.uint8),
-        request=np.concatenate((to_requests, np.full(len(evicted_frame), NOBODY, np.int64)))[order],
+        request=np.concatenate((to_requests, np.full(len(evicted_frame), NO_OWNER, np.int64)))[order],
         count=np.concatenate((np.ones(len(to_requests), np.int64), num_evicted))[order],
     )
 

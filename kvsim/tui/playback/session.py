@@ -13,7 +13,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.recording.tables import RequestStatus
 from kvsim.replay.host_memory import HostMemory, host_memory
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 from kvsim.replay.replay import Replay
 
 from ..look.words import plural
@@ -140,7 +140,7 @@ class Session:
         row_tokens = int(policy["row_tokens"])
         return RowsNow(
             row_tokens=row_tokens,
-            num_rows=len(np.unique(np.flatnonzero(self.replay.owner != NOBODY) // row_tokens)),
+            num_rows=len(np.unique(np.flatnonzero(self.replay.owner != NO_OWNER) // row_tokens)),
             num_placed=int(self.served[min(self.player.frame + 1, self.player.last_frame)]),
             num_sequences=int(self.served[-1]),
             num_tokens=int(self.breakdown[SlotState.TOKEN]),

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse, text_keys
 from .cells import Cells
 from .labels import name_runs, name_units
 from .paint import CURSOR, DIM, EMPTY, OWNER, SHARED, TINT, ColorBy
-from .picture import Paints, UnitStates, dimmed
+from .picture import DrawnUnits, Paints, dimmed
 from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .tiling import Detail, Tiling
 
@@ -51,7 +51,7 @@ class Canvas:
     def __init__(self, replay: Replay, tiling: Tiling, *, half_blocks: bool, color_by: ColorBy = ColorBy.STATE) -> None:
         self._replay = replay
         self._half_blocks = half_blocks
-        self._states = UnitStates(replay)
+        self._states = DrawnUnits(replay)
         self._paints = Paints(replay, self._states, color_by)
         self.followed: int | None = None
         """The request that stays lit while all else is in shade."""
@@ -303,7 +303,7 @@ class Canvas:
         """The paint that each state has inside each of `units`: shape (units, 8)."""
         paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
         owner = self._replay.owner[units]
-        held = owner != NOBODY
+        held = owner != NO_OWNER
         if self.color_by is ColorBy.STATE:
             return paints
         paints[held, SlotState.TOKEN] = self._paints.written[units][held]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from .paint import Change
 
@@ -69,7 +69,7 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
         return _inside(address[runs][run] + offset, replay)
 
     ops = slice(replay.num_ops(before) if before >= 0 else 0, replay.num_ops(after))
-    nobody = np.flatnonzero(ledger.owner[ops] == NOBODY)
+    nobody = np.flatnonzero(ledger.owner[ops] == NO_OWNER)
     run, offset = units_of_runs(ledger.length[ops][nobody].astype(np.int64))
     gone = _inside(ledger.address[ops][nobody][run].astype(np.int64) + offset, replay)
     evicted = units(MemoryKind.EVICT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..look.words import ending
 from .brush import text_keys
@@ -36,7 +36,7 @@ def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cel
         # The last character of a cell keeps it apart from the next one.
         room = end - begin - 1
         text = f"{unit + replay.first_unit}"
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             others = f"+{refs - 1}" if refs > 1 else ""
             text += f" {_name(replay, owner, max(room - len(text) - len(others) - 1, 1))}{others}"
         _write(text[:room], lines[row, begin:])
@@ -49,14 +49,14 @@ def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cell
     """
     first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
     units = np.array(first, np.int64)
-    owners = np.where(units >= 0, replay.owner[units.clip(min=0)], NOBODY)
+    owners = np.where(units >= 0, replay.owner[units.clip(min=0)], NO_OWNER)
     edges = tiling.column_edges
     for line, held in zip(lines, owners.reshape(-1, tiling.columns), strict=True):
-        begins = np.flatnonzero(np.diff(held, prepend=NOBODY)).tolist()
+        begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
             # What has no prompt is not a request but the end of a row, which needs no name.
-            if owner != NOBODY and room > 0 and replay.recording.requests.prompt_tokens[owner]:
+            if owner != NO_OWNER and room > 0 and replay.recording.requests.prompt_tokens[owner]:
                 # How far a unit is filled shows on either side of the name.
                 side = "" if tiling.detail is Detail.FILL else " "
                 _write(f"{side}{_name(replay, owner, room)}{side}", line[edges[begin] + (not side) : edges[end]])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..look.stack import EIGHTHS
 from .kinds import places_of_units
@@ -40,7 +40,7 @@ _UNITS_PER_TOUCH = 4
 """How many units are recomputed, all in a row, in the time that finding out about one touched unit takes."""
 
 
-class UnitStates:
+class DrawnUnits:
     """The state of every unit of the pool, kept up to date from frame to frame.
 
     `dominant` is the state of most of a unit's slots; `fill` the eighths of it that are written, rounded up; `rest`
@@ -89,10 +89,10 @@ class UnitStates:
 class Paints:
     """The paint of what is written in every unit, of the rest of it, and of the unit as a whole.
 
-    One uint8 per unit each, in address order. `update` follows `UnitStates`; what has just changed may be lit up.
+    One uint8 per unit each, in address order. `update` follows `DrawnUnits`; what has just changed may be lit up.
     """
 
-    def __init__(self, replay: Replay, states: UnitStates, by: ColorBy) -> None:
+    def __init__(self, replay: Replay, states: DrawnUnits, by: ColorBy) -> None:
         self._replay, self._states = replay, states
         self.by = by
         self.written = np.zeros(replay.num_units, np.uint8)
@@ -125,7 +125,7 @@ class Paints:
         states, replay = self._states, self._replay
         dominant, rest, fill = states.dominant[units], states.rest[units], states.fill[units]
         owner, refs = replay.owner[units], replay.refs[units]
-        held = owner != NOBODY
+        held = owner != NO_OWNER
         # What is written of a unit that is mostly not: tokens, because padding comes in whole extents.
         written = np.where(dominant == SlotState.PADDING, SlotState.PADDING, SlotState.TOKEN).astype(np.uint8)
         match self.by:

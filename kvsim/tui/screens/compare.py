@@ -19,7 +19,7 @@ from ..widgets.pool_view import PoolView
 from ..widgets.race import Race
 from ..widgets.schedule_chart import ScheduleChart
 from ..widgets.story_line import StoryLine
-from .stage import Stage
+from .playback import PlaybackScreen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-class Compare(Stage):
+class Compare(PlaybackScreen):
     """The pools above each other or, where there is room, beside each other."""
 
     PANELS = "LaneFigures, ScheduleChart, Race"

@@ -32,7 +32,7 @@ class Host(App[None]):
         """Run the clock, or let it rest."""
         raise NotImplementedError
 
-    def leave_stage(self) -> None:
+    def leave_playback(self) -> None:
         """Return to what was played before, where there is anything."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ from ..widgets.step_panel import StepPanel
 from ..widgets.timeline import Timeline
 from ..widgets.waste_bar import WasteBar
 from .keys import PANEL_BINDINGS
-from .stage import Stage
+from .playback import PlaybackScreen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-class Watch(Stage):
+class Watch(PlaybackScreen):
     """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]

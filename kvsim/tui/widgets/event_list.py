@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..look.words import ending, plural, seconds, shortened
 from ..playback.events import EventFilter, EventKind
@@ -138,7 +138,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     def _who(self, row: int) -> str:
         """The request that it happened to, or how many units."""
         request = int(self._events.request[row])
-        if request == NOBODY:
+        if request == NO_OWNER:
             return plural(int(self._events.count[row]), self._session.unit_name)
         return ending(self._session.request_name(request), _NAME_WIDTH, self._symbols.cut)
 
@@ -148,7 +148,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
             return
         self._line = line
         request = int(events.request[line])
-        self.post_message(self.Jumped(int(events.frame[line]), None if request == NOBODY else request))
+        self.post_message(self.Jumped(int(events.frame[line]), None if request == NO_OWNER else request))
         self._show_line()
 
     def _show_line(self) -> None:

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.replay.ledger import NOBODY
+from kvsim.replay.ledger import NO_OWNER
 
 from ..pool.brush import BLANK, Brush
 from ..pool.canvas import Canvas
@@ -210,7 +210,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
             return
         cell = self.tiling.units_of(int(self.tiling.cell_of(np.array([self.cursor]))[0]))
         owners = self._replay.owner[np.append(self.cursor, cell)]
-        held = owners[owners != NOBODY]
+        held = owners[owners != NO_OWNER]
         self.post_message(self.Follow(self, int(held[0]) if len(held) else None))
 
     def action_leave(self) -> None:

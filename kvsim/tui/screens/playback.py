@@ -45,7 +45,7 @@ class Readable(Protocol):
         """Draw the player's frame."""
 
 
-class Stage(Screen[None]):
+class PlaybackScreen(Screen[None]):
     """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
@@ -250,7 +250,7 @@ class Stage(Screen[None]):
 
     def action_back(self) -> None:
         """Return to the screen before this one, where there is one."""
-        self.app.leave_stage()
+        self.app.leave_playback()
 
     def on_key(self) -> None:
         """Whoever has pressed a key needs no hint any more."""
