@@ -15,5 +15,33 @@ from kvsim.policies.kinds import (
     base_of,
     describe,
 )
+from kvsim.policies.own import Allocator, OwnPolicy
+from kvsim.policies.settings import (
+    ContiguousSettings,
+    ContinuousSettings,
+    Growth,
+    Order,
+    PagedSettings,
+    Reserve,
+    StaticSettings,
+)
 
-__all__ = ["POLICY_NAMES", "AnyPolicy", "Contiguous", "Paged", "Policy", "Static", "base_of", "describe"]
+__all__ = [
+    "POLICY_NAMES",
+    "Allocator",
+    "AnyPolicy",
+    "Contiguous",
+    "ContiguousSettings",
+    "ContinuousSettings",
+    "Growth",
+    "Order",
+    "OwnPolicy",
+    "Paged",
+    "PagedSettings",
+    "Policy",
+    "Reserve",
+    "Static",
+    "StaticSettings",
+    "base_of",
+    "describe",
+]
