@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RequestStatus, read
 from kvsim.replay import Replay
 from kvsim.simulation import Machine, record
-from kvsim.steptime import Roofline
 from kvsim.workload import LogNormal, Poisson, generate
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_what_a_step_of_the_interface_asks_for(benchmark: BenchmarkFixture, play
 @pytest.fixture(scope="module")
 def two_million_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
-    machine = Machine(gpu=gpu, model=model, kv_bytes=112 << 30, step_time=Roofline.for_gpu(gpu, model))
+    machine = Machine(gpu=gpu, model=model, kv_bytes=112 << 30, step_time=step_times(gpu, model, "vllm"))
     prompt, output = LogNormal(mean_tokens=161, sigma=1), LogNormal(mean_tokens=338, sigma=1)
     workload = generate(32_000, arrivals=Poisson(rate_per_s=3), prompt=prompt, output=output, seed=0)
     return record(workload, Paged(), machine, tmp_path_factory.mktemp("long") / "run")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.recording import Meta, Pool, Recording, find, read
 from kvsim.simulation import Machine
-from kvsim.steptime import Roofline
 from kvsim.workload import Workload
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -73,7 +73,7 @@ def kvsim(run_python: RunProcess) -> RunProcess:
 def make_machine() -> MakeMachine:
     """A machine whose KV memory holds exactly so many tokens."""
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
-    step_time = Roofline.for_gpu(gpu, model)
+    step_time = vllm_prior(gpu, model)
 
     def make(num_tokens: int) -> Machine:
         return Machine(gpu=gpu, model=model, kv_bytes=num_tokens * model.kv_bytes_per_token, step_time=step_time)

@@ -60,7 +60,7 @@ def machine(
         quantization: how the weights are stored, such as "awq"; the model's own if left out.
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
         max_num_batched_tokens: tokens of the largest step, likewise.
-        times: a profile or a machine card, by file or by name; "none" for the roofline of the data sheet; a model of
+        times: a profile or a machine card, by file or by name; "none" for the data sheet alone; a model of
             your own (see `kvsim.StepTimeModel`); left out, the best that ships for the GPU and the model.
         engine: whose step times: "vllm", "hf-dynamic" or "hf-static".
         captured: whether the engine launches captured graphs.

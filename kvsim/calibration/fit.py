@@ -23,6 +23,7 @@ from kvsim.calibration.corrections import (
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import Observed, observe
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
+from kvsim.calibration.prior import vllm_prior
 from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -30,7 +31,7 @@ from kvsim.machines import served_model
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
-from kvsim.steptime import Pace, Roofline, StepShape
+from kvsim.steptime import Pace, Roofline, StepShape, generate_times
 from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY
 
 _GPU_COEFFICIENTS = ("step_s", "weights_s", "token_s", "sequence_s", "context_token_s", "attention_pair_s")
@@ -145,11 +146,11 @@ def _prior(gpu_name: str, model: Model, engine: str) -> Roofline:
     gpu = find_gpu(gpu_name)
     match engine:
         case "vllm":
-            return Roofline.for_gpu(gpu, model)
+            return vllm_prior(gpu, model)
         case "hf-static":
-            return Roofline.for_hugging_face(gpu, model, cache="static")
+            return generate_times(gpu, model, "static")
         case _:
-            return Roofline.for_hugging_face(gpu, model)
+            return generate_times(gpu, model)
 
 
 def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:

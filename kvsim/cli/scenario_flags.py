@@ -68,7 +68,9 @@ _MACHINE = (
 
 _OPTIONS = (
     _machine(
-        "--profile", metavar="PROFILE", help="Step times: a profile, or none for the roofline.  [the one that matches]"
+        "--profile",
+        metavar="PROFILE",
+        help="Step times: a profile, or none for the data sheet alone.  [the one that matches]",
     ),
     _paged("--no-prefix-caching", is_flag=True, help="Never reuse a prefix."),
     _paged("--prefix-caching", is_flag=True, help="Reuse prefixes in models with recurrent layers, too."),

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from kvsim.errors import RecordingError, UsageError
 from kvsim.files.contents import TEXT_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
-from kvsim.machines.cards import card_of, linked, shipped_cards
+from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.errors import Basis, with_error
 from kvsim.models import Model
 from kvsim.models.layers import Mamba2
 from kvsim.profiles import carried, find, match
 from kvsim.profiles.extrapolation import Watched
-from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, reduce
+from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, generate_times, reduce
 from kvsim.steptime.card import Card, load_card
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
@@ -89,7 +89,7 @@ def step_times(
         gpu: the GPU, of which `model` may be dealt out among several.
         model: the model as it is served.
         engine: one of `kvsim.profiles.ENGINES`.
-        source: a profile or a machine card, by file or by name; "none" for the plain roofline of the data sheet; None
+        source: a profile or a machine card, by file or by name; "none" for the data sheet alone; None
             for the best that ships.
         captured: False in an engine that captures no graphs.
         max_num_seqs: sequences of vLLM's largest batch: it captures graphs of steps of up to twice as many tokens, and
@@ -122,8 +122,10 @@ def _chosen(gpu: Gpu, model: Model, engine: str, source: str | None, *, captured
         if found is None:
             return from_card(card_of(gpu, size), gpu, model, engine, captured=captured)
         profile = found
+    elif engine == "vllm":
+        return from_card(sheet_card(gpu), gpu, model, engine, captured=captured)
     else:
-        return _plain(gpu, model, engine, captured=captured)
+        return _generate(gpu, model, engine)
     basis = Basis.GPU if profile.transferred_from else Basis.MODEL
     watched = Watched(profile, None if captured else profile.times.uncaptured())
     watched.label = profile.label if profile.transferred_from else with_error(profile.label, basis)
@@ -143,7 +145,7 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
     if engine != "vllm":
         host = Pace(host=card.launch_s / PROFILE_LAUNCH_S * card.factors.get("host", 1.0))
         fitted = match(gpu, model, engine)
-        times = at_pace(host, fitted.times if fitted is not None else _plain(gpu, model, engine, captured=captured))
+        times = at_pace(host, fitted.times if fitted is not None else _generate(gpu, model, engine))
     else:
         pace = Pace(host=card.factors.get("host", 1.0), gpu=card.factors.get("gpu", 1.0))
         times = at_pace(pace, reduce(card, model, num_processors=gpu.num_processors))
@@ -176,7 +178,5 @@ def _basis(card: Card) -> Basis:
     return Basis.GPU if card in shipped_cards() else Basis.MACHINE
 
 
-def _plain(gpu: Gpu, model: Model, engine: str, *, captured: bool) -> Roofline:
-    if engine == "vllm":
-        return Roofline.for_gpu(gpu, model, enforce_eager=not captured)
-    return Roofline.for_hugging_face(gpu, model, cache="static" if engine == "hf-static" else "dynamic")
+def _generate(gpu: Gpu, model: Model, engine: str) -> Roofline:
+    return generate_times(gpu, model, "static" if engine == "hf-static" else "dynamic")

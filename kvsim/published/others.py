@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.hardware import GIB, find_gpu
+from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.published.figures import Figure, Row
 from kvsim.simulation import Machine, simulate
 from kvsim.sizing.budget import blocks_for
-from kvsim.steptime import Roofline
 from kvsim.workload import AllAtOnce, Uniform, Workload, generate
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
     workload = Workload(arrival_s=[0.0] * len(lengths), prompt_tokens=lengths, output_tokens=[1] * len(lengths))
     model, gpu = find_model("huggyllama/llama-13b"), find_gpu("A4000")
     machine = Machine(
-        gpu=gpu, model=model, kv_bytes=4 * longest * model.kv_bytes_per_token, step_time=Roofline.for_gpu(gpu, model)
+        gpu=gpu, model=model, kv_bytes=4 * longest * model.kv_bytes_per_token, step_time=step_times(gpu, model, "vllm")
     )
     policy = Contiguous(scheduler=ContinuousSettings(max_model_len=longest))
     first = simulate(workload, policy, machine).steps
@@ -59,7 +59,7 @@ def _watermark(progress: ProgressCallback) -> list[float]:
         gpu=gpu,
         model=model,
         kv_bytes=299_584 * model.kv_bytes_per_token,
-        step_time=Roofline.for_gpu(gpu, model),
+        step_time=step_times(gpu, model, "vllm"),
     )
     scheduler = ContinuousSettings(max_num_seqs=128, max_num_batched_tokens=8192, max_model_len=8192)
     prompt, output = Uniform(low=800, high=1200), Uniform(low=4000, high=6000)

@@ -1,12 +1,11 @@
 """How fast posts and guides say that servers are, and how fast ours would be on the same GPU.
 
 Nothing is fitted to these figures. Profiles fitted on an H200 are carried to the other GPU by its data sheet; models
-without a profile run on the plain roofline. Both keep the H200's host, which no post describes.
+without a profile run on its data sheet alone. Neither knows the host, which no post describes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,14 @@ import numpy as np
 from kvsim import profiles
 from kvsim.hardware import GIB, find_gpu
 from kvsim.importers import workload_of
+from kvsim.machines import step_times
 from kvsim.metrics import summarize
-from kvsim.models import find_model
+from kvsim.models import find_model, find_quantization
 from kvsim.policies import Paged, Static
 from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.published.figures import Figure, Row
 from kvsim.recording import find, read
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import Roofline
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
 """Of the 500 questions, as many as the recording has; the rate does not depend on how many follow."""
-_AWQ_BYTES = 4_000_000_000
-"""Of a model of 7 billion parameters, as the guide says; 14 GB in bfloat16."""
 _SHARE = 0.25
-_BAND = "25%: a plain roofline is no better than that on a GPU where nothing was measured"
+_BAND = "25%: a data sheet is no better than that on a GPU where nothing was measured"
 _H200_KV_BYTES = 40 * GIB
 """More than 500 answers need, as on the recorded machine."""
 
@@ -93,7 +90,7 @@ def _three_ways(
 def _mistral(progress: ProgressCallback) -> list[float]:
     """Answers of 500 tokens per second, to questions of 100."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
-    quantized = replace(model, stored_weight_bytes=_AWQ_BYTES)
+    quantized = model.served(quantization=find_quantization("awq"))
     paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_model_len=4096))
     runs: list[tuple[Model, Policy, int]] = [
         (model, _batches_of(1), 4),
@@ -111,7 +108,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
             name="answers",
         )
         slow = isinstance(policy, Static)
-        times = Roofline.for_hugging_face(gpu, weights) if slow else Roofline.for_gpu(gpu, weights)
+        times = step_times(gpu, weights, "hf-dynamic" if slow else "vllm", source="none")
         kv_bytes = round(0.9 * gpu.memory_bytes) - weights.weight_bytes
         machine = Machine(gpu=gpu, model=weights, kv_bytes=kv_bytes, step_time=times)
         rates.append(count / _seconds(simulate(workload, policy, machine, concurrency=256)))
@@ -190,7 +187,7 @@ ROWS = (
         note="Missing: how long the answers were. 1.2 answers of 500 tokens a second would stream 14.5 GB of weights "
         "600 times a second, 4.3 times what the card's memory delivers: 500 must be a limit that most answers did not "
         "reach. For AWQ ours has smaller weights and the same arithmetic, which is what takes the time of 256 "
-        "sequences. Plain roofline: no profile has this shape.",
+        "sequences. The data sheet alone: no profile has this shape.",
     ),
     Row(
         name="t4-one-prompt",

@@ -6,10 +6,12 @@ kernels. Meanwhile the host pays for every launch, unless the step is a captured
 an engine that waits for its output sees the longer of the two, one that schedules ahead hides the launch behind the
 step before.
 
-`Roofline` takes its coefficients from a fit, or from a GPU's data sheet and the plain constants of `overheads`, and
-says so: "uncalibrated". Nothing here knows of requests, blocks or scheduling.
+`Roofline` takes its coefficients from a fit or, by `reduce`, from a machine card and a model's shape; those of
+`generate()` of Hugging Face come from a fit or, by `generate_times`, from a data sheet. Nothing here knows of requests,
+blocks or scheduling.
 """
 
+from kvsim.steptime.generate import generate_times
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.reduction import reduce
 from kvsim.steptime.roofline import Roofline, overlapped
@@ -31,6 +33,7 @@ __all__ = [
     "Strain",
     "at_pace",
     "captured_size",
+    "generate_times",
     "larger",
     "looked_up",
     "overlapped",

@@ -1,51 +1,11 @@
-"""Step times from a few coefficients: fitted ones, or those of a data sheet and plain constants."""
+"""Step times from a few coefficients, wherever those come from: a fit, a machine card, or a data sheet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
 
-from kvsim.steptime.overheads import (
-    ARITHMETIC_EFFICIENCY,
-    ATTENTION_EFFICIENCY,
-    COMPILE_S,
-    EAGER_LAYER_S,
-    EXPOSED_SHARE,
-    HF_ARITHMETIC_EFFICIENCY,
-    HF_COPY_EFFICIENCY,
-    HF_KERNELS_PER_LAYER,
-    HF_LAYER_S,
-    HF_MASK_LAYER_S,
-    HF_ROW_LAYER_S,
-    HOST_SEQUENCE_S,
-    HOST_STEP_S,
-    HOST_TOKEN_S,
-    KERNEL_BUILD_S,
-    KERNEL_S,
-    KERNELS_PER_LAYER,
-    LOAD_COMPILER_S,
-    LONE_SHARE,
-    MAX_CAPTURED_TOKENS,
-    MEMORY_EFFICIENCY,
-    NEW_SEQUENCE_S,
-    PIECEWISE_LAYER_S,
-    PIECEWISE_S,
-    PLAN_S,
-    REQUEST_S,
-    REQUEST_TOKEN_S,
-    SEQUENCE_LAYER_S,
-    SHARED_SAVING,
-    STRAIN_SHARE,
-    TURNAROUND_SEQUENCE_S,
-    TURNAROUND_STEP_S,
-)
 from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, captured_size, looked_up, size_index
-
-if TYPE_CHECKING:
-    from kvsim.hardware import Gpu
-    from kvsim.models import Model
-
 
 _LEAST_S = 1e-30
 
@@ -130,86 +90,6 @@ class Roofline:
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all that."""
 
-    @classmethod
-    def for_gpu(cls, gpu: Gpu, model: Model, *, enforce_eager: bool = False) -> Roofline:
-        """vLLM serving `model` on `gpu`, from data-sheet figures; `enforce_eager` captures no graphs."""
-        bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
-        return cls(
-            label=f"uncalibrated roofline of {gpu.name} with {model.name}",
-            request_s=REQUEST_S,
-            request_token_s=REQUEST_TOKEN_S,
-            host_step_s=HOST_STEP_S,
-            host_sequence_s=HOST_SEQUENCE_S,
-            host_token_s=HOST_TOKEN_S,
-            new_sequence_s=NEW_SEQUENCE_S,
-            turnaround_step_s=TURNAROUND_STEP_S,
-            turnaround_sequence_s=TURNAROUND_SEQUENCE_S,
-            exposed_share=EXPOSED_SHARE,
-            piecewise_launch_s=model.num_layers * PIECEWISE_LAYER_S,
-            eager_launch_s=model.num_layers * EAGER_LAYER_S,
-            uncompiled_launch_s=model.num_layers * EAGER_LAYER_S,
-            new_shape_s=0.0,
-            new_kernel_s=0.0,
-            max_captured_tokens=0 if enforce_eager else MAX_CAPTURED_TOKENS,
-            step_s=model.num_layers * KERNELS_PER_LAYER * KERNEL_S,
-            weights_s=_streamed_bytes(model, model.num_parameters) / bandwidth,
-            active_weights_s=_streamed_bytes(model, model.num_active_parameters) / bandwidth,
-            token_s=model.flops_per_token / (gpu.dense_flops * ARITHMETIC_EFFICIENCY),
-            logits_s=model.flops_per_logits / (gpu.dense_flops * ARITHMETIC_EFFICIENCY),
-            sequence_s=model.num_kv_layers * SEQUENCE_LAYER_S,
-            context_token_s=model.kv_bytes_per_token / bandwidth,
-            lone_share=LONE_SHARE,
-            full_seqs=gpu.num_processors / model.num_kv_heads,
-            shared_saving=SHARED_SAVING,
-            piecewise_s=PIECEWISE_S,
-            attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
-            strain_share=STRAIN_SHARE,
-        )
-
-    @classmethod
-    def for_hugging_face(cls, gpu: Gpu, model: Model, *, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
-        """Hugging Face's `generate()` on a padded batch; context counts every slot of the rectangle, pads included.
-
-        The dynamic cache launches kernel by kernel and copies all keys and values at every step: read and written to
-        make room for one more token and then read by attention, or, where heads share keys, read once more, written
-        once per query head and read as often. The static cache is compiled and does neither; what compiling costs is
-        in no step.
-        """
-        vllm = cls.for_gpu(gpu, model, enforce_eager=True)
-        slowdown = ARITHMETIC_EFFICIENCY / HF_ARITHMETIC_EFFICIENCY
-        hugging_face = replace(
-            vllm,
-            label=f"{vllm.label}, Hugging Face {cache} cache",
-            new_shape_s=COMPILE_S if cache == "static" else PLAN_S,
-            new_kernel_s=LOAD_COMPILER_S if cache == "static" else KERNEL_BUILD_S,
-            request_s=0.0,
-            request_token_s=0.0,
-            host_sequence_s=0.0,
-            host_token_s=0.0,
-            new_sequence_s=0.0,
-            turnaround_step_s=0.0,
-            turnaround_sequence_s=0.0,
-            lone_share=0.0,
-            shared_saving=0.0,
-            strain_share=0.0,  # kernels with gaps between them do not reach a card's power limit
-            eager_launch_s=0.0,
-            uncompiled_launch_s=0.0,
-            token_s=vllm.token_s * slowdown,
-            logits_s=vllm.logits_s * slowdown,
-            sequence_s=model.num_kv_layers * HF_ROW_LAYER_S[cache],
-        )
-        if cache == "static":
-            return hugging_face
-        queries_per_key = model.num_attention_heads // model.num_kv_heads
-        passes = 3 if queries_per_key == 1 else 3 + 2 * queries_per_key
-        return replace(
-            hugging_face,
-            eager_launch_s=model.num_layers * HF_LAYER_S,
-            masked_launch_s=model.num_layers * HF_MASK_LAYER_S,
-            step_s=model.num_layers * HF_KERNELS_PER_LAYER * KERNEL_S,
-            context_token_s=passes * model.kv_bytes_per_token / (gpu.bandwidth_bytes_per_s * HF_COPY_EFFICIENCY),
-        )
-
     def uncaptured(self) -> Roofline:
         """The same machine where the engine captures no graphs and compiles nothing (vLLM's `enforce_eager`)."""
         return replace(self, max_captured_tokens=0, eager_launch_s=self.uncompiled_launch_s)
@@ -266,11 +146,6 @@ class Roofline:
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         strain_s = self.strain_share * (arithmetic_s + attention_s) * bound
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, strain_s)
-
-
-def _streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Bytes that each GPU reads of so many of the parameters."""
-    return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:

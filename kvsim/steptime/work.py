@@ -130,6 +130,11 @@ def work_of(model: Model) -> Work:
     )
 
 
+def streamed_bytes(model: Model, num_parameters: int) -> float:
+    """Bytes that each GPU reads of so many of the parameters, with what is only looked up left out."""
+    return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
+
+
 def _attention_products(model: Model, layer: Attention) -> list[Weights]:
     size, hidden, heads = model.tensor_parallel_size, model.hidden_size, model.num_attention_heads
     if isinstance(layer, Mla):

@@ -15,6 +15,7 @@ from kvsim.calibration.corrections import with_mean_excess, with_new_sequences
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import observe
 from kvsim.calibration.predict import counted_errors, predict, step_errors
+from kvsim.calibration.prior import vllm_prior
 from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -29,7 +30,7 @@ from kvsim.workload import AllAtOnce, Arrivals, LogNormal, Poisson, generate
 pytestmark = pytest.mark.slow
 
 H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")
-PRIOR = Roofline.for_gpu(H200, LLAMA)
+PRIOR = vllm_prior(H200, LLAMA)
 TRUTH = replace(
     PRIOR,
     weights_s=PRIOR.weights_s * 1.2,

@@ -90,12 +90,13 @@ def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]
     code = (
         "import sys, numpy as np, kvsim\n"
         "from kvsim.engine import compiled, numba_linking\n"
+        "from kvsim.machines import step_times\n"
         "compiled._folders = lambda: []\n"
         "numba_linking.KNOWN_RELEASES = numba_linking.KNOWN_RELEASES if sys.argv[1] == 'together' else ()\n"
         "lengths = {'prompt_tokens': [9, 300] * 20, 'output_tokens': [7, 30] * 20}\n"
         "workload = kvsim.Workload(arrival_s=np.arange(40) / 9, **lengths)\n"
         "gpu, model = kvsim.find_gpu('H200'), kvsim.find_model('Meta-Llama-3-8B')\n"
-        "step_time = kvsim.Roofline.for_gpu(gpu, model)\n"
+        "step_time = step_times(gpu, model, 'vllm', source='none')\n"
         "machine = kvsim.Machine(gpu=gpu, model=model, kv_bytes=1 << 28, step_time=step_time)\n"
         "run = kvsim.simulate(workload, kvsim.Static(), machine, engine='compiled')\n"
         "assert ('pipeline_class' in compiled.part_options()) == (sys.argv[1] == 'together')\n"
@@ -214,9 +215,10 @@ def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.Monke
 def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:
     code = (
         "import sys, kvsim\n"
+        "from kvsim.machines import step_times\n"
         "workload = kvsim.Workload(arrival_s=[0], prompt_tokens=[9], output_tokens=[9])\n"
         "gpu, model = kvsim.find_gpu('H200'), kvsim.find_model('Meta-Llama-3-8B')\n"
-        "step_time = kvsim.Roofline.for_gpu(gpu, model)\n"
+        "step_time = step_times(gpu, model, 'vllm', source='none')\n"
         "machine = kvsim.Machine(gpu=gpu, model=model, kv_bytes=1 << 30, step_time=step_time)\n"
         "kvsim.simulate(workload, kvsim.Paged(), machine)\n"
         "assert 'kvsim.engine.compiled' in sys.modules\n"

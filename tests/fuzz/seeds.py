@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.experiments.sweeps import Point, sweep
 from kvsim.hardware import find_gpu
 from kvsim.importers import write_workload
@@ -17,7 +18,6 @@ from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Page
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import line
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import Roofline
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 _INDEX = "seeds.pickle"
@@ -81,7 +81,7 @@ def machine(capacity_tokens: int) -> Machine:
     """A small machine with room for so many tokens."""
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
     kv_bytes = capacity_tokens * model.kv_bytes_per_token
-    return Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=Roofline.for_gpu(gpu, model))
+    return Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=vllm_prior(gpu, model))
 
 
 def _policies() -> dict[str, Policy]:

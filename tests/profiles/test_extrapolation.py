@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.cli.compare import command as compare
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -16,7 +17,7 @@ from kvsim.policies import Paged
 from kvsim.profiles import find
 from kvsim.profiles.extrapolation import KEY, Watched, provenance
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import Roofline, StepShape
+from kvsim.steptime import StepShape
 from kvsim.workload import Workload
 
 PROFILE = find("vllm-h200-llama-3-8b")
@@ -53,7 +54,7 @@ def test_a_new_process_is_not_beyond_anything() -> None:
 
 
 def test_a_model_that_was_fitted_to_nothing_has_no_range_to_leave() -> None:
-    assert provenance(Roofline.for_gpu(H200, LLAMA)) == {}
+    assert provenance(vllm_prior(H200, LLAMA)) == {}
 
 
 @pytest.mark.parametrize(("count", "leaves"), [(40, False), (MOST_SEQUENCES + 12, True)])

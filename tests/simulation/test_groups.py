@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.conformance import verify_recording
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -19,7 +20,6 @@ from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording
 from kvsim.simulation import Machine, measure, simulate
-from kvsim.steptime import Roofline
 from kvsim.workload import Workload
 
 SCHEDULER = ContinuousSettings(max_num_seqs=6, max_num_batched_tokens=2048, max_model_len=4096)
@@ -27,7 +27,7 @@ SCHEDULER = ContinuousSettings(max_num_seqs=6, max_num_batched_tokens=2048, max_
 
 def machine_for(model: Model, num_blocks: int, policy: Paged) -> Machine:
     gpu = find_gpu("H200")
-    machine = Machine(gpu=gpu, model=model, kv_bytes=1, step_time=Roofline.for_gpu(gpu, model))
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1, step_time=vllm_prior(gpu, model))
     layout = machine.layout(policy)
     assert layout is not None
     return replace(machine, kv_bytes=num_blocks * layout.bytes_per_block)

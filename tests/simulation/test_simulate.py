@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.engine.driver import Driver
 from kvsim.errors import BudgetError, StalledError, WorkloadError
 from kvsim.hardware import find_gpu
@@ -29,7 +30,7 @@ from kvsim.policies.settings import (
 from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.simulation import Machine, simulate
 from kvsim.simulation.checks import Checks
-from kvsim.steptime import Roofline, StepShape, StepTime
+from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import AllAtOnce, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 
 if TYPE_CHECKING:
@@ -542,7 +543,7 @@ def test_the_measured_run_is_in_the_neighbourhood(pressure: Recording) -> None:
         gpu=gpu,
         model=model,
         kv_bytes=(meta.pool.num_units + meta.pool.first_unit) * meta.pool.bytes_per_unit,
-        step_time=Roofline.for_gpu(gpu, model),
+        step_time=vllm_prior(gpu, model),
     )
     policy = Paged(cache=PagedSettings(enable_prefix_caching=False))
     recording = simulate(workload_of(pressure), policy, machine)

@@ -10,6 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.engine.driver import Driver
 from kvsim.engine.packing import pack
 from kvsim.engine.records import column
@@ -19,11 +20,10 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation.server import Server
 from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, Users, route_of
-from kvsim.steptime import Roofline
 
 from ..engine.by_hand import demand_of
 
-STEP_TIME = Roofline.for_gpu(find_gpu("H200"), find_model("Meta-Llama-3-8B"))
+STEP_TIME = vllm_prior(find_gpu("H200"), find_model("Meta-Llama-3-8B"))
 POLICY = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=256))
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 20), st.sampled_from([0.0, 0.0, 0.004, 0.05])),

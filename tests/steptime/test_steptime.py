@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.hardware import GPUS, Gpu, find_gpu
-from kvsim.models import all_models, find_model
+from kvsim.machines import card_of, sheet_card, step_times
+from kvsim.models import Model, all_models, find_model
 from kvsim.steptime import (
     ALL_ALIKE,
     RESTED,
@@ -17,6 +19,8 @@ from kvsim.steptime import (
     StepShape,
     StepTimeModel,
     captured_size,
+    generate_times,
+    reduce,
     size_index,
     strained_gpu_s,
 )
@@ -25,13 +29,15 @@ from kvsim.steptime.strain import STRAIN_S
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")
 GRANITE = find_model("granite-4.0-350m")
-VLLM = Roofline.for_gpu(H200, LLAMA)
+EXPERTS = find_model("granite-4.0-h-tiny")
+VLLM = reduce(card_of(H200), LLAMA)
 MODELS: list[StepTimeModel] = [
     VLLM,
-    Roofline.for_gpu(H200, LLAMA, enforce_eager=True),
-    Roofline.for_gpu(find_gpu("A4000"), find_model("granite-4.0-h-tiny")),
-    Roofline.for_hugging_face(H200, GRANITE),
-    Roofline.for_hugging_face(H200, GRANITE, cache="static"),
+    VLLM.uncaptured(),
+    vllm_prior(H200, LLAMA),
+    reduce(sheet_card(find_gpu("A4000")), EXPERTS),
+    generate_times(H200, GRANITE),
+    generate_times(H200, GRANITE, "static"),
 ]
 
 
@@ -105,21 +111,21 @@ def test_prefill_on_an_h200_takes_about_0_0215_ms_a_token() -> None:
     assert marginal_s * 1e3 == pytest.approx(0.0215, rel=0.15)
 
 
-def test_an_eager_step_occupies_the_host_for_about_12_ms_and_a_captured_one_hardly() -> None:
-    assert VLLM.step_time(prefill(513)).launch_s * 1e3 == pytest.approx(11.9, rel=0.1)
-    assert VLLM.step_time(decode(8)).launch_s < 1e-3
-    assert (
-        VLLM.step_time(decode(8)).launch_s < VLLM.step_time(prefill(8)).launch_s < VLLM.step_time(prefill(513)).launch_s
-    )
+def test_a_large_step_occupies_the_host_longer_than_the_gpu_and_a_captured_one_hardly() -> None:
+    large, mixed, decoding = VLLM.step_time(prefill(513)), VLLM.step_time(prefill(8)), VLLM.step_time(decode(8))
+    assert large.launch_s > large.gpu_s
+    assert decoding.launch_s < 0.5 * decoding.gpu_s
+    assert decoding.launch_s < mixed.launch_s < large.launch_s
 
 
-def test_enforce_eager_launches_every_step_kernel_by_kernel_and_pads_none() -> None:
-    eager = Roofline.for_gpu(H200, LLAMA, enforce_eager=True)
-    more_sequences_fewer_prompt_tokens_s = 7 * VLLM.host_sequence_s - 513 * VLLM.host_token_s
-    expected_s = VLLM.step_time(prefill(513)).launch_s + more_sequences_fewer_prompt_tokens_s
-    assert eager.step_time(decode(8)).launch_s == pytest.approx(expected_s, rel=1e-12)
-    assert eager.step_time(decode(385)).gpu_s < VLLM.step_time(decode(385)).gpu_s
-    assert eager.step_time(decode(400)).gpu_s == VLLM.step_time(decode(400)).gpu_s
+def test_an_engine_that_captures_nothing_launches_every_step_kernel_by_kernel_and_pads_none() -> None:
+    eager = VLLM.uncaptured()
+    for tokens in (8, 385):
+        time = eager.step_time(decode(tokens))
+        assert time.launch_s - time.prepare_s == pytest.approx(VLLM.uncompiled_launch_s)
+    prior = vllm_prior(H200, LLAMA)  # whose sizes are all alike
+    assert prior.uncaptured().step_time(decode(385)).gpu_s < prior.step_time(decode(385)).gpu_s
+    assert prior.uncaptured().step_time(decode(400)).gpu_s == prior.step_time(decode(400)).gpu_s
 
 
 def test_captured_steps_are_padded_to_the_sizes_that_vllm_captures() -> None:
@@ -167,7 +173,7 @@ def test_decoding_neither_strains_nor_rests_more_than_idling() -> None:
 
 
 def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:
-    roofline = Roofline.for_gpu(H200, find_model("granite-4.0-h-tiny"))
+    roofline = vllm_prior(H200, EXPERTS)
     one, many = roofline.step_time(decode(1)).gpu_s, roofline.step_time(decode(64)).gpu_s
     assert many - one > 0.5 * (roofline.weights_s - roofline.active_weights_s) > 0
 
@@ -175,7 +181,7 @@ def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:
 # Recorded on an H200: 14.6 ms a token one by one; medians of steps 6 to 16 and of the last ten in the recording
 # hf-h200-granite-350m-batch500, whose rectangle is then 198 and 310 tokens long.
 def test_hugging_face_dynamic_cache_is_near_the_recordings() -> None:
-    model = Roofline.for_hugging_face(H200, GRANITE)
+    model = generate_times(H200, GRANITE)
     alone = model.step_time(decode(1, 200))
     assert alone.launch_s * 1e3 == pytest.approx(14.6, rel=0.05)
     assert alone.gpu_s < alone.launch_s
@@ -184,30 +190,29 @@ def test_hugging_face_dynamic_cache_is_near_the_recordings() -> None:
 
 
 def test_hugging_face_static_cache_is_near_4_3_ms_at_batch_64() -> None:
-    time = Roofline.for_hugging_face(H200, GRANITE, cache="static").step_time(decode(64, 64 * 315))
+    time = generate_times(H200, GRANITE, "static").step_time(decode(64, 64 * 315))
     assert time.launch_s < time.gpu_s
     assert time.gpu_s * 1e3 == pytest.approx(4.3, rel=0.1)
 
 
 def test_hugging_face_copies_repeated_heads_only_where_heads_share_keys() -> None:
     shared, own = find_model("llama-3-8b"), find_model("llama-2-7b")
-    per_byte = [
-        Roofline.for_hugging_face(H200, model).context_token_s / model.kv_bytes_per_token for model in (shared, own)
-    ]
+    per_byte = [generate_times(H200, model).context_token_s / model.kv_bytes_per_token for model in (shared, own)]
     assert per_byte[0] == pytest.approx(11 / 3 * per_byte[1])
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-def test_every_listed_pair_has_a_labelled_positive_time(gpu: Gpu) -> None:
-    for model in all_models():
-        for roofline in (Roofline.for_gpu(gpu, model), Roofline.for_hugging_face(gpu, model)):
-            time = roofline.step_time(decode(1, 100))
-            assert 0 < time.launch_s < 1
-            assert 0 < time.gpu_s < 10
-            assert not roofline.calibrated
-            assert "uncalibrated" in roofline.label
-            assert gpu.name in roofline.label
-            assert model.name in roofline.label
+PAIRS = [(gpu, LLAMA) for gpu in GPUS] + [(H200, model) for model in all_models()]
+
+
+@pytest.mark.parametrize(("gpu", "model"), PAIRS, ids=lambda item: item.name)
+def test_every_gpu_and_every_model_has_a_labelled_positive_time(gpu: Gpu, model: Model) -> None:
+    for engine in ("vllm", "hf-dynamic"):
+        times = step_times(gpu, model, engine, source="none")
+        time = times.step_time(decode(1, 100))
+        assert 0 < time.launch_s < 1
+        assert 0 < time.gpu_s < 10
+        assert not times.calibrated
+        assert all(words in times.label for words in ("uncalibrated", gpu.name, model.name))
 
 
 def test_what_kernels_of_a_size_take_is_paid_by_captured_steps_of_that_size_alone() -> None:
@@ -217,9 +222,10 @@ def test_what_kernels_of_a_size_take_is_paid_by_captured_steps_of_that_size_alon
     assert size_index(513, False) == len(ALL_ALIKE) - 1 == 65
     table = np.zeros(len(ALL_ALIKE))
     table[[6, 65]] = 1.0, 2.0
-    slow = replace(VLLM, of_size_s=tuple(table.tolist()))
+    alike = replace(VLLM, of_size_s=ALL_ALIKE)
+    slow = replace(alike, of_size_s=tuple(table.tolist()))
     more_s = {
-        tokens: slow.step_time(decode(tokens)).gpu_s - VLLM.step_time(decode(tokens)).gpu_s
+        tokens: slow.step_time(decode(tokens)).gpu_s - alike.step_time(decode(tokens)).gpu_s
         for tokens in (40, 41, 48, 49, 513)
     }
     assert more_s == pytest.approx({40: 0, 41: 1, 48: 1, 49: 0, 513: 2})

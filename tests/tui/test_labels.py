@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvsim.calibration.prior import vllm_prior
 from kvsim.hardware import find_gpu
 from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation import Machine, simulate
-from kvsim.steptime import Roofline
 from kvsim.tui.lessons import Guided, find_lesson
 from kvsim.tui.look.states import ASCII, COLOR
 from kvsim.tui.playback.session import Session
@@ -126,7 +126,7 @@ def test_rows_that_share_a_character_are_above_each_other() -> None:
                 gpu=find_gpu("H200"),
                 model=LLAMA,
                 kv_bytes=128 * LLAMA.kv_bytes_per_token,
-                step_time=Roofline.for_gpu(find_gpu("H200"), LLAMA),
+                step_time=vllm_prior(find_gpu("H200"), LLAMA),
             ),
         )
     )

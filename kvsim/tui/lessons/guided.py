@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim import profiles
 from kvsim.errors import KvsimError
 from kvsim.experiments.ladder import climb, rungs
-from kvsim.machines import card_of, host_link
+from kvsim.machines import card_of, from_card, host_link
 from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
@@ -83,12 +83,12 @@ class Guided:
         return StepCost.of(session, self.lesson.model, self._step_times("vllm"))
 
     def _step_times(self, engine: str) -> Roofline:
-        """Fitted to recordings of this machine where kvsim has any; else, uncalibrated, from the data sheet."""
+        """Fitted to recordings of this model on this GPU where kvsim has any; else what follows from the GPU's card."""
         gpu, model = self.lesson.gpu, self.lesson.model
         profile = profiles.match(gpu, model, engine)
         if profile is not None:
             return profile.times
-        return Roofline.for_gpu(gpu, model) if engine == "vllm" else Roofline.for_hugging_face(gpu, model)
+        return from_card(card_of(gpu), gpu, model, engine)
 
     def _simulate(self, run: Run) -> Recording:
         lesson = self.lesson

@@ -1,0 +1,83 @@
+"""Step times of Hugging Face's `generate()` on a padded batch, from data-sheet figures and plain constants.
+
+The dynamic cache launches kernel by kernel and copies all keys and values at every step: read and written to make room
+for one more token and then read by attention, or, where heads share keys, read once more, written once per query head
+and read as often. The static cache is compiled and does neither; what compiling costs is in no step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from kvsim.steptime.overheads import (
+    ATTENTION_EFFICIENCY,
+    COMPILE_S,
+    EXPOSED_SHARE,
+    HF_ARITHMETIC_EFFICIENCY,
+    HF_COPY_EFFICIENCY,
+    HF_KERNELS_PER_LAYER,
+    HF_LAYER_S,
+    HF_MASK_LAYER_S,
+    HF_ROW_LAYER_S,
+    HOST_STEP_S,
+    KERNEL_BUILD_S,
+    KERNEL_S,
+    KERNELS_PER_LAYER,
+    LOAD_COMPILER_S,
+    MEMORY_EFFICIENCY,
+    PLAN_S,
+)
+from kvsim.steptime.roofline import Roofline
+from kvsim.steptime.work import streamed_bytes
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+
+
+def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
+    """Hugging Face's `generate()` with `model` on `gpu`; context counts every slot of the rectangle, pads included."""
+    static = cache == "static"
+    bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
+    num_kernels = model.num_layers * (KERNELS_PER_LAYER if static else HF_KERNELS_PER_LAYER)
+    times = Roofline(
+        label=f"uncalibrated roofline of {gpu.name} with {model.name}, Hugging Face {cache} cache",
+        request_s=0.0,
+        request_token_s=0.0,
+        host_step_s=HOST_STEP_S,
+        host_sequence_s=0.0,
+        host_token_s=0.0,
+        turnaround_step_s=0.0,
+        turnaround_sequence_s=0.0,
+        piecewise_launch_s=0.0,
+        eager_launch_s=0.0,
+        uncompiled_launch_s=0.0,
+        new_shape_s=COMPILE_S if static else PLAN_S,
+        new_kernel_s=LOAD_COMPILER_S if static else KERNEL_BUILD_S,
+        max_captured_tokens=0,
+        step_s=num_kernels * KERNEL_S,
+        weights_s=streamed_bytes(model, model.num_parameters) / bandwidth,
+        active_weights_s=streamed_bytes(model, model.num_active_parameters) / bandwidth,
+        token_s=model.flops_per_token / (gpu.dense_flops * HF_ARITHMETIC_EFFICIENCY),
+        logits_s=model.flops_per_logits / (gpu.dense_flops * HF_ARITHMETIC_EFFICIENCY),
+        exposed_share=EXPOSED_SHARE,
+        sequence_s=model.num_kv_layers * HF_ROW_LAYER_S[cache],
+        context_token_s=model.kv_bytes_per_token / bandwidth,
+        lone_share=0.0,
+        full_seqs=gpu.num_processors / model.num_kv_heads,
+        shared_saving=0.0,
+        piecewise_s=0.0,
+        attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
+        strain_share=0.0,  # kernels with gaps between them do not reach a card's power limit
+    )
+    if static:
+        return times
+    queries_per_key = model.num_attention_heads // model.num_kv_heads
+    passes = 3 if queries_per_key == 1 else 3 + 2 * queries_per_key
+    return replace(
+        times,
+        eager_launch_s=model.num_layers * HF_LAYER_S,
+        masked_launch_s=model.num_layers * HF_MASK_LAYER_S,
+        context_token_s=passes * model.kv_bytes_per_token / (gpu.bandwidth_bytes_per_s * HF_COPY_EFFICIENCY),
+    )
