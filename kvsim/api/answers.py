@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvsim.api.given import RecordingLike, WorkloadLike, recording_of, requests_of
+from kvsim.conformance.comparable import host_blocks_of
 from kvsim.diagnosis import Diagnosis, load_of
 from kvsim.diagnosis import diagnose as explain
 from kvsim.errors import UsageError
@@ -91,10 +92,12 @@ def fit(
     if think_s and users is None:
         raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
     load = Load(workload=requests, users=users, think_s=think_s)
-    chosen = engine_for(load, most + 40) if engine == "auto" else engine
+    known = server(on) if isinstance(on, str) else on
+    offloads = known.cache.kv_offloading_size > 0
+    chosen = engine_for(load, most + 40, offloads=offloads) if engine == "auto" else engine
     search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
-    return answer(server(on) if isinstance(on, str) else on, load, goal, search, most=most)
+    return answer(known, load, goal, search, most=most)
 
 
 def diagnose(
@@ -125,7 +128,8 @@ def diagnose(
         WorkloadError: none of its requests has an answer.
     """
     subject = recording_of(recording)
-    chosen = engine_for(load_of(subject), most + 20) if engine == "auto" else engine
+    offloads = host_blocks_of(subject.meta) > 0
+    chosen = engine_for(load_of(subject), most + 20, offloads=offloads) if engine == "auto" else engine
     search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return explain(subject, search, goal=goal, times=times, most=most)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.fit import engine_of, residual_of
-from kvsim.calibration.observed import Observed, observe
+from kvsim.calibration.observed import Observed, observe_on
 from kvsim.calibration.predict import step_durations, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -40,14 +40,13 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     """`card` with the factors of the machine of `recordings`, and how far it is from each of those afterwards.
 
     Raises:
-        UsageError: there is no recording, or one is a simulation, of another GPU than the card, of a server with host
-            memory, or not of vLLM.
+        UsageError: there is no recording, or one is a simulation, of another GPU than the card, or not of vLLM.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the card on; give at least one recording.")
     plain = replace(card, factors={})
     times = {item.name: _times(plain, item) for item in recordings}
-    observed = [observe(item) for item in recordings]
+    observed = [observe_on(plain, item) for item in recordings]
     pace = _pace([(times[item.name], item) for item in observed])
     residuals = tuple(residual_of(item, at_pace(pace, times[item.name])) for item in observed)
     return replace(card, factors={**card.factors, "gpu": pace.gpu, "host": pace.host}), residuals
@@ -58,7 +57,11 @@ def _pace(observed: Sequence[tuple[Roofline, Observed]]) -> Pace:
 
     def residuals(logarithms: Any) -> Any:
         pace = Pace(host=float(np.exp(logarithms[0])), gpu=float(np.exp(logarithms[1])))
-        missed = [share for times, item in observed for share in _missed(at_pace(pace, times), item)]
+        missed = [
+            share
+            for times, item in observed
+            for share in _missed(at_pace(pace, times), replace(item, offload_s=pace.host * item.offload_s))
+        ]
         unusual = np.asarray(logarithms) / _USUAL
         return np.concatenate([np.array(missed) / _COUNTS, unusual])
 
@@ -88,11 +91,6 @@ def _times(card: Card, recording: Recording) -> Roofline:
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(
             f"{recording.name} is not a recording of vLLM, which alone tells how fast a machine is; leave it out."
-        )
-    if recording.copies is not None:
-        raise UsageError(
-            f"{recording.name} is of a server with host memory, and what that costs the host is not told apart from "
-            "its pace; leave it out."
         )
     if gpu.name != find_gpu(card.gpu).name:
         raise UsageError(f"{recording.name} is of {gpu.name}, and the card of {card.gpu}; calibrate one machine.")

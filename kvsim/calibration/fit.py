@@ -21,13 +21,13 @@ from kvsim.calibration.corrections import (
     with_new_sequences,
 )
 from kvsim.calibration.machines import pace_of, relative_to_median
-from kvsim.calibration.observed import Observed, observe
+from kvsim.calibration.observed import Observed, observe_on
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.prior import vllm_prior
 from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.machines import served_model
+from kvsim.machines import card_of, served_model
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
@@ -98,7 +98,7 @@ def calibrate(
             raise UsageError(f"{item.name} is a simulation; calibrate on recordings of a real engine.")
     gpu, model = find_gpu(gpu_name), models[0]
     prior = _prior(gpu_name, model, engine)
-    observed = [observe(item) for item in recordings]
+    observed = [observe_on(card_of(find_gpu(item.meta.gpu)), item) for item in recordings]
     rounds = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
 
     def fitted(chosen: Sequence[int], done: int) -> Roofline:

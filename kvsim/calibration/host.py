@@ -14,11 +14,11 @@ from functools import partial
 from kvsim.calibration.corrections import is_first_use
 from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
 from kvsim.calibration.machines import pace_of
-from kvsim.calibration.observed import Observed, observe
+from kvsim.calibration.observed import Observed, observe_on
 from kvsim.calibration.predict import counted_errors, machine_of, predict
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.machines import served_model
+from kvsim.machines import card_of, served_model
 from kvsim.profiles import Profile, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
@@ -40,7 +40,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
                 f"{item.name} is of {of[2]} with {of[1]} on {of[0]}, and the profile of {profile.engine} with "
                 f"{profile.model} on {profile.gpu}; only the host may differ."
             )
-    observed = [observe(item) for item in recordings]
+    observed = [observe_on(card_of(find_gpu(item.meta.gpu)), item) for item in recordings]
     if profile.engine == "hf-static":
         pace = _compiling_pace(profile.times, observed)
     else:

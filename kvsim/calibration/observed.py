@@ -9,11 +9,13 @@ import numpy as np
 
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import batches_of, earlier_batches
+from kvsim.machines import host_link, served_model
 from kvsim.models import Model
 from kvsim.policies.settings import PagedSettings
 from kvsim.recording import Recording
 from kvsim.recording.tables import CopyKind, FloatArray, IntArray, Steps
 from kvsim.steptime import TYPICAL, Pace, StepShape
+from kvsim.steptime.card import Card
 from kvsim.steptime.kernels import KernelsSeen
 
 
@@ -98,6 +100,13 @@ def observe(recording: Recording) -> Observed:
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
         offload_s=np.zeros(len(steps)),
     )
+
+
+def observe_on(card: Card, recording: Recording) -> Observed:
+    """What the steps of `recording` held, with what an offload costs a host as fast as the card's."""
+    costs: dict[str, Any] = host_link(card)
+    num_layers = served_model(recording.meta).num_layers
+    return with_offload(observe(recording), recording, PagedSettings(**costs), num_layers)
 
 
 def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:

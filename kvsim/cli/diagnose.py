@@ -46,6 +46,7 @@ def command(
     moments, and what each change of a setting is predicted to do to the same requests. From a web server's /metrics, at
     HOST:PORT or its http:// address: what those can tell, and how to record the rest.
     """
+    from kvsim.conformance.comparable import host_blocks_of
     from kvsim.diagnosis import diagnose, load_of
     from kvsim.fitting import Goal, Search, engine_for
 
@@ -58,7 +59,8 @@ def command(
             _print_glance(seen)
         return
     recording = _recording(source, seconds)
-    chosen = engine_for(load_of(recording), points + 20) if engine == "auto" else engine
+    offloads = host_blocks_of(recording.meta) > 0
+    chosen = engine_for(load_of(recording), points + 20, offloads=offloads) if engine == "auto" else engine
     with progress("diagnose") as report:
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
         found = diagnose(recording, search, goal=goal, times=profile, most=points)

@@ -88,7 +88,8 @@ def command(
     workload, source = requests_of(flags)
     server = server_of(flags, replicas, None if source is None else source.meta)
     load = load_of(flags, workload if flags["workload"] else workload.cut(server.max_model_len))
-    chosen = engine_for(load, points + 40 if points else 3) if engine == "auto" else engine
+    offloads = server.cache.kv_offloading_size > 0
+    chosen = engine_for(load, points + 40 if points else 3, offloads=offloads) if engine == "auto" else engine
     with progress("fit") as report:
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)

@@ -9,7 +9,7 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.state import PAGED
+from kvsim.engine.state import PAGED, TIERED
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
@@ -220,7 +220,9 @@ def band_of(
     return found
 
 
-def engine_for(load: Load, num_points: int) -> EngineName:
-    """Compiled where that pays for all of them together, numba is there, and machine code is not at hand already."""
+def engine_for(load: Load, num_points: int, *, offloads: bool) -> EngineName:
+    """Compiled where that pays for so many servers together, with host memory if it `offloads`, numba is there, and
+    machine code is not at hand already.
+    """
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
-    return engine_for_several(PAGED) if is_long else "auto"
+    return engine_for_several(TIERED if offloads else PAGED) if is_long else "auto"
