@@ -16,13 +16,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def check_output(address: str, output: Path, *, overwrite: bool) -> None:
-    """Make sure that what is seen of the server at `address` may be written to `output`.
+def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
+    """Watch the server at `address` until the person quits, and write what was seen to `output`.
+
+    A web server is asked for its metrics; any other is listened to for events.
 
     Raises:
-        UsageError: it may not.
+        UsageError: it is no address, or `output` may not be written.
     """
-    if not is_metrics(address):
+    from kvsim.live.address import page_of
+
+    page = page_of(address)
+    if output is not None:
+        _check_output(page, output, overwrite=overwrite)
+    if page is not None:
+        _watch_metrics(tui, page, output, overwrite=overwrite, ascii_only=ascii_only)
+    else:
+        _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only)
+    if output is not None:
+        click.echo(output)
+
+
+def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
+    if page is None:
         may_replace(output, "tui", overwrite=overwrite, is_folder=True)
         return
     if output.suffix != ".csv":
@@ -30,19 +46,6 @@ def check_output(address: str, output: Path, *, overwrite: bool) -> None:
             f"metrics tell of no blocks, so they are written as a table: -o should end in .csv, not {output}."
         )
     may_replace(output, "tui", overwrite=overwrite)
-
-
-def is_metrics(address: str) -> bool:
-    """Whether `address` is a page of metrics, and not a socket with events."""
-    return address.startswith(("http://", "https://"))
-
-
-def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
-    """Watch the server at `address` until the person quits, and write what was seen to `output`."""
-    watch = _watch_metrics if is_metrics(address) else _watch_events
-    watch(tui, address, output, overwrite=overwrite, ascii_only=ascii_only)
-    if output is not None:
-        click.echo(output)
 
 
 def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:

@@ -74,16 +74,13 @@ def _page_of(source: str) -> str | None:
     """The page of metrics that `source` is, or has at that address; None if it is a recording, or publishes events."""
     from pathlib import Path
 
-    from kvsim.cli.attach import is_metrics
     from kvsim.errors import UsageError
-    from kvsim.live.address import metrics_of
+    from kvsim.live.address import page_of
 
-    if is_metrics(source):
-        return source
     if Path(source).exists():
         return None
     try:
-        return metrics_of(source)
+        return page_of(source)
     except UsageError:
         return None
 

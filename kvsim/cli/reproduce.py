@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table, progress
+from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.argument("rows", nargs=-1, metavar="[ROW]...")
 @click.option("--list", "list_only", is_flag=True, help="Say which rows there are, and run none.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw ours beside the published ones: PNG, SVG or PDF.")
+@overwrite_option
 @json_option
-def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_json: bool) -> None:
+def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwrite: bool, as_json: bool) -> None:
     """Run what papers, posts and logs report, and compare the figures.
 
     ROW is one or more of those that --list names; without any, all are run, which takes a few minutes. The exit code
@@ -34,9 +35,9 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_jso
         print_table("", ["row", "what", "source"], [(row.name, row.title, row.source) for row in chosen])
         return
     if plot is not None:
-        from kvsim.plots.files import file_type
+        from kvsim.plots import may_save
 
-        file_type(plot)  # before minutes are spent on what could not be written
+        may_save(plot, "reproduce", overwrite=overwrite)  # before minutes are spent on what could not be written
     outcomes = []
     for row in chosen:
         with progress(row.name) as report:
@@ -45,7 +46,7 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, as_jso
         from kvsim.plots import save
         from kvsim.plots.published import beside_published
 
-        save(beside_published(outcomes), plot)
+        save(beside_published(outcomes), plot, made_by="reproduce")
     if as_json:
         print_json({"rows": [outcome.as_dict() for outcome in outcomes]})
     else:

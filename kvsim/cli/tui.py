@@ -50,7 +50,7 @@ _FEW_REQUESTS = 1_000
 @click.option(
     "--attach",
     metavar="ADDRESS",
-    help="Watch a live server: HOST:PORT or PORT of a KVSIM_PUBLISH, or the http:// address of its /metrics.",
+    help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="With --attach: write what was seen here.")
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
@@ -101,7 +101,7 @@ def command(
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
-    _check_outputs(output, attach, screenshot, overwrite=overwrite)
+    _check_picture(screenshot, overwrite=overwrite)
     if lesson == _LIST:
         _list_lessons()
         return
@@ -153,18 +153,16 @@ def _check_one_source(
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
 
-def _check_outputs(output: Path | None, attach: str | None, screenshot: Path | None, *, overwrite: bool) -> None:
-    if output is not None and attach is not None:
-        live.check_output(attach, output, overwrite=overwrite)
-    if screenshot is not None:
-        may_replace(screenshot, "tui", overwrite=overwrite)
-
-
 def _check_companions(output: Path | None, attach: str | None, port: int | None, *, serve: bool) -> None:
     if output is not None and attach is None:
         raise UsageError("-o writes what was seen of a live server, so it needs --attach.")
     if port is not None and not serve:
         raise UsageError("--port says where to serve, so it needs --serve.")
+
+
+def _check_picture(screenshot: Path | None, *, overwrite: bool) -> None:
+    if screenshot is not None:
+        may_replace(screenshot, "tui", overwrite=overwrite)
 
 
 def _found(lesson: Any, report: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import json_option, print_json, print_table, progress, seconds
+from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress, seconds
 
 if TYPE_CHECKING:
     from kvsim.experiments.validation import Row
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Draw occupancy and batch, measured and simulated (one recording).",
 )
+@overwrite_option
 @json_option
-def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
+def command(
+    *, profile_name: str, recordings: tuple[str, ...], plot: Path | None, overwrite: bool, as_json: bool
+) -> None:
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
     PROFILE is a file (a profile or a machine card), the name of a profile that comes with kvsim, or `auto` for the best
@@ -35,6 +38,10 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
 
     if plot is not None and len(recordings) > 1:
         raise UsageError("--plot draws one recording; give one.")
+    if plot is not None:
+        from kvsim.plots import may_save
+
+        may_save(plot, "validate", overwrite=overwrite)
     documents = []
     for name in recordings:
         recording = read(find(name))
@@ -45,7 +52,8 @@ def command(*, profile_name: str, recordings: tuple[str, ...], plot: Path | None
         if plot is not None:
             from kvsim.plots import FIGURES, save
 
-            save(FIGURES["occupancy"](result.measured, result.simulated, names=("measured", "simulated")), plot)
+            drawn = FIGURES["occupancy"](result.measured, result.simulated, names=("measured", "simulated"))
+            save(drawn, plot, made_by="validate")
         if as_json:
             continue
         fitted = (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import zlib
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ _RECORDING = "meta.json"
 _RECORDING_FILES = frozenset(
     (_RECORDING, *(f"{name}.parquet" for name in ("requests", "steps", "schedule", "memory", "copies", "allocator")))
 )
+_MARK = re.compile(rb"Made by: kvsim ([a-z]+)")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _REPORT = "report.html"
 _REPORT_FILES = frozenset((_REPORT, "report.md", "figures"))
@@ -98,12 +100,18 @@ def marked_png(png: bytes, command: str) -> bytes:
     return png[:head] + framed + png[head:]
 
 
+def marked_svg(svg: str, command: str) -> str:
+    """`svg` with the mark of `kvsim COMMAND` in it, as a comment at its end."""
+    before, end, after = svg.rpartition("</svg>")
+    return f"{before}<!-- {mark(command)} -->{end}{after}"
+
+
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
     """What `target` is, the commands that say they wrote it, and whether it is the work of kvsim alone."""
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
     ends = _ends_of(target)
-    makers = frozenset(name for name in _MARKED if mark(name).encode() in ends)
+    makers = frozenset(name.decode() for name in _MARK.findall(ends))
     if not makers:
         return "there and says nowhere that this command wrote it", frozenset(), False
     return f"a file that kvsim {' and '.join(sorted(makers))} wrote", makers, True
@@ -181,7 +189,3 @@ def _ends_of(file: Path) -> bytes:
             return head + content.read(_ENDS_BYTES)
     except OSError:
         return b""
-
-
-_MARKED = ("plot", "sweep", "animate", "calibrate", "measure", "import", "tui")
-"""Commands whose files say that they wrote them."""

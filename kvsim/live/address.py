@@ -23,12 +23,16 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or DEFAULT_HOST, int(port)
 
 
-def metrics_of(address: str) -> str | None:
-    """The page of metrics of the web server at an address, which `vllm serve` is; None where no such server answers.
+def page_of(address: str) -> str | None:
+    """The page of metrics that `address` is, or that of the web server there, which `vllm serve` is.
+
+    None where no web server answers: events may be published there.
 
     Raises:
-        UsageError: it is no address.
+        UsageError: it is neither an http:// address nor HOST:PORT.
     """
+    if address.startswith(("http://", "https://")):
+        return address
     host, port = parse_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     try:

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.files.overwriting import mark, marked_png
+from kvsim.files.overwriting import marked_png, marked_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,8 +123,7 @@ def screenshot(
         opened.learn(ample())
     svg = render(KvsimApp(opened, ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
-        before, end, after = svg.rpartition("</svg>")
-        save(f"{before}<!-- {mark('tui')} -->{end}{after}", file)
+        save(marked_svg(svg, "tui"), file)
     elif (png := png_of(svg)) is not None:
         save(marked_png(png, "tui"), file)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
-from .export.picture_file import NO_CONVERTER, drawn, png_of, save, svg_of
+from .export.picture_file import NO_CONVERTER, drawn, png_of, save_new, svg_of
 from .export.table import as_csv
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def save_numbers(app: Host, playback: PlaybackScreen) -> None:
 
 def _save(app: Host, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:
     try:
-        target = save(content, f"{playback.file_name()}.{ending}")
+        target = save_new(content, playback.file_name(), ending)
     except UsageError as error:
         app.notify(str(error), severity="error", markup=False)
     else:

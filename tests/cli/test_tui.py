@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +77,21 @@ def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, complaint = run("--attach", "http://127.0.0.1:1/metrics")
     assert code == 1
     assert "cannot be read" in complaint
+
+
+def test_a_web_server_is_asked_for_its_metrics(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vllm serve` answers in HTTP at its HOST:PORT; events that it does not publish would never come."""
+    watched: list[str] = []
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    monkeypatch.setattr("kvsim.cli.attach._watch_metrics", lambda _, page, *__, **___: watched.append(page))
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        assert run("--attach", address)[0] == 0
+        code, _, complaint = run("--attach", address, "-o", "out")
+        server.shutdown()
+    assert watched == [f"http://{address}/metrics"]
+    assert (code, "-o should end in .csv, not out" in complaint) == (2, True)
 
 
 def test_serving_needs_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvsim.cli import cli
-from kvsim.live.address import metrics_of
+from kvsim.live.address import page_of
 
 from .vllm_like import serving
 
@@ -75,6 +75,6 @@ def test_a_server_with_room_has_nothing_to_tell() -> None:
 
 
 def test_an_address_without_a_web_server_is_none() -> None:
-    assert metrics_of("127.0.0.1:1") is None
+    assert page_of("127.0.0.1:1") is None
     with serving(num_blocks=10) as (address, _):
-        assert metrics_of(address) == f"http://{address}/metrics"
+        assert page_of(address) == f"http://{address}/metrics"

@@ -88,11 +88,13 @@ async def test_a_picture_of_it_can_be_saved(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     app = MetricsApp(Looks())  # type: ignore[arg-type]
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("s")
-        await pilot.pause()
-    (picture,) = tmp_path.iterdir()
-    assert picture.name == "metrics-http-127.0.0.1-8000-metrics.svg"
-    assert "full" in picture.read_text()
+        for _ in range(2):
+            await pilot.press("s")
+            await pilot.pause()
+    first, second = sorted(tmp_path.iterdir(), key=lambda file: len(file.name))
+    assert first.name == "metrics-http-127.0.0.1-8000-metrics.svg"
+    assert second.name == "metrics-http-127.0.0.1-8000-metrics-2.svg"
+    assert "full" in first.read_text()
 
 
 async def test_one_look_is_enough_to_begin() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +15,6 @@ from kvsim.files.atomic import whole_file
 from .svg import svg_of_lines
 
 if TYPE_CHECKING:
-    import os
-
     from textual.pilot import Pilot
     from textual.screen import Screen
 
@@ -71,3 +70,16 @@ def save(content: str | bytes, file: str | os.PathLike[str]) -> Path:
     with whole_file(file) as scratch:
         scratch.write_bytes(content if isinstance(content, bytes) else content.encode())
     return Path(file)
+
+
+def save_new(content: str | bytes, stem: str, ending: str) -> Path:
+    """Write `content` to STEM.ENDING in the current folder, or to STEM-2.ENDING and so on if that is there already.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    file, number = Path(f"{stem}.{ending}"), 1
+    while os.path.lexists(file):
+        number += 1
+        file = Path(f"{stem}-{number}.{ending}")
+    return save(content, file)

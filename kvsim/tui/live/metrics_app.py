@@ -21,7 +21,7 @@ from kvsim.display.text import file_stem, message, printable
 from kvsim.errors import UsageError
 from kvsim.live.load import load_of
 
-from ..export.picture_file import save, svg_of
+from ..export.picture_file import save_new, svg_of
 from ..look.states import ASCII, COLOR, GLYPHS
 from ..look.themes import THEMES
 from ..screens.defects import Careful
@@ -133,7 +133,7 @@ class MetricsApp(Careful, App[None]):
     def action_save(self) -> None:
         """Save what is on the screen as SVG in the current folder."""
         try:
-            target = save(svg_of(self), f"{self.file_name()}.svg")
+            target = save_new(svg_of(self), self.file_name(), "svg")
         except UsageError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
