@@ -134,7 +134,8 @@ def _wait(seconds: float) -> None:
 
 def _print(found: Diagnosis) -> None:
     from kvsim.cli.answer import pool_words, times_rows
-    from kvsim.cli.fit_answer import print_remedies
+    from kvsim.cli.fit_answer import print_remedies, print_without_gain
+    from kvsim.fitting.search import without_gain
     from kvsim.metrics.verdict import wasted_percent
 
     summary, server = found.summary, found.server
@@ -153,7 +154,9 @@ def _print(found: Diagnosis) -> None:
     print_table("", ["", ""], rows)
     echo(found.sureness)
     if found.tried:
-        print_remedies(found.remedies, fits=not found.summary.num_preemptions)
+        fits = not found.summary.num_preemptions
+        print_remedies(found.remedies, found.simulated, fits=fits)
+        print_without_gain(without_gain(found.tried, found.remedies), fits=fits)
 
 
 def _print_glance(seen: Glance) -> None:

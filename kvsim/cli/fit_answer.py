@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import times_rows
 from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.fitting.outcome import price_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,17 +35,29 @@ def print_fit(answer: Answer) -> None:
             "", ["", ""], [(name, cell) for name, cell in zip(_NAMES, cells(outcome, answer.band), strict=True)]
         )
     if answer.tried:
-        print_remedies(answer.remedies, fits=answer.fits)
+        print_remedies(answer.remedies, outcome, fits=answer.fits)
+        print_without_gain(answer.without_gain, fits=answer.fits)
 
 
-def print_remedies(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """What would help, as a table, and below it how a server is started so."""
+def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
+    """What was tried in vain, in a line."""
+    if remedies:
+        tried = "; ".join(
+            f"{each.change.words} ({each.outcome.output_tokens_per_s:,.0f} tokens/s, TTFT p99 "
+            f"{seconds(each.outcome.ttft_s.p99)}, TPOT p99 {seconds(each.outcome.tpot_s.p99)})"
+            for each in remedies
+        )
+        echo(f"Tried {'without gain' if fits else 'and not much nearer'}: {tried}.")
+
+
+def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
+    """What would help, with what it makes worse than `before`, as a table, and below it how a server is started so."""
     if not remedies:
         echo("No change that was tried brings more." if fits else "No change that was tried would help.")
         return
     heading = "what would bring more output, nearest first" if fits else "what would help, nearest first"
     rows = [
-        (str(number), each.change.words, "yes" if each.fits else "no", *cells(each.outcome, each.band))
+        (str(number), change_words(each, before), "yes" if each.fits else "no", *cells(each.outcome, each.band))
         for number, each in enumerate(remedies, 1)
     ]
     print_table(heading, ["", "change", "fits", *_NAMES], rows, note=_BAND)
@@ -52,6 +65,12 @@ def print_remedies(remedies: Sequence[Remedy], *, fits: bool) -> None:
         behind = f", {each.change.server.replicas} times behind one queue" if each.change.server.replicas > 1 else ""
         on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
         echo(f"{number}  {each.change.server.flags()}{on}")
+
+
+def change_words(remedy: Remedy, before: Outcome) -> str:
+    """The change, and what it makes much worse."""
+    price = price_words(before, remedy.outcome)
+    return f"{remedy.change.words}, {price}" if price else remedy.change.words
 
 
 _NAMES = ("output tokens/s", "TTFT p99", "TPOT p99", "preemptions a minute")

@@ -14,7 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from kvsim.kv_groups import KVCacheGroup
+    from kvsim.kv_groups import CachePlan, KVCacheGroup
     from kvsim.sizing.budget import Budget
 
 
@@ -109,7 +109,8 @@ def command(
             f"{num_sequences:,}",
             "in all" if on_one else "",
             f"of {tokens:,} tokens {fits_as}",
-        )
+        ),
+        *_otherwise_rows(budget, policy, tokens),
     ]
     print_table(_title(budget), ["", "", "", "why"], rows, figures=(1,), note=_note(budget))
 
@@ -181,6 +182,29 @@ def _in_all(budget: Budget) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
+    """Pools that the same memory would make if layers kept something else, by what they would keep, and in words."""
+    if policy != "paged":
+        return {}
+    full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
+    found = {}
+    if full is not None:
+        found["windows_as_full_layers"] = (full, "if windows were full layers")
+    if divided is not None:
+        found["latents_divided"] = (divided, f"if the {number} GPUs shared each latent, which vLLM keeps whole on all")
+    return found
+
+
+def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
+    """How many sequences there would be otherwise."""
+    in_all = "in all" if _num_gpus(budget) > 1 else ""
+    return [
+        ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
+         f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
+        for plan, words in _otherwise(budget, policy).values()
+    ]  # fmt: skip
+
+
 def _note(budget: Budget) -> str:
     plan = budget.plan
     if plan.concurrency >= 1:
@@ -211,6 +235,9 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> d
         "max_model_len": plan.settings.max_model_len,
         "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],
         "max_sequences": {str(tokens): num_sequences},
+        "max_sequences_otherwise": {
+            name: {str(tokens): plan.max_sequences(tokens)} for name, (plan, _) in _otherwise(budget, policy).items()
+        },
         "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
     }
 

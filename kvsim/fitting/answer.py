@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.metrics.verdict import Limit
+from kvsim.fitting.limit import limit_words
+from kvsim.fitting.search import without_gain
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
@@ -49,9 +50,14 @@ class Answer:
         return _verdict(self)
 
     @property
+    def without_gain(self) -> list[Remedy]:
+        """Single changes that were tried and bring nothing, the best of each kind."""
+        return without_gain(self.tried, self.remedies)
+
+    @property
     def limit(self) -> str:
         """What limits, in a sentence."""
-        return _limit(self)
+        return limit_words(self.outcome, self.server, self.load, self.goal)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -71,6 +77,7 @@ class Answer:
             "command": self.server.flags(),
             "outcome": self.outcome.as_dict() | {"band": bands(self.band)},
             "remedies": [remedy_dict(each) for each in self.remedies],
+            "without_gain": [each.change.words for each in self.without_gain],
             "tried": [{"change": each.change.words, "fits": each.fits} | each.outcome.as_dict() for each in self.tried],
         }
 
@@ -165,44 +172,6 @@ def _misses(answer: Answer) -> list[str]:
         if name in misses and target is not None:
             found.append(f"{name} is {_milliseconds(value)}, above {_milliseconds(target)}")
     return found
-
-
-def _limit(answer: Answer) -> str:
-    """What limits, and where the time goes."""
-    outcome, server = answer.outcome, answer.server
-    if outcome.error:
-        return "memory: nothing can be served."
-    missed = {"preemptions", "waiting"} & set(answer.goal.misses(outcome))
-    if missed and outcome.limit is Limit.MEMORY:
-        said = f"memory: {outcome.num_blocks:,} blocks are full"
-    elif missed and outcome.limit is Limit.BATCH:
-        said = f"the batch limit: {server.max_num_seqs:,} sequences run, and others wait (max_num_seqs)"
-    elif outcome.limit is Limit.TOKENS and outcome.waiting_for is not None and outcome.waiting_for.tokens > 1:
-        said = f"the token budget: prompts wait for steps of {server.max_num_batched_tokens:,} tokens"
-    else:
-        said = _busiest(outcome)
-    return f"{said}. {_time_words(outcome)}"
-
-
-def _busiest(outcome: Outcome) -> str:
-    shares = outcome.shares
-    if shares is None:
-        return "the steps themselves"
-    if shares.arithmetic > shares.bandwidth:
-        return "arithmetic"
-    return "memory bandwidth"
-
-
-def _time_words(outcome: Outcome) -> str:
-    """Where the time goes."""
-    shares = outcome.shares
-    if shares is None:
-        return ""
-    cache = "" if math.isnan(shares.cache) else f", {100 * shares.cache:.0f} % reading keys and values"
-    return (
-        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights"
-        f"{cache}; the pool is at most {100 * outcome.peak_occupancy:.0f} % full."
-    )
 
 
 def _milliseconds(value_s: float) -> str:

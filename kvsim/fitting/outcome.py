@@ -29,6 +29,11 @@ _HOST = 2.0
 _OVERLOADED_S = 1.0
 """Seconds that the queue must have grown by before a server is said not to keep up."""
 
+_PRICE = 1.5
+"""A time so many times as long is a price that is told."""
+_LESS = 0.05
+"""So is output that is less by this share."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -55,6 +60,9 @@ class Outcome:
     waiting_share: float = 0.0
     """Of the requests that are there on average, those that wait for memory or for a place in the batch."""
     waiting_for: WaitingFor | None = None
+    """Requests that wait on average over the whole run, the first rush included, by what for."""
+    steady_queue: float = 0.0
+    """Requests that wait for their first step on average, once the first rush is over."""
     refused_share: float = 0.0
     overload: float = 0.0
     """In an open loop, seconds by which the wait in the queue grows in each second; 0 where the server keeps up."""
@@ -107,6 +115,21 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
     return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
 
 
+def price_words(before: Outcome, after: Outcome) -> str:
+    """What a change from `before` to `after` makes much worse, as a clause; nothing where it does not."""
+    found = []
+    for name, old, new in (
+        ("TTFT", before.ttft_s.p99, after.ttft_s.p99),
+        ("TPOT", before.tpot_s.p99, after.tpot_s.p99),
+    ):
+        if new > _PRICE * old:
+            found.append(f"{name} p99 {new / old:.1f} times as long")
+    less = 1 - after.output_tokens_per_s / before.output_tokens_per_s
+    if less > _LESS:
+        found.append(f"{100 * less:.0f} % less output")
+    return f"at the price of {' and '.join(found)}" if found else ""
+
+
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcome:
     """What `load` met in `runs`, one for each server that was sent anything, on `machine`."""
     summaries = [run.summary for run in runs]
@@ -114,6 +137,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
     times = [_times(load, run) for run in runs]
     ttft, tpot, e2e, wait = (np.concatenate([each[index] for each in times]) for index in range(4))
     num_requests = sum(len(run.requests) for run in runs)
+    requests_per_s = sum(summary.num_finished for summary in summaries) / duration_s if duration_s else np.nan
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
     waits = WaitingFor(
         **{name: float(np.nansum([getattr(each.waiting_for, name) for each in summaries]))
@@ -127,7 +151,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
         tpot_s=Distribution.of(tpot),
         e2e_s=Distribution.of(e2e),
         output_tokens_per_s=sum(summary.output_tokens for summary in summaries) / duration_s if duration_s else np.nan,
-        requests_per_s=sum(summary.num_finished for summary in summaries) / duration_s if duration_s else np.nan,
+        requests_per_s=requests_per_s,
         duration_s=duration_s,
         num_preemptions=num_preemptions,
         preemptions_per_min=60 * num_preemptions / duration_s if duration_s else 0.0,
@@ -135,6 +159,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
         vain_share=sum(summary.vain_tokens for summary in summaries) / computed if computed else 0.0,
         waiting_share=(waits.memory + waits.batch) / present if present else 0.0,
         waiting_for=waits,
+        steady_queue=float(np.nanmean(wait)) * requests_per_s if len(wait) else 0.0,
         refused_share=sum(summary.num_refused for summary in summaries) / num_requests,
         overload=_overload(load, wait),
         mean_batch=sum(summary.mean_batch for summary in summaries),

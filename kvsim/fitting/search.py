@@ -178,6 +178,14 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
     return [each for each in ranked(remedies) if helps(each)][:_SHOWN]
 
 
+def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
+    """Of `remedies`, the best of each kind of single change that is in none of those `shown`, in the order tried."""
+    helping = {field for each in shown for field in each.change.fields}
+    single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
+    best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
+    return [each for each in single if best.get(each.change.fields) is each]
+
+
 def figures_of(outcome: Outcome) -> dict[str, float]:
     """The figures that have a band."""
     return {

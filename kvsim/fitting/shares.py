@@ -6,9 +6,10 @@ not add up; what none of them explains is the host, kernels that start, and wait
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
@@ -24,14 +25,14 @@ class TimeShares:
     weights: float
     """Streaming the weights, once a step."""
     cache: float
-    """Reading keys and values; NaN where several KV-cache groups hold them, whose tokens are not counted."""
+    """Reading keys and values: those of full layers whole, those of windows as far as they reach."""
     arithmetic: float
     """Matrix products of all tokens."""
 
     @property
     def bandwidth(self) -> float:
         """Reading memory."""
-        return self.weights + (self.cache if self.cache == self.cache else 0.0)
+        return self.weights + self.cache
 
     def as_dict(self) -> dict[str, float]:
         """As JSON has it."""
@@ -44,11 +45,14 @@ def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:
         return None
-    pool = run.meta.pool
-    held_tokens = summary.mean_occupancy * (pool.num_units or 0) * pool.unit_tokens
+    # A sequence that decodes reads its prompt and what it has put out so far, once a step.
+    prompt, steps = run.requests.prompt_tokens.astype(float), np.maximum(run.requests.output_tokens - 1.0, 0.0)
+    read = steps * (prompt + steps / 2)
+    in_windows = np.minimum(read, steps * times.window_tokens)
+    cache_s = float(read.sum() * times.context_token_s + in_windows.sum() * times.window_token_s)
     steps_per_s = summary.num_steps / summary.duration_s
     return TimeShares(
         weights=steps_per_s * times.weights_s,
-        cache=math.nan if pool.groups else steps_per_s * held_tokens * times.context_token_s,
+        cache=cache_s / summary.duration_s,
         arithmetic=summary.computed_tokens / summary.duration_s * times.token_s,
     )

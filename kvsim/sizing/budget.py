@@ -9,12 +9,20 @@ estimated from the shape (`kvsim.sizing.activations`), and their terms say so. T
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
-from kvsim.kv_groups import CachePlan, CacheSettings, bytes_per_block, cache_layout, pipeline_stages, plan_cache
+from kvsim.kv_groups import (
+    CacheKind,
+    CachePlan,
+    CacheSettings,
+    bytes_per_block,
+    cache_layout,
+    pipeline_stages,
+    plan_cache,
+)
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
 from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
 
@@ -90,6 +98,22 @@ class Budget:
         """
         _check_count("tokens", tokens)
         return self.plan.max_sequences(tokens)
+
+    def with_full_layers(self) -> CachePlan | None:
+        """What this pool would be if every layer kept every token; None where no window lets any go."""
+        is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
+        if not is_windowed or self.model.recurrent_layers:
+            return None
+        pool = [self.num_blocks * size for size in self.plan.bytes_per_block]
+        return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
+
+    def with_divided_latents(self) -> CachePlan | None:
+        """What this pool would be if each GPU kept its share of every latent, which vLLM keeps whole on each; None
+        where there are no latents, or one GPU."""
+        size = self.model.tensor_parallel_size
+        if size == 1 or any(group.kind is not CacheKind.MLA for group in self.plan.layout.groups):
+            return None
+        return replace(self.plan, num_blocks=size * self.num_blocks)
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:

@@ -23,7 +23,7 @@ def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tm
     lines = said.splitlines()
     assert lines[0].startswith("No: ")
     assert "of 12 users fit; " in lines[0]
-    assert lines[1].startswith("Limit: memory: 60 blocks are full. Of the time, ")
+    assert lines[1].startswith("Limit: memory: 60 blocks hold 9 requests of 90 tokens, and are full. Of the time, ")
     assert any(line.startswith("1  vllm serve Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
     assert "in brackets: where four of five such predictions lie" in said
     assert (tmp_path / "fit.svg").read_text(encoding="utf-8").startswith("<?xml")

@@ -127,6 +127,16 @@ def test_windows_hold_more_than_full_layers_would(size: Size) -> None:
     assert [group["kind"] for group in full["kv_cache_groups"]] == ["full"]
     ratio = grouped["max_sequences"]["32000"] / full["max_sequences"]["32000"]
     assert ratio == pytest.approx(6 * 32000 / (32000 + 5 * 1040), rel=0.02)
+    assert grouped["max_sequences_otherwise"] == {"windows_as_full_layers": full["max_sequences"]}
+    assert full["max_sequences_otherwise"] == {}
+
+
+def test_latents_that_were_divided_would_hold_so_many_times_as_much(size: Size) -> None:
+    machine = ("--model", "DeepSeek-V3", "--gpu", "H200", "--tokens", "16000")
+    whole = size(*machine, "--tensor-parallel-size", "8")
+    blocks = whole["num_blocks"]
+    assert whole["max_sequences"] == {"16000": (blocks - 1) // 1000}
+    assert whole["max_sequences_otherwise"] == {"latents_divided": {"16000": (8 * blocks - 1) // 1000}}
 
 
 def test_the_longest_sequence_that_fits_is_found_or_the_given_one_refused(size: Size, complaint: Complaint) -> None:

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from kvsim.errors import UsageError
 from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
 from kvsim.fitting.largest import largest_load
+from kvsim.fitting.outcome import price_words
 from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.metrics import Distribution
 from kvsim.metrics.verdict import Limit
 from kvsim.models import find_model
 from kvsim.plots.fit import draw_fit, frontier
-from kvsim.workload import AllAtOnce, Constant, Fixed, generate
+from kvsim.profiles.extrapolation import Watched
+from kvsim.steptime import Roofline
+from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, generate
 
 INTERPRETED = Search(engine="interpreted")
 
@@ -93,7 +96,14 @@ def test_what_would_help_was_simulated_and_the_nearest_comes_first() -> None:
     assert not found.fits
     assert found.verdict.startswith("No: ")
     assert " of 12 users fit; " in found.verdict
-    assert found.limit.startswith("memory: 50 blocks are full.")
+    assert found.limit.startswith("memory: 50 blocks hold 8 requests of 90 tokens, and are full.")
+    shown = {field for each in found.remedies for field in each.change.fields}
+    in_vain = found.without_gain
+    assert in_vain
+    assert len({each.change.fields for each in in_vain}) == len(in_vain)
+    for each in in_vain:
+        assert not shown & set(each.change.fields)
+        assert not each.fits
     first = found.remedies[0]
     assert first.fits
     assert first.change.kind is Kind.SETTING
@@ -106,6 +116,42 @@ def test_what_would_help_was_simulated_and_the_nearest_comes_first() -> None:
         for name, value in figures_of(again).items():
             low, high = each.band[name]
             assert low <= value <= high
+
+
+def test_the_first_rush_is_not_what_limits_a_load_that_fits() -> None:
+    """All users send their first request at once, and wait then for a step with tokens to spare; later nobody does."""
+    answers = LogNormal(mean_tokens=150, sigma=0.5)
+    work = generate(160, arrivals=AllAtOnce(), prompt=Fixed(tokens=900), output=answers, seed=1)
+    on, load = server(9000, max_model_len=4096), Load(workload=work, users=40)
+    outcome = run(on, load)
+    assert outcome.limit is Limit.TOKENS, "over the whole run"
+    assert outcome.waiting_for is not None
+    assert outcome.waiting_for.tokens > 1 > outcome.steady_queue
+    found = answer(on, load, Goal(), INTERPRETED, most=0, find_largest=False)
+    assert found.fits
+    assert found.limit.startswith(("memory bandwidth. ", "arithmetic. "))
+
+
+def test_the_price_of_a_change_is_told() -> None:
+    before, after = run(server(2000), users(40)), run(server(2000, max_num_batched_tokens=64), users(40))
+    assert after.ttft_s.p99 > 1.5 * before.ttft_s.p99
+    assert f"TTFT p99 {after.ttft_s.p99 / before.ttft_s.p99:.1f} times as long" in price_words(before, after)
+    assert price_words(before, before) == ""
+    less = replace(before, output_tokens_per_s=0.8 * before.output_tokens_per_s)
+    assert price_words(before, less) == "at the price of 20 % less output"
+
+
+@pytest.mark.parametrize(("name", "window"), [("Meta-Llama-3-8B", 0), ("gemma-3-4b-it", 1024)])
+def test_full_layers_read_everything_and_windows_as_far_as_they_reach(name: str, window: int) -> None:
+    """By hand: 39 steps read 3,000 tokens of prompt and half of the 39 that are put out meanwhile."""
+    on = Server(gpu=find_gpu("H200"), model=find_model(name), max_model_len=4096)
+    work = generate(1, arrivals=AllAtOnce(), prompt=Fixed(tokens=3000), output=Fixed(tokens=40), seed=1)
+    outcome, times = run(on, Load(workload=work)), on.step_time()
+    roofline = times.times if isinstance(times, Watched) else times
+    assert isinstance(roofline, Roofline)
+    assert outcome.shares is not None
+    read_s = 39 * (3000 + 19.5) * roofline.context_token_s + 39 * window * roofline.window_token_s
+    assert outcome.shares.cache == pytest.approx(read_s / outcome.duration_s)
 
 
 def test_a_load_that_fits_is_told_how_much_more_would() -> None:

@@ -1,0 +1,64 @@
+"""What limits a load on a server, and where the time goes, as a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.hardware import GIB
+from kvsim.metrics.verdict import Limit
+
+if TYPE_CHECKING:
+    from kvsim.fitting.goal import Goal
+    from kvsim.fitting.load import Load
+    from kvsim.fitting.outcome import Outcome
+    from kvsim.fitting.server import Server
+
+
+def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str:
+    """What limits: what keeps requests waiting once the first rush is over, else what steps spend their time on."""
+    if outcome.error:
+        return "memory: nothing can be served."
+    missed = {"preemptions", "waiting"} & set(goal.misses(outcome))
+    if missed and outcome.limit is Limit.MEMORY:
+        said = _memory(outcome, server, load)
+    elif missed and outcome.limit is Limit.BATCH:
+        said = f"the batch limit: {server.max_num_seqs:,} sequences run, and others wait (max_num_seqs)"
+    elif outcome.limit is Limit.TOKENS and outcome.steady_queue > 1:
+        said = f"the token budget: prompts wait for steps of {server.max_num_batched_tokens:,} tokens"
+    else:
+        said = _busiest(outcome, server)
+    return f"{said}. {_time_words(outcome)}"
+
+
+def _memory(outcome: Outcome, server: Server, load: Load) -> str:
+    """How little memory weights leave."""
+    lengths = load.workload.prompt_tokens + load.workload.output_tokens
+    mean, budget = round(float(lengths.mean())), server.budget()
+    room = f"hold {budget.max_sequences(mean):,} requests of {mean:,} tokens, and are full"
+    weights = sum(-term.size_bytes for term in budget.terms if term.label == "weights")
+    if server.num_blocks is not None or not weights:
+        return f"memory: {outcome.num_blocks:,} blocks {room}"
+    left = f"the {outcome.num_blocks:,} blocks left {room}"
+    return f"memory: weights take {weights / GIB:.1f} of {budget.gpu.memory_bytes / GIB:.1f} GiB, and {left}"
+
+
+def _busiest(outcome: Outcome, server: Server) -> str:
+    shares = outcome.shares
+    if shares is None:
+        return "the steps themselves"
+    if 1 - shares.arithmetic - shares.bandwidth > max(shares.arithmetic, shares.bandwidth):
+        sums = ", sums over GPUs" if server.model.tensor_parallel_size > 1 else ""
+        return f"neither memory nor arithmetic, but the host, starting kernels{sums} and waiting for requests"
+    return "arithmetic" if shares.arithmetic > shares.bandwidth else "memory bandwidth"
+
+
+def _time_words(outcome: Outcome) -> str:
+    """Where the time goes."""
+    shares = outcome.shares
+    if shares is None:
+        return ""
+    return (
+        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights, "
+        f"{100 * shares.cache:.0f} % reading keys and values; the pool is at most "
+        f"{100 * outcome.peak_occupancy:.0f} % full."
+    )
