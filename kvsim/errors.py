@@ -24,13 +24,13 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 _MOST_NAMED = 8
-"""Names that are listed one by one; more of them nobody reads."""
+"""Names that are listed one by one; a longer list is not read."""
 
 
 def shortened(value: object, most: int = 60) -> str:
     """`value` as it stands in a sentence: as Python writes it, and at most `most` letters of that.
 
-    Values come from files; one of a million letters, or a whole number of a million digits, tells nobody more.
+    Values come from files; one of a million letters, or a whole number of a million digits, says no more.
     """
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"

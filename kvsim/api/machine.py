@@ -59,7 +59,7 @@ def machine(
         kv_cache_dtype: type of the cache, such as "fp8"; the model's own if left out.
         quantization: how the weights are stored, such as "awq"; the model's own if left out.
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
-        max_num_batched_tokens: tokens of the largest step, likewise.
+        max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
         times: a profile or a machine card, by file or by name; "none" for the data sheet alone; a model of
             your own (see `kvsim.StepTimeModel`); left out, the best that ships for the GPU and the model.
         engine: whose step times: "vllm", "hf-dynamic" or "hf-static".

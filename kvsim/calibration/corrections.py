@@ -77,7 +77,7 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
     """`times` with what a sequence that joins the batch takes of the host: seen where many do at once, as when
-    everybody arrives together, and the host goes on to the next step without waiting for anything.
+    all requests arrive together, and the host goes on to the next step without waiting for anything.
     """
     longer_s, joined = [], []
     for item in observed:

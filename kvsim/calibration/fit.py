@@ -188,7 +188,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
             times = with_sizes(with_new_sequences(times, observed), observed)
     times = with_mean_excess(times, observed)
     if engine == "vllm":
-        if not any(item.eager for item in observed):  # kernel by kernel is kernel by kernel, as far as anybody knows
+        if not any(item.eager for item in observed):  # kernel by kernel is kernel by kernel, as far as is known
             times = replace(times, uncompiled_launch_s=times.eager_launch_s)
         return with_host_overheads(times, observed)
     return with_first_uses(times, observed, read_off)

@@ -31,9 +31,9 @@ class Observed:
     shape: StepShape
     """Arrays, one entry per step."""
     start_s: FloatArray
-    """When each step was scheduled."""
+    """Times at which the steps were scheduled, in seconds: one entry per step."""
     end_s: FloatArray
-    """When its output had been processed."""
+    """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
     launched_before_output: IntArray
     """The last step that was scheduled before each step's output was processed: the host was busy with it until
     then.

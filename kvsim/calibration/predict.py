@@ -1,4 +1,4 @@
-"""When each recorded step should have ended, given when the engine scheduled it.
+"""The time at which each recorded step should have ended, given the time at which the engine scheduled it.
 
 The two clocks are followed step by step. Decisions are taken from the recording, so an error does not travel from one
 step to the next; where the GPU was the slower clock, its clock is set by what was recorded.
@@ -19,7 +19,7 @@ SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
 
 
 class Prediction(NamedTuple):
-    """When the output of each step would be there, and what it waited for."""
+    """The predicted times at which the outputs of the steps are there, and what each step waited for."""
 
     end_s: FloatArray
     launch: IntArray

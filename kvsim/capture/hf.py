@@ -274,7 +274,7 @@ class _Batch:
         self._start_s = time_s
 
     def end(self, outputs: Sequence[int], time_s: float) -> None:
-        """`generate()` has returned; only now does anybody get an answer."""
+        """`generate()` has returned; only now are the answers there."""
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:
                 self._builder.emitted(row, time_s, count - 1)

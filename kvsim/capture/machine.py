@@ -9,7 +9,7 @@ def machine() -> dict[str, str]:
     """What a recording says of its machine: eight hexadecimal digits that tell its GPU from any other; nothing without
     a GPU.
     """
-    import torch  # noqa: PLC0415  whoever records has it; whoever imports this may say better what is missing
+    import torch  # noqa: PLC0415  a process that records has it; the caller may say better what is missing
 
     if not torch.cuda.is_available():
         return {}

@@ -41,7 +41,7 @@ class OffloadWatch:
         """A recording begins.
 
         Raises:
-            RecordingError: host memory holds blocks already, and nobody knows which.
+            RecordingError: host memory holds blocks already, and it is not known which.
         """
         manager = self._connector.manager
         if self._connector._jobs or manager._num_allocated_blocks > len(manager._free_list):

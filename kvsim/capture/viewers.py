@@ -40,7 +40,7 @@ _NICENESS = 5
 
 
 class ViewerServer:
-    """Serves what it reads from a log to whoever connects. It has one thread, and never waits for a viewer."""
+    """Serves what it reads from a log to every viewer. It has one thread, and never waits for a viewer."""
 
     def __init__(self, listener: socket.socket, log: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Args: a listening socket, the descriptor of the log, and the clock, in seconds."""
@@ -51,7 +51,7 @@ class ViewerServer:
         self._joining: list[_Viewer] = []
         self._viewers: list[_Viewer] = []
         self._accept_s: float | None = None
-        """When the listener is asked again, while it rests."""
+        """The time at which the listener is asked again, while it rests."""
         self._snapshot_s = -SNAPSHOT_PERIOD_S
         self.num_snapshots = 0
         """Snapshots made so far."""

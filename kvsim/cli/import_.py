@@ -1,4 +1,4 @@
-"""`kvsim import`: requests in somebody else's format, as a workload."""
+"""`kvsim import`: requests in a public format, as a workload."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _requests = section("Requests")
 _SHOWN_S = 120.0
-"""Seconds of an open loop that are simulated where nobody says how many requests there are."""
+"""Seconds of an open loop that are simulated where the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _OPTIONS = (
     _requests(
@@ -46,7 +46,7 @@ _spawn_rate = _requests(
 
 
 def users_options(command: Command) -> Command:
-    """The same, and how fast the users come."""
+    """Add the flags of a closed loop to `command`, and the one that says how fast the users come."""
     return load_options(_spawn_rate(command))
 
 
@@ -58,7 +58,7 @@ def load_options(command: Command) -> Command:
 
 
 def check_users(users: int | None, think_time: float | None, spawn_rate: float | None = None) -> None:
-    """Raise a UsageError where somebody thinks or begins, and nobody is there."""
+    """Raise a UsageError where the flags speak of users and none are given."""
     for flag, value in (("--think-time", think_time), ("--spawn-rate", spawn_rate)):
         if value is not None and users is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")

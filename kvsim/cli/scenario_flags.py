@@ -160,7 +160,7 @@ _OPTIONS = (
         help="With --reserve doubling: copy what has no room to grow, or preempt.",
     ),
     _contiguous("--compaction", is_flag=True, help="Slide everything together when only that makes room."),
-    _contiguous("--request-level", is_flag=True, help="Admit nobody until the whole batch has ended."),
+    _contiguous("--request-level", is_flag=True, help="Admit no request until the whole batch has ended."),
     _static("--batch-size", type=int, default=16, show_default=True, help="Rows of a batch."),
     _static(
         "--cache",

@@ -64,7 +64,7 @@ def print_table(
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error that a simulation can report to; nothing where nobody watches."""
+    """A progress bar on standard error that a simulation can report to; nothing where standard error is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return

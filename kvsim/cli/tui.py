@@ -172,7 +172,7 @@ def _found(lesson: Any, report: Any) -> Any:
 
 
 class _Quiet:
-    """Takes reports of which nobody hears: the interface has the terminal to itself."""
+    """Takes reports and shows none: the interface has the terminal to itself."""
 
     def begin(self, what: str) -> None:
         """Another simulation begins."""
@@ -229,7 +229,7 @@ def _list_lessons() -> None:
 
 
 def _serve(port: int) -> None:
-    """The same command line without --serve, run for every browser that comes."""
+    """This command line without --serve, which is run for every browser that comes."""
     from kvsim.cli.serve import HOST, LocalServer
 
     with socket.socket() as probe:

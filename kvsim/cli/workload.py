@@ -70,7 +70,7 @@ _OPTIONS = (
         metavar="MEAN[:SIGMA]",
         help="Generate prompts: fixed, or log-normal with a sigma.",
     ),
-    _requests("--output-tokens", "--random-output-len", metavar="MEAN[:SIGMA]", help="Generate outputs, likewise."),
+    _requests("--output-tokens", "--random-output-len", metavar="MEAN[:SIGMA]", help="Generate outputs."),
     _requests(
         "--random-range-ratio",
         type=float,

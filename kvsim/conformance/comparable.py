@@ -115,7 +115,7 @@ def _check_hashes(recording: Recording) -> None:
         name = str(requests.id[request[int(np.argmax(blind))]])
         raise RecordingError(
             f"recording {recording.name!r} has no prompt_hashes of request {name!r}, which shares a prefix; without "
-            "them nobody can tell which prefixes are equal."
+            "them it is not known which prefixes are equal."
         )
 
 

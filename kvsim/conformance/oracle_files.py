@@ -85,7 +85,7 @@ class OracleWorkload:
     load_steps: int = 1
     """Steps that a copy from the host takes, the one that begins it included; where blocks are offloaded."""
     store_steps: int = 1
-    """Steps that a copy to the host takes, likewise."""
+    """Steps that a copy to the host takes, the one that begins it included; where blocks are offloaded."""
 
 
 def read_workload(file: Path) -> OracleWorkload:

@@ -90,7 +90,7 @@ class Recorded:
         return list(rank.tolist())
 
     def aborts_by_time(self) -> list[tuple[float, int]]:
-        """When each aborted request left, in seconds, and its row; the last first."""
+        """Time at which each aborted request left, in seconds, and its row; the last first."""
         requests = self.recording.requests
         rows = np.flatnonzero((requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s))
         return sorted(zip(requests.finished_s[rows].tolist(), rows.tolist(), strict=True), reverse=True)
@@ -168,7 +168,7 @@ class Recorded:
         self._changes: list[Change] = list(zip(*(column[known].tolist() for column in columns), strict=True))
 
     def _evicts_unknown(self, kind: IntArray, block: IntArray) -> npt.NDArray[np.bool_]:
-        """Changes that evict what a block held before the recording began: nobody can know what that was."""
+        """Changes that evict what a block held before the recording began: what that was is not known."""
         taken, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
         first_taken = np.full(self.num_blocks, len(kind))
         np.minimum.at(first_taken, block[taken], taken)

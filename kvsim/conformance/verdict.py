@@ -50,7 +50,7 @@ class Verdict:
     num_hits: int
     """Blocks found in the prefix cache."""
     num_evictions: int
-    """Blocks that lost a prefix because somebody needed the room."""
+    """Blocks that lost a prefix because another request needed the room."""
     num_aborts: int
     difference: Difference | None = None
     """None if everything is equal."""

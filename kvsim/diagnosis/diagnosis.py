@@ -54,7 +54,7 @@ class Diagnosis:
 
     @property
     def moments(self) -> list[str]:
-        """When, and to whom: a sentence each."""
+        """The costliest spells of preemptions, with their times and requests: a sentence each."""
         return _moments(self)
 
     @property

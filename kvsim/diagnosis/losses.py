@@ -25,14 +25,14 @@ class Loss:
     """One preemption."""
 
     at_s: float
-    """When the step was scheduled that took the memory, in seconds from the first event."""
+    """Time at which the step was scheduled that took the memory, in seconds from the first event."""
     step: int
     request: int
     """Row of the request."""
     lost_tokens: int
     """Computed tokens that had to be computed again; what the prefix cache still had is not lost."""
     back_s: float
-    """When it was scheduled again; NaN if it never was."""
+    """Time at which the request was scheduled again, in seconds; NaN if it never was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,21 @@ class Spell:
 
     losses: tuple[Loss, ...]
     cause: Admission | None
-    """The last admission before the first of them; None where nobody had been admitted."""
+    """The last admission before the first preemption; None where no request had been admitted."""
 
     @property
     def begin_s(self) -> float:
-        """When the first was preempted."""
+        """Time of the first preemption, in seconds."""
         return self.losses[0].at_s
 
     @property
     def end_s(self) -> float:
-        """When the last was preempted."""
+        """Time of the last preemption, in seconds."""
         return self.losses[-1].at_s
 
     @property
     def lost_tokens(self) -> int:
-        """Of all of them."""
+        """Computed tokens that all requests of the spell lost together."""
         return sum(loss.lost_tokens for loss in self.losses)
 
     @property

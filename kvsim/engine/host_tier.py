@@ -99,9 +99,9 @@ class HostState:
     num_settled_calls: int = 0
     """Calls of the scheduler in a row that decided nothing."""
     store_free_s: float = 0.0
-    """When the link to the host has done all copies that were given to it."""
+    """Time at which the link to the host has done all copies that were given to it, in seconds."""
     load_free_s: float = 0.0
-    """When the link from the host has."""
+    """Time at which the link from the host has done all copies that were given to it, in seconds."""
     num_copy_rows: int = 0
     is_crowded: bool = False
     """A load could not be written down: more began in one step than there is room for."""

@@ -41,7 +41,7 @@ class Served:
 
     @property
     def arrival_s(self) -> float:
-        """When it was sent."""
+        """Time at which the request was sent, in seconds."""
         return self._times.arrival_s
 
     @property
@@ -195,7 +195,7 @@ class OwnRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a running request compute more: vLLM's rule where nothing else runs and nobody can give way."""
+        """Let a running request compute more: vLLM's rule where nothing else runs and no request can give way."""
         engine, state = self.engine, self.engine.state[0]
         place, node, listed = self._place(request, "request to compute"), self._node(request), state.num_listed
         if node in [engine.batch[index] for index in range(listed)]:
@@ -249,7 +249,7 @@ class OwnRules:
 
 
 class _NoRoomError(Exception):
-    """A request that computes by itself has no room, and nobody gives way for it."""
+    """A request that computes by itself has no room, and no other gives way for it."""
 
 
 class _NoOtherError(Exception):

@@ -106,7 +106,7 @@ def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Colum
 
 
 def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
-    """The same for prompts given as one chained hash per unit."""
+    """Of prompts given as one chained hash per unit: full blocks of each, a number for each block, a bound of these."""
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
@@ -121,7 +121,7 @@ def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Colum
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
-    """The same for prompts of which only a named beginning is shared."""
+    """Of prompts whose named beginning is shared: full blocks of each, a number for each block, a bound of these."""
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, workload.prefix_tokens // block_size, 0).astype(np.int64)
     block, row = _places(lengths)

@@ -245,13 +245,13 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """When the oldest sequence stops waiting for others; there is one."""
+    """Time at which the oldest sequence stops waiting for others, in seconds; there is one."""
     return engine.times[waiting_queue.peek(engine)].arrival_s + engine.settings[0].timeout_s
 
 
 @part
 def _next_chance_s(engine: Engine) -> float:
-    """When the next request arrives, or the oldest that waits stops waiting for others; infinity if neither will."""
+    """Time at which the next request arrives, or the oldest stops waiting for others; infinity if neither will."""
     state, chance_s = engine.state[0], math.inf
     if state.num_arrived < state.num_submitted:
         chance_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s

@@ -158,7 +158,7 @@ def free(engine: Engine, node: int) -> None:
 
 @part
 def next_waiting(engine: Engine) -> int:
-    """Who is next, `HEAD` for nobody."""
+    """The request that is next, `HEAD` where none is."""
     host = engine.host.state[0]
     if host.num_looked_at < host.num_set_aside:
         return engine.host.set_aside[host.num_looked_at]

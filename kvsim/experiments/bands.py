@@ -1,7 +1,7 @@
 """How far figures move with the error of the step times: a few runs with all times a little shorter or longer.
 
 Where requests are preempted the queue keeps what the engine is short of: one per cent of speed is five of the time to
-the first token. A single number then says more than anybody can know.
+the first token. A single number then says more than is known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREEMPTED_SHARE = 0.05
 """Preemptions per request from which on a run gets a band."""
 MOST_REQUESTS = 20_000
-"""Beyond so many, the runs of a band would take longer than anybody waits."""
+"""Beyond so many, the runs of a band would take minutes."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
 """Where in the band the step times of each run lie, in typical errors."""
 _HOST = 2.0
@@ -69,7 +69,7 @@ def band_of(
 ) -> Band | None:
     """The band around `summary`, from runs with step times as far off as such times usually are.
 
-    None where the step times are a model of somebody's own, or it is not known how far off they are.
+    None where the step times are a model of the caller's own, or it is not known how far off they are.
     """
     times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
     basis = basis_of(machine.step_time.label)

@@ -76,7 +76,7 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
     """What a policy of a user's own does, as text: its module, or its class where it was typed, and what it was given.
 
     Raises:
-        UsageError: nobody can tell, so two runs could be taken for one.
+        UsageError: it cannot be told, so two runs could be taken for one.
     """
     if not isinstance(policy, OwnPolicy):
         return []

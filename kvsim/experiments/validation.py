@@ -198,7 +198,7 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
     unit_bytes = pool.bytes_per_unit
     if (
         not pool.groups and "kv_cache_groups" not in recording.meta.extra
-    ):  # as large as the simulation makes them, whoever wrote it down
+    ):  # as large as the simulation makes them, however they were recorded
         unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
 

@@ -1,6 +1,6 @@
 """Reading files that may be anything: of a size that fits into memory, unpacked to one that does, and files at all.
 
-A pipe is refused: opening one waits for somebody to write to it, perhaps for ever.
+A pipe is refused: opening one waits until another process writes to it, perhaps for ever.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
         except KvsimError as error:
             if str(folder) not in str(error):
                 raise
-            # Nobody knows the hidden name but this function.
+            # Only this function knows the hidden name.
             raise type(error)(str(error).replace(str(folder), str(path))) from error
         may_replace(path, command, overwrite=overwrite, is_folder=True)
 
@@ -138,7 +138,7 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
     makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
     if "compare" not in makers and not _are_replicas(target, names, makers):
-        # As likely as not the place where somebody keeps everything.
+        # As likely as not a folder that holds everything of a user.
         return "a folder of recordings that no one command of kvsim wrote", None, False
     return "a folder of recordings", makers, all(folder[2] for folder in folders)
 

@@ -17,7 +17,7 @@ _FEW = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Targets in seconds; None for those that nobody set."""
+    """Targets in seconds; None for those that were not set."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None

@@ -57,7 +57,7 @@ class Remedy:
     fits: bool
     shortfall: float
     band: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each figure, between which values it is expected; empty where nobody asked."""
+    """For each figure, between which values it is expected; empty where it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Search:
     def band(
         self, server: Server, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
-        """The same around one outcome; empty where nothing could be simulated."""
+        """For each figure of one outcome, between which values it is expected; empty where it was not simulated."""
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
 

@@ -183,7 +183,7 @@ def _step_times(gpu: Gpu, model: Model, source: str | None, captured: bool, max_
 
 
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
-    """`times` on a machine of that pace; as they are where they are a model of somebody's own."""
+    """`times` on a machine of that pace; as they are where they are a model of the caller's own."""
     coefficients = times.times if isinstance(times, Watched) else times
     if not isinstance(coefficients, Roofline):
         return times

@@ -40,7 +40,7 @@ class TimeShares:
 
 
 def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
-    """The shares of one server's run; None where no time passes or the step times are a model of somebody's own."""
+    """The shares of one server's run; None where no time passes or the step times are a model of the caller's own."""
     times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:

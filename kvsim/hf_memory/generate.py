@@ -45,7 +45,7 @@ class GenerateMemory:
     baseline_allocated_bytes: int
     """Before the first batch: weights, perhaps the workspace, and what else the process holds."""
     baseline_reserved_bytes: int
-    """Likewise, with what earlier batches left cached."""
+    """Before the first batch, with what earlier batches left cached."""
     allocated_bytes: IntArray
     reserved_bytes: IntArray
     inactive_split_bytes: IntArray
@@ -84,7 +84,7 @@ def generate_memory(
         workspace_bytes: of cuBLAS.
         warm: whether the workspace was first used right after loading; otherwise the first batch takes it.
         other_bytes: tensors of the same process that have nothing to do with these batches.
-        private_bytes: reserved by captured graphs in pools of their own, which nobody else can use.
+        private_bytes: reserved by captured graphs in pools of their own, which nothing else can use.
 
     Raises:
         BudgetError: the GPU is too small.

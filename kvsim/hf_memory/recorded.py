@@ -148,7 +148,7 @@ def _has_graphs(recording: Recording) -> bool:
 
 
 def _private_bytes(recording: Recording) -> int:
-    """What captured graphs had reserved when the recording ended: nobody else gets it, and it is not given back."""
+    """What captured graphs had reserved when the recording ended: nothing else gets it, and it is not given back."""
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):
         return sum(segments)

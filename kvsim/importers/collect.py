@@ -95,4 +95,4 @@ class Requests:
 
 
 NO_ARRIVALS = "; it has no arrival times"
-"""Then all requests arrive at once, until somebody gives them new arrivals."""
+"""Then all requests arrive at once, until they are given new arrivals."""

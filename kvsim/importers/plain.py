@@ -131,7 +131,7 @@ def _names(source: Source, columns: Mapping[str, str]) -> _Names:
     if prompt is None or output is None:
         raise unknown_columns(source, columns)
     known = {prompt, output, *optional.values()}
-    # A column that nobody knows may be the arrivals by another name.
+    # A column of an unknown name may be the arrivals.
     if arrival is None and not columns and not set(source.header) <= known:
         raise unknown_columns(source, columns)
     return _Names(arrival=arrival, prompt=prompt, output=output, optional=optional)
@@ -150,7 +150,7 @@ def _folded(name: str) -> str:
 
 
 def _seconds(row: Row, name: str, scale: float) -> float:
-    """When a request arrived, from a number, of which `scale` makes seconds, or a date."""
+    """The arrival of a request in seconds, from a number, of which `scale` makes seconds, or a date."""
     text = row.fields[name]
     if ":" not in text:
         return row.number(name, comma=True) * scale

@@ -1,6 +1,6 @@
 """Prometheus' text format: names, labels and values, one sample a line.
 
-Only what a caller asks for is parsed, in one pass over each line; a page may come from anybody.
+Only what a caller asks for is parsed, in one pass over each line; a page may come from any server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a server publishes, as recordings: its last thousands of steps for a screen, and all that was heard for a file.
 
 A screen is given a window that begins afresh, from the state at that moment, every few thousand steps: what it costs
-to show does not grow with the time that somebody watches. It knows nothing of sockets.
+to show does not grow with the time for which it is watched. It knows nothing of sockets.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Load:
     histograms: dict[str, Histogram]
     """Times of the last minute; since the server started, after the first look."""
     full_in_s: float | None
-    """When the pool is full if its usage goes on to rise as it does, in seconds; None where it does not rise."""
+    """Seconds until the pool is full if its usage goes on to rise as it does; None where it does not rise."""
 
     @property
     def is_full(self) -> bool:

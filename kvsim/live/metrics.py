@@ -63,7 +63,7 @@ class ServerMetrics:
     """What the metrics said at one moment, over all engines of the server."""
 
     time_s: float
-    """On the clock of whoever asked, in seconds."""
+    """Time of the look, on the clock of the process that asked, in seconds."""
     model: str
     num_engines: int
     usage: float

@@ -1,4 +1,4 @@
-"""Ask a server for its Prometheus metrics again and again. A page is bounded in size and time, whoever serves it."""
+"""Ask a server for its Prometheus metrics again and again. A page is bounded in size and time."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _with_page(url: str) -> str:
     """`url`, or that of the metrics where it names a server and no page."""
     try:
         names_page = bool(urlsplit(url).path.strip("/"))
-    except ValueError:  # it is no address at all, which whoever opens it says
+    except ValueError:  # it is no address at all, which is said when it is opened
         return url
     return url if names_page else f"{url.rstrip('/')}/metrics"
 

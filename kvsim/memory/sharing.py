@@ -1,6 +1,6 @@
 """Sequences that branch: several answers to one prompt, over one pool, with reference counts and copy-on-write.
 
-A branch holds a table of blocks. Forking copies the table, not the blocks; whoever writes into a block that others hold
+A branch holds a table of blocks. Forking copies the table, not the blocks; a branch that writes into a block of others
 gets a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
 
     cache = BranchingCache(CountedBlocks(1000), block_size=16)
@@ -93,7 +93,7 @@ class BranchingCache:
         self.pool = pool
         self.block_size = block_size
         self.num_copies = 0
-        """Blocks that were copied because somebody wrote into them while others held them."""
+        """Blocks that were copied because a branch wrote into them while others held them."""
         self._branches: dict[Branch, None] = {}
 
     @property

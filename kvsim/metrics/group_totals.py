@@ -112,7 +112,7 @@ def _expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, de
     begin = _first_expired(replay, group, runs, born, dead)
     count = np.maximum(dead[runs] - begin, 0)
     slots, total = group.state_slots or group.token_slots, np.zeros(replay.num_frames, np.int64)
-    # Blocks of one address stay together: whoever holds one is looked at with the others.
+    # Blocks of one address stay together: all holders of one are looked at together.
     ends = np.append(np.flatnonzero(is_new(tables.address[runs]))[1:], len(runs))
     pairs = np.cumsum(count)[ends - 1] if len(runs) else ends
     cuts = np.unique(np.searchsorted(pairs, np.arange(_PAIRS_AT_ONCE, int(pairs[-1]), _PAIRS_AT_ONCE)) + 1)

@@ -42,7 +42,7 @@ class Summary:
     """Sequences scheduled per step, over time."""
     peak_batch: int
     mean_occupancy: float
-    """Part of the pool that is in somebody's hands, 0 to 1, over time."""
+    """Part of the pool that requests hold, 0 to 1, over time."""
     peak_occupancy: float
     num_preemptions: int
     num_fragmented_steps: int
@@ -153,7 +153,7 @@ def vain_tokens(computed: int, requests: Requests) -> int:
 
 
 def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
-    """By what the limits of the recorded engine say; a static batch keeps everybody else waiting."""
+    """By what the limits of the recorded engine say; a static batch keeps all other requests waiting."""
     steps, meta = recording.steps, recording.meta
     waiting = _step_mean(slots, steps.waiting)
     if meta.policy_name == "static":
@@ -166,7 +166,7 @@ def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
 
 
 def _num_heads(recording: Recording, time_s: FloatArray) -> int:
-    """How many requests stood at the head of the queue at some of these times: it changes when somebody is admitted."""
+    """How many requests stood at the head of the queue at some of these times: it changes with each admission."""
     admitted_s = recording.requests.first_scheduled_s
     return len(np.unique(np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")))
 

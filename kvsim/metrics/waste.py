@@ -34,11 +34,11 @@ class Waste:
     """The slots of a pool by state, one row per frame: after each step was scheduled, and once more after the last."""
 
     time_s: FloatArray
-    """When each frame begins, in seconds from the first event: float64[num_frames]."""
+    """Times at which the frames begin, in seconds from the first event: float64[num_frames]."""
     slots: npt.NDArray[np.int64]
     """Shape (num_frames, 8), in the order of `SlotState`; every row adds up to `capacity`."""
     held: npt.NDArray[np.int64]
-    """Slots in somebody's hands, what the allocator rounded up included: int64[num_frames]."""
+    """Slots that requests hold, what the allocator rounded up included: int64[num_frames]."""
     capacity: int
     """Slots in the pool."""
 
@@ -77,7 +77,7 @@ def waste(source: Replay | Recording) -> Waste:
     progress = Ramps(replay)
     written = progress.total_between(replay.pad, replay.full)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
-    # A row that is written on beyond its last token has ended: its tokens are of no use to anybody.
+    # A row that is written on beyond its last token has ended: its tokens are of no use any more.
     stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
 
     held, cached = _held_and_cached(replay)
@@ -104,7 +104,7 @@ def waste(source: Replay | Recording) -> Waste:
 
 
 def _waste_of_groups(replay: Replay) -> Waste:
-    """The same where several KV-cache groups share the pool, and a slot is a byte."""
+    """The account of a pool that several KV-cache groups share, where a slot is a byte."""
     from kvsim.metrics.group_totals import totals_of  # noqa: PLC0415  it knows this module's sums
 
     held, cached = _held_and_cached(replay)
@@ -194,7 +194,7 @@ class _Asked:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Slots in somebody's hands, and free ones that still hold a prefix, at every frame."""
+    """Slots that requests hold, and free ones that still hold a prefix, at every frame."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     end_of_frame = np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")
 
@@ -217,7 +217,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Free slots that cannot serve the head of the queue, per frame; after the last step nobody waits for any."""
+    """Free slots that cannot serve the head of the queue, per frame; after the last step no request waits for any."""
     units = replay.recording.steps.unusable_units
     if units is None:
         return np.zeros(replay.num_frames, np.int64)

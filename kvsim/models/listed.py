@@ -27,7 +27,7 @@ def all_models() -> tuple[Model, ...]:
 
 
 def each_model() -> Iterator[Model]:
-    """The same one after the other, each made when it is asked for."""
+    """Every model that can be named on a command line, one after the other, each made when it is asked for."""
     return (_model(name) for name in _entries())
 
 

@@ -112,7 +112,7 @@ def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: 
 
 
 def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Output tokens per second, and the part of the pool that nobody will ever use, against the block size.
+    """Output tokens per second, and the part of the pool that will never be used, against the block size.
 
     Raises:
         UsageError: there is no run, or there are more than four policies.

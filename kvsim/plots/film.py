@@ -40,7 +40,7 @@ class Reel:
     states: npt.NDArray[np.uint8]
     """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
-    """The request that holds each cell's unit, by its row, -1 for nobody: int64[frames, cells]."""
+    """The request that holds each cell's unit, by its row, -1 where none does: int64[frames, cells]."""
     by_owner: bool
     """Whether tokens have a hue for each request; a static batch, which is about padding, shows states alone."""
     shares_percent: FloatArray
@@ -52,7 +52,7 @@ class Reel:
     """Requests that have finished by then: int64[frames]."""
     num_requests: int
     end_s: float
-    """When the run itself ends; a shorter run stands still afterwards."""
+    """Time at which the run itself ends, in seconds; a shorter run stands still afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=4)  # as many recordings as one figure compares
 def replay_of(recording: Recording) -> Replay:
-    """The recording, ready to seek in; whoever seeks must not count on where it stands.
+    """The recording, ready to seek in; a caller must not count on where it stands.
 
     Raises:
         RecordingError: it has no steps.

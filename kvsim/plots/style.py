@@ -66,14 +66,14 @@ STATE_LABELS = {
 OWNER_COLORS = tuple(HUES_ON_LIGHT)
 """What requests are told apart by, by their row in the recording."""
 OWNER_TINTS = tuple(mixed(hue, "#ffffff", TINT_SHARE) for hue in HUES_ON_LIGHT)
-"""The same for what a request holds and has not written yet."""
+"""Colours of what a request holds and has not written yet, by the request's row in the recording."""
 LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
 """Colour and dashes of the first, second, ... recording where several are compared."""
 
 _MARGIN_EM = 0.4
 """Of the letters' size: the empty edge of a figure."""
 LEGEND_PERCENT = 0.2
-"""States that never reach this share of a pool are drawn, but nobody would find them: the legend leaves them out."""
+"""States that never reach this share of a pool are drawn, but too small to be found: the legend leaves them out."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 
@@ -170,7 +170,7 @@ class Picture(Figure):
     """A figure that knows its medium: downwards a title, a legend, the panels, and where the data comes from."""
 
     alt_text = ""
-    """What it shows, in words, for whoever cannot see it."""
+    """What it shows, in words, for readers who cannot see it."""
 
     def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
         """An empty figure of `size` inches; by default as wide as the medium, and on the web `aspect` times as high."""

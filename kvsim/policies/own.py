@@ -22,7 +22,7 @@ class ServedRequest(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """When it was sent, in seconds from the first event."""
+        """Time at which the request was sent, in seconds from the first event."""
 
     @property
     def priority(self) -> int:
@@ -166,7 +166,7 @@ class OwnPolicy(Protocol):
         return step.running[-1]
 
     def schedule(self, step: StepInMaking) -> None:
-        """Make one step. The default is vLLM's: first those that run, then, if nobody had to give way, the queue."""
+        """Make one step. The default is vLLM's: first those that run, then, if none had to give way, the queue."""
         step.serve_running()
         if not step.preempted:
             step.admit_waiting()

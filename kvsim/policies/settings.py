@@ -41,7 +41,7 @@ class Growth(Enum):
     """What happens to a reservation that is full and has no room behind it."""
 
     MOVE = "move"
-    """It is copied to a larger hole; where there is none, somebody is preempted."""
+    """It is copied to a larger hole; where there is none, a request is preempted."""
     FAIL = "fail"
     """Somebody is preempted at once: extents cannot move."""
 
@@ -186,9 +186,9 @@ class ContiguousSettings:
     growth: Growth = Growth.MOVE
     """For `Reserve.DOUBLING` alone: the other reservations never grow."""
     compaction: bool = False
-    """Slide all extents together whenever that makes the hole that somebody waits for; the copies take time."""
+    """Slide all extents together whenever that makes the hole that a request waits for; the copies take time."""
     request_level: bool = False
-    """Admit nobody until the whole batch has ended, as servers did before Orca."""
+    """Admit no request until the whole batch has ended, as servers did before Orca."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ class StaticSettings:
     """
     max_model_len: int = 8192
     timeout_s: float = 0.0
-    """How long the oldest request waits for a batch to fill up; with 0, whoever is there makes a batch."""
+    """How long the oldest request waits for a batch to fill up; with 0, the requests that are there make a batch."""
     sort_by_length: bool = False
     """Give the oldest request the company of those whose prompts are most like its own, instead of the next oldest."""
     memory_guard: bool = True

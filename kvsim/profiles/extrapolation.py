@@ -37,7 +37,7 @@ class Watched:
         return frozenset(residual.recording for residual in self._profile.residuals)
 
     def __repr__(self) -> str:
-        """The same before and after a run: sweeps know their points by it."""
+        """A text that a run does not change: sweeps know their points by it."""
         return f"Watched({self._profile!r}, {self.times!r})"
 
     def entry_s(self, prompt_tokens: int) -> float:

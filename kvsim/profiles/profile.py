@@ -26,7 +26,7 @@ class Residual:
     """Mean error of a step's time, of the mean step."""
     median_abs_us: float
     held_out_percent: float | None
-    """The same mean error when this recording is left out of the fit; None where it is the only one."""
+    """Mean error of a step's time when this recording is left out of the fit; None where it is the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

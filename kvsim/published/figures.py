@@ -42,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A table, a diagram or a sentence that somebody published, and the run that reproduces it."""
+    """A published table, diagram or sentence, and the run that reproduces it."""
 
     name: str
     """What it is called on the command line."""

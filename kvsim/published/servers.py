@@ -84,7 +84,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 
 def saturated_shares(recording: Recording) -> WasteShares:
-    """Where the memory was on average while somebody waited for it, after the warm-up."""
+    """Where the memory was on average while requests waited for it, after the warm-up."""
     slots = waste(recording)
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
     window = slice(int(WARM_UP * last), last + 1)

@@ -238,7 +238,7 @@ class RecordingBuilder:
 
     def close(self) -> None:
         """Nothing more will be reported: hand the rest to the sink."""
-        assert self._sink is not None, "there is nobody to hand it to"
+        assert self._sink is not None, "there is no sink to hand it to"
         self._sink.append(self._requests.so_far())
         self._sink.append(self._steps.so_far(self._seq + 1))
         self._sink.append(self._schedule.so_far(self._num_steps))

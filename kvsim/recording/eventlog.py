@@ -1,6 +1,6 @@
 """A recording that is still growing: one JSON array per line, each a report to a `RecordingBuilder`.
 
-This is what a live server writes while it runs, and what it sends to whoever watches. A line is complete or not there,
+This is what a live server writes while it runs, and what it sends to its viewers. A line is complete or not there,
 so whatever is left after a crash can be read. The vocabulary is the builder's::
 
     ["meta", {...}]                                               first line: as in meta.json

@@ -79,7 +79,7 @@ class GrowingTable:
         return rows
 
     def take(self, end: int) -> dict[str, Any]:
-        """The same, and take them away."""
+        """The columns of the first `end` rows, which are taken out of the table."""
         rows = self.rows(end)
         for column in self.columns.values():
             del column[:end]
@@ -89,7 +89,7 @@ class GrowingTable:
 
 
 class GrowingRequests(GrowingTable):
-    """One row per request; any of them may change until the end."""
+    """One row per request; any row may change until the end."""
 
     __slots__ = ("_hashes", "_ids", "_offsets")
 
@@ -123,7 +123,7 @@ class GrowingRequests(GrowingTable):
         self._hashes.frombytes(table.prompt_hashes.values.tobytes())
 
     def so_far(self) -> Requests:
-        """All of them."""
+        """All requests so far, as a table."""
         return Requests(
             id=text_column(self._ids, len(self._ids)),
             prompt_hashes=Ragged(np.array(self._hashes), np.array(self._offsets), np.int64),
@@ -132,7 +132,7 @@ class GrowingRequests(GrowingTable):
 
 
 class GrowingSteps(GrowingTable):
-    """One row per step; the last of them have no output yet."""
+    """One row per step; the last steps have no output yet."""
 
     __slots__ = ("_last_end_s",)
 

@@ -48,7 +48,7 @@ class Holdings:
     """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
     birth_seq: IntArray
     death_seq: IntArray
-    """When it was given back; greater than any sequence number if it never was."""
+    """Sequence number at which the run was given back; greater than any if it never was."""
     first_row: IntArray
     """Row at which each request begins; one more entry than there are requests."""
     residencies: Residencies
@@ -70,7 +70,7 @@ class RunsOfRows:
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, RunsOfRows]:
-    """The runs of every table, and which of them each row of `memory` speaks of."""
+    """The runs of every table, and the runs that each row of `memory` speaks of."""
     num_rows = len(memory)
     rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
     rows = rows[stable_order(memory.request[rows], num_requests)]
@@ -131,7 +131,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 def _runs_of_rows(
     num_rows: int, rows: IntArray, request: IntArray, released: npt.NDArray[np.bool_], num_runs: IntArray
 ) -> RunsOfRows:
-    """The same for each of `rows`, which are in order of request: a release takes back what its table has."""
+    """For each of `rows`, in order of request, its runs: a release takes back what its table has."""
     runs_before = np.cumsum(num_runs, dtype=np.int32) - num_runs
     begins = is_new(request)
     begins[1:] |= released[:-1]

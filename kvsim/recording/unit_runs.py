@@ -1,6 +1,6 @@
 """Lists of units as short JSON: consecutive units as their first and last, `[17, [1000, 1900], 5]`.
 
-A free queue lists tens of thousands of units, most of which nobody has touched since they stood in a row.
+A free queue lists tens of thousands of units, most of which have not been touched since they stood in a row.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Heirs:
         order, unit = by_unit.order, by_unit.unit
         ends = np.where(changes > 0, self.last_op[self.run[ops]], 0)[order]
         ends[by_unit.first] = np.maximum(ends[by_unit.first], self.longest[unit[by_unit.first]])
-        # Of all that have taken a unit so far, whoever leaves it last is still there if anybody is.
+        # Of all requests that have taken a unit so far, the one that leaves it last is still there if any is.
         num_ops = len(self.run)
         apart = np.cumsum(is_new(unit)) * np.int64(num_ops + len(self.last_op))
         ends = (np.maximum.accumulate(apart + ends) - apart).astype(np.int32)

@@ -24,7 +24,7 @@ there are several, the KV-cache group of the table that holds it.
 class Keyframes:
     """The pool after every so many operations.
 
-    Making all of them takes half a second for ten million operations, so they are made when somebody first goes that
+    Making all of them takes half a second for ten million operations, so they are made when a reader first goes that
     far, or before that by another thread.
     """
 

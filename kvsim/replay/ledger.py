@@ -53,7 +53,7 @@ class Ledger:
     held_change: npt.NDArray[np.int8]
     """1 where the run was free before and is held afterwards, -1 the other way round, 0 where neither."""
     cached_change: npt.NDArray[np.int8]
-    """The same of what is `cached`."""
+    """1 where the run is cached afterwards and was not before, -1 the other way round, 0 where neither."""
     unit_by_unit: bool
     """Whether every run has one unit."""
     tables: Holdings
@@ -63,7 +63,7 @@ def unfold(recording: Recording, progress: Progress) -> Ledger:
     """Unfold the memory events of `recording`.
 
     Raises:
-        RecordingError: a unit is handed out or evicted while somebody holds it.
+        RecordingError: a unit is handed out or evicted while a request holds it.
     """
     memory = recording.memory
     unit_by_unit = _has_single_units(recording)
@@ -187,7 +187,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Listed:
-    """The same where groups let go of units on the way: everything is listed, unit by unit."""
+    """Operations where groups let go of units on the way: everything is listed, unit by unit."""
 
     operations: Operations
 
@@ -224,7 +224,7 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: npt.NDArray[np.int32]) -> None:
-    """Raise where a unit is handed out or evicted while somebody holds it."""
+    """Raise where a unit is handed out or evicted while a request holds it."""
     kind = recording.memory.kind[row]
     wrong = ((kind == MemoryKind.APPEND) & (refs > 1)) | ((kind == MemoryKind.EVICT) & (refs > 0))
     if wrong.any():

@@ -72,7 +72,7 @@ class Replay:
         return self.time_of(self.frame)
 
     def time_of(self, frame: int) -> float:
-        """When `frame` begins, in seconds from the first event."""
+        """Time at which `frame` begins, in seconds from the first event."""
         steps = self.recording.steps
         return float(steps.start_s[frame]) if frame < len(steps) else self.recording.duration_s
 
@@ -187,7 +187,7 @@ class Replay:
             begin[held] + self.unit_tokens,
             pad=self.pad[requests],
             full=self.full[requests],
-            # Only full units are ever shared, whoever counts as their owner.
+            # Only full units are ever shared, whichever request counts as their owner.
             computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed),
             requested=self._requested[requests],
         )

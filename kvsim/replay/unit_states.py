@@ -61,7 +61,7 @@ class UnitStates(ABC):
         self.position[units] = np.arange(position, position + length)
 
     def let_go(self, address: int, length: int) -> None:
-        """Let nobody hold a run."""
+        """Take a run from its holder."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
 

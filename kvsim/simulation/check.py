@@ -76,7 +76,7 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """The same for blocks: each stands in one place, whoever lists it."""
+    """Slots by state of all blocks that are held: each stands in one place, however many tables list it."""
     engine = driver.engine
     unit_slots = engine.settings[0].unit_slots
     contents: dict[int, Content] = {}

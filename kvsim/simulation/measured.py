@@ -34,7 +34,7 @@ class Frame(NamedTuple):
     requested: float
     """Asked for, over all tables."""
     useful: float
-    """Of them, those that will be written before their sequence ends."""
+    """Slots that were asked for and will be written before their sequence ends."""
     rounding: float
     """Given beyond what was asked for, over all tables."""
     free: float
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     kept_by_batch: float
     """Of the waiting sequences, those that wait for a place in the batch."""
     kept_by_tokens: float
-    """Of them, those that wait for tokens of the step."""
+    """Waiting requests that wait for tokens of the step."""
     shared: float
     """Written slots that are counted once too often, because several tables list their block."""
     expired: float
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Every so many-th step of a run: at most `TIMELINE_POINTS` of them, evenly spaced in steps."""
+    """Every so many-th step of a run: at most `TIMELINE_POINTS` steps, evenly spaced."""
 
     start_s: npt.NDArray[np.float64]
     scheduled: npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class Measured:
 
     @property
     def num_steps(self) -> int:
-        """Steps that computed something, or preempted somebody."""
+        """Steps that computed something, or preempted a request."""
         return self.summary.num_steps
 
     @property

@@ -255,7 +255,7 @@ def record_replicas(
     route: RouteName,
     **options: Unpack[Options],
 ) -> list[Measured]:
-    """The same, and the recording of server `n` goes to folder `path/n`."""
+    """Run `workload` on several servers alike, and write the recording of server `n` to the folder `path/n`."""
     builders = [RecordingBuilder() for _ in range(num_replicas)]
     run = Run(workload, policy, machine, options, builders, num_replicas=num_replicas, route=route)
     measured = run.finish()
@@ -404,7 +404,7 @@ def _users(options: Options) -> Users | None:
     """Who sends requests in a closed loop; None in an open one.
 
     Raises:
-        UsageError: somebody thinks or begins, and nobody is there; or a figure cannot be right.
+        UsageError: there are settings of users and no users; or a figure cannot be right.
     """
     concurrency, think_s = options.get("concurrency"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)

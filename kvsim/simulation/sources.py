@@ -86,7 +86,7 @@ class Users:
     """So many begin each second."""
 
     def begin_s(self, user: int) -> float:
-        """When a user, counted from 0, sends the first request."""
+        """Time at which a user, counted from 0, sends the first request, in seconds."""
         return user / self.per_s
 
 
@@ -119,7 +119,7 @@ class OpenLoop:
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """When the next request is routed, which needs to know how busy the servers are."""
+        """Time at which the next request is routed, which needs to know how busy the servers are."""
         return self._arrival_s[self._next] if self._next < len(self._arrival_s) else math.inf
 
     def _run(self, environment: simpy.Environment, servers: Sequence[Server]) -> Generator[simpy.Event, None, None]:
@@ -146,7 +146,7 @@ class ClosedLoop:
             environment.process(self._user(environment, servers, self._users.begin_s(number)))
 
     def horizon_s(self) -> float:
-        """When anything happens elsewhere: a user may begin or have thought, or another server may have answered."""
+        """Time of the next event elsewhere: a user may begin or have thought, or another server may have answered."""
         return float(self._environment.peek())
 
     def _user(

@@ -158,7 +158,7 @@ def plan_budget(
         enable_prefix_caching: None: on, but off for models with recurrent layers.
         hybrid_manager: Whether layers of different kinds get groups of their own.
         kv_memory_bytes: Bytes of the pool; replaces the account above it, and rounding remains.
-        num_blocks: Blocks of the pool; likewise.
+        num_blocks: Blocks of the pool; replaces the account above it, and the pool is exactly as large.
         oversize: Make the pool even if it and the weights are more than the GPU has.
 
     Raises:

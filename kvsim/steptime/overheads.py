@@ -57,7 +57,7 @@ HF_MASK_LAYER_S = 0.08e-3
 PLAN_S = 31e-3
 """Host time that cuDNN takes to plan attention for a batch of a size and length that the process has not seen."""
 KERNEL_BUILD_S = 0.4
-"""The same where the plan needs a kernel that the process has not built yet."""
+"""Host time that a plan takes where it needs a kernel that the process has not built yet."""
 LOAD_COMPILER_S = 2.0
 """Host time to load the compiler of static caches into a process."""
 COMPILE_S = 30.0

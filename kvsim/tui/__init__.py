@@ -1,4 +1,4 @@
-"""The terminal interface: a player over recordings, whoever made them.
+"""The terminal interface: a player over recordings, simulated or of a real engine.
 
 It consumes `Recording`s and nothing else. Textual is imported when a function is called, not before.
 """
@@ -44,7 +44,7 @@ def run(
             of these, which is called in a thread once the terminal shows how far it has come.
         at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
-        runs: what serves the requests of `shown` under every policy, for when somebody wants to compare.
+        runs: what serves the requests of `shown` under every policy, for a comparison.
         ample: how many tokens per second each of the compared runs would put out with memory for everything, in their
             order; called in a thread while they play.
 

@@ -165,7 +165,7 @@ class KvsimApp(Careful, Host):
 
     def _settle(self) -> None:
         """Keep the collector away from what lives as long as the program."""
-        if not self.is_headless:  # then the process is somebody else's
+        if not self.is_headless:  # then the process belongs to another program
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
@@ -246,7 +246,7 @@ class KvsimApp(Careful, Host):
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
-        from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second that nobody else should wait
+        from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second, which only lessons wait for
 
         self.push_screen(LessonsScreen(all_lessons()), self._play_lesson)
 
@@ -284,7 +284,7 @@ class KvsimApp(Careful, Host):
         save_picture(self, self.playback)
 
     def action_save_png(self) -> None:
-        """The same as PNG."""
+        """Save a picture of the screen as PNG."""
         save_png(self, self.playback)
 
     def action_save_numbers(self) -> None:

@@ -32,7 +32,7 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
             f"Next {name}", "Jump to it, whatever else happens before", lambda kind=kind: playback.jump_to_kind(kind)
         )
     yield SystemCommand("Find", "Follow a request, or select a block", playback.action_find)
-    yield SystemCommand("Follow nobody", "Light the whole pool again", lambda: playback.follow(None))
+    yield SystemCommand("Follow no request", "Light the whole pool again", lambda: playback.follow(None))
     yield SystemCommand("More detail", "Zoom into the pool", lambda: playback.action_zoom(1))
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
@@ -51,7 +51,7 @@ def themes(app: Host) -> Iterator[SystemCommand]:
 
 
 def choose(app: Host, offered: Iterable[SystemCommand], question: str) -> None:
-    """Let somebody choose a command by its name, and do it; not while another question is open."""
+    """Let a user choose a command by its name, and do it; not while another question is open."""
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:

@@ -17,7 +17,7 @@ MAX_TOKENS = 2**31 - 1
 """The longest sequence a workload can hold: its columns are int32."""
 
 LONGEST_S = 1e12
-"""The latest time, in seconds: later ones could not be added up, and nobody waits for thirty thousand years."""
+"""The latest time, in seconds: later ones could not be added up, and no server runs for thirty thousand years."""
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]

@@ -84,7 +84,7 @@ def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recor
 def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
     session = Session(tiny)
     assert dict(unit_lines(session, 1)) == {"is": "2 token, 2 reserved", "held by": "first", "its slots": "4 to 7"}
-    assert dict(unit_lines(session, 7)) == {"is": "4 free", "held by": "nobody"}
+    assert dict(unit_lines(session, 7)) == {"is": "4 free", "held by": "no request"}
 
 
 def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:

@@ -13,7 +13,7 @@ class Modal(ModalScreen[Answer | None]):
     """Closes once, whatever keys still arrive that were pressed in a hurry."""
 
     def answer(self, answer: Answer | None) -> None:
-        """Close, and hand `answer` to whoever asked."""
+        """Close, and hand `answer` to the screen that asked."""
         if self.is_current:
             self.dismiss(answer)
 

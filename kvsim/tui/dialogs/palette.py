@@ -64,7 +64,7 @@ class Palette(Modal["SystemCommand"]):
         self.query_one(OptionList).action_select()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """The same by a click."""
+        """Close with the command that was clicked."""
         # By its name, and not by its place: the list may be another one by the time that the click is heard of.
         self.answer(self._commands[int(event.option_id or 0)])
 

@@ -170,7 +170,7 @@ def _times(so_far: int, in_all: int) -> str:
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:
-    """Slots of a request's units that nobody will ever read, and their share; bytes where a slot is one."""
+    """Slots of a request's units that will never be read, and their share; bytes where a slot is one."""
     wasted = sum(
         facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
     )

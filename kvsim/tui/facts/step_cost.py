@@ -36,11 +36,11 @@ class StepCost:
     captured_s: float
     """From one decision to the next, with the whole step launched at once from a captured graph."""
     eager_s: float
-    """The same with every kernel launched by the host."""
+    """From one decision to the next, with every kernel launched by the host."""
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
-        """The cost of the step at the session's frame with vLLM on `machine`; all zero where nobody runs."""
+        """The cost of the step at the session's frame with vLLM on `machine`; all zero where no request runs."""
         live = session.replay.live_requests()
         num_sequences, context_tokens = len(live), int(session.replay.computed(live).sum())
         if not num_sequences:

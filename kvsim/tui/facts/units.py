@@ -37,7 +37,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         look = LOOKS[SlotState(int(slots.argmax()))]
         lines = [("is", look.name), ("meaning", look.meaning)]
     if owner == NO_OWNER:
-        return [*lines, ("held by", "nobody")]
+        return [*lines, ("held by", "no request")]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
     group = replay.groups[number]
     begin = int(replay.position[unit]) * group.block_size

@@ -44,7 +44,7 @@ _NAMES_SHOWN = 6
 
 
 class UnknownFigureError(ValueError):
-    """A figure that a caption names and nobody can compute."""
+    """A figure that a caption names and that cannot be computed."""
 
 
 class Figures:
@@ -163,7 +163,7 @@ class Figures:
         return {
             "running": f"{session.counts('running')[frame]:,}",
             "waiting": f"{session.counts('waiting')[frame]:,}",
-            "waiting_names": ", ".join(waiting) or "nobody",
+            "waiting_names": ", ".join(waiting) or "no request",
             "finished": f"{session.num_finished:,}",
             "preempted": f"{preempted:,}",
             "entries": f"{int(session.replay.refs.sum()):,}",

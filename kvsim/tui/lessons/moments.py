@@ -1,8 +1,8 @@
-"""When something happens in a run, said in words.
+"""The moment of a run that a few words name.
 
     start                     the first step               end                     after the last
     step 12                   that step                    1.5 s                   that time
-    first wait                somebody has to wait         first refusal           somebody is turned away
+    first wait                a request has to wait        first refusal           a request is refused
     first preemption          memory is taken away         first finish            an answer is complete
     first eviction            a kept prefix is dropped
     request A arrives         starts, returns              it gets memory: for the first time, after a preemption

@@ -84,7 +84,7 @@ class CaptionSpec:
     run: int
     """Of the run whose moment and figures it is about."""
     follow: str | None
-    """Whose memory stays lit until the next caption; all of it where nobody is named."""
+    """The request whose memory stays lit until the next caption; all memory where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ class LessonError(KvsimError):
 
 
 class Table:
-    """A table of the file, from which every key is taken once; a key that nobody takes is a mistake."""
+    """A table of the file, from which every key is taken once; a key that is not taken is a mistake."""
 
     def __init__(self, file: Path, key: str, values: dict[str, Any]) -> None:
         self.key = key
@@ -34,7 +34,7 @@ class Table:
         return str(self._take(key, str, "text", otherwise))
 
     def whole(self, key: str, otherwise: int | None = None) -> int:
-        """A whole number, likewise."""
+        """A whole number; required unless there is something `otherwise`."""
         return int(self._take(key, int, "a whole number", otherwise))
 
     def number(self, key: str, otherwise: float) -> float:

@@ -28,14 +28,14 @@ QUIET_S: Final = 5.0
 
 
 class Live(Watch):
-    """Follows `feed`: its last frame, unless somebody has gone back to look at something."""
+    """Follows `feed`: its last frame, unless the user has gone back to look at something."""
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
         super().__init__(session, symbols)
         self._feed = feed
         self._ended: str | None = None
         self._last = (0.0, 0)
-        """When the window that is shown begins, and how many steps it has."""
+        """Time at which the window that is shown begins, and how many steps it has."""
         self._go_to_present()
 
     def on_mount(self) -> None:

@@ -32,7 +32,7 @@ class EventKind(IntEnum):
     IDLE = 4
     """Its answer is complete, but its row is held until the batch ends."""
     EVICTED = 5
-    """Free units that still kept a prefix have lost it, to make room; it is nobody's memory that goes."""
+    """Free units that still kept a prefix have lost it, to make room; no request loses memory."""
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
@@ -126,7 +126,7 @@ def events_of(replay: Replay) -> Events:
 
 
 def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
-    """The frames in which cached units are evicted, and how many in each: nobody could read an event for every unit."""
+    """The frames in which cached units are evicted, and how many in each: an event for every unit could not be read."""
     memory = replay.recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
     frames = np.searchsorted(replay.frame_seq, memory.seq[rows])

@@ -42,7 +42,7 @@ class Player:
     def __init__(self, times_s: FloatArray, notable: IntArray, *, span_s: float | None = None) -> None:
         """Args: times and frames as above; and what should play in the default time, if not the whole recording."""
         self.times_s = times_s
-        """When each frame begins."""
+        """Times at which the frames begin, in seconds."""
         self.notable = notable
         self.stops_at_notable = False
         """Whether playing pauses where `jump` would."""
@@ -62,7 +62,7 @@ class Player:
 
     @notable.setter
     def notable(self, frames: IntArray) -> None:
-        # In a long recording nearly every frame is named, some of them often: marking them beats sorting them.
+        # In a long recording nearly every frame is named, some frames often: marking them beats sorting them.
         is_notable = np.zeros(int(np.max(frames, initial=-1)) + 1, np.bool_)
         is_notable[frames] = True
         self._notable = np.flatnonzero(is_notable)

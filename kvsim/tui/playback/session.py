@@ -70,7 +70,7 @@ class Session:
         self.slots = np.zeros((0, len(SlotState)), np.int64)
         """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
-        """When each frame begins."""
+        """Times at which the frames begin, in seconds."""
         if not later:
             self.add_up()
         self.events = events_of(self.replay)
@@ -170,7 +170,7 @@ class Session:
 
     @cached_property
     def finish_times_s(self) -> npt.NDArray[np.float64]:
-        """When requests finished, ascending."""
+        """Times at which requests finished, in seconds, ascending."""
         finished_s = self.recording.requests.finished_s
         return np.sort(finished_s[~np.isnan(finished_s)])
 

@@ -137,7 +137,7 @@ class Brush:
         return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
 
     def _draw_letter(self, letter: int, paint: int) -> tuple[str, RichStyle]:
-        # On what nobody holds there is nothing to be read in the first place.
+        # On a unit that no request holds there is nothing to be read in the first place.
         if self._symbols.color and paint % DIM not in (EMPTY, SlotState.FREE):
             color = self._colors[paint]
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)

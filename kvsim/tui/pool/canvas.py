@@ -315,7 +315,7 @@ class Canvas:
         return paints
 
     def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each cell has something of the followed request; all are lit where it has nothing, or nobody is."""
+        """Whether each cell has something of the followed request; all are lit where it has nothing, or none is."""
         lit: npt.NDArray[np.bool_] = np.ones(len(cells), np.bool_)
         if self.followed is not None:
             _, addresses = self._replay.block_table(self.followed)

@@ -84,7 +84,7 @@ def _inside(addresses: npt.NDArray[np.int64], replay: Replay) -> npt.NDArray[np.
 
 
 def _without(units: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`units` without one occurrence for each of `others`: evictions leave units to nobody, and so do releases."""
+    """`units` without one occurrence for each of `others`: evictions and releases leave units without an owner."""
     if not len(others):
         return units
     counts = np.bincount(units) if len(units) else np.zeros(0, np.int64)

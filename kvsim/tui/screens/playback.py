@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .host import Host
 
 _TICKS_PER_PANEL_UPDATE = 8
-"""While playing, text changes less often than the picture: nobody reads thirty times a second. The panels take turns,
-so that no tick has to draw all of them: one that takes too long costs the two after it.
+"""While playing, text changes less often than the picture: thirty times a second could not be read. The panels take
+turns, so that no tick has to draw all panels: one that takes too long costs the two after it.
 """
 
 
@@ -98,7 +98,7 @@ class PlaybackScreen(Screen[None]):
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Nothing can be done with a screen whose widgets are still to come, however fast somebody types."""
+        """Nothing can be done with a screen whose widgets are still to come, however fast keys are pressed."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:
@@ -135,7 +135,7 @@ class PlaybackScreen(Screen[None]):
         raise NotImplementedError
 
     def follow_name(self, name: str | None) -> None:
-        """The same by its id, which it has in every run."""
+        """Keep the request with this id lit, which it has in every run."""
         raise NotImplementedError
 
     def file_name(self) -> str:
@@ -155,7 +155,7 @@ class PlaybackScreen(Screen[None]):
         session = next(iter(self.sessions()))
         requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
         if not requests:
-            self.notify("Nobody runs or waits now.", timeout=3)
+            self.notify("No request runs or waits now.", timeout=3)
             return
         if session.followed not in requests:
             running = len(session.replay.live_requests())

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Watch(PlaybackScreen):
-    """Plays one session; the style sheet decides which panels there is room for, unless somebody else does."""
+    """Plays one session; the style sheet decides which panels there is room for, unless the caller does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
     PANELS = "BelowPool, WasteBar, Timeline, Panel, EventList"
@@ -72,7 +72,7 @@ class Watch(PlaybackScreen):
                 yield EventList(session, symbols)
 
     def on_mount(self) -> None:
-        """Show the first frame; and the whole run by states where that takes longer than anybody should wait."""
+        """Show the first frame; and the whole run by states where that takes longer than a user should wait."""
         super().on_mount()
         if self.session.followed is not None:
             self.set_class(True, "-following")
@@ -108,7 +108,7 @@ class Watch(PlaybackScreen):
         self.show_panels()
 
     def follow_name(self, name: str | None) -> None:
-        """The same by its id."""
+        """Keep the request with this id lit, and show its figures."""
         self.follow(None if name is None else self.session.recording.row_of(name))
 
     def file_name(self) -> str:

@@ -55,7 +55,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     ]
 
     class Jumped(Message):
-        """Somebody picked an event; it happened to a request, or to nobody."""
+        """The user picked an event, which happened to a request or to none."""
 
         def __init__(self, frame: int, request: int | None) -> None:
             super().__init__()

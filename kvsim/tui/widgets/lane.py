@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..playback.comparison import Lane
 
 _NAMES_SHOWN = 12
-"""Waiting requests that are named; nobody reads more."""
+"""Waiting requests that are named; a longer list is not read."""
 _SHORT_LINE = 9
 """Columns for words beside tall figures."""
 
@@ -93,7 +93,7 @@ class LaneFigures(Widget):
         )
 
     def _figures(self, share: str, what: str, num_lines: int) -> list[str]:
-        """The lines beside the bar, all equally long: tall figures, where there is room and nobody asked for ASCII."""
+        """The lines beside the bar, all equally long: tall figures, where there is room and ASCII was not asked for."""
         if num_lines < digits.HEIGHT or self._symbols.ascii:
             lines = [f" {share:>4} {what} "]
         else:
@@ -134,7 +134,7 @@ class LaneFigures(Widget):
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
-        """The unit or request that somebody looks at; else how fast answers come, and the head of the queue by name."""
+        """The unit or request that the user looks at; else how fast answers come, and the head of the queue by name."""
         session, cut, dot = self._lane.session, self._symbols.cut, self._symbols.dot
         inspected = selection(session)
         if inspected:

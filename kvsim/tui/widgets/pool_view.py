@@ -214,7 +214,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         self.post_message(self.Follow(self, int(held[0]) if len(held) else None))
 
     def action_leave(self) -> None:
-        """Follow nobody, select nothing, and give the arrow keys back to the player."""
+        """Follow no request, select nothing, and give the arrow keys back to the player."""
         self._canvas.cursor = None
         self._repaint()
         self.post_message(self.Selected(self, None))

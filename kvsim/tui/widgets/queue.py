@@ -157,7 +157,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, 12), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Tokens that a request has in the end; that it may have, where nobody has seen the end."""
+        """Tokens that a request has in the end; that it may have, where its end is not known."""
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full

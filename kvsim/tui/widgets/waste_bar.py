@@ -100,7 +100,7 @@ class WasteBar(Widget):
 
 
 def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols) -> Strip:
-    """`slots` by state, shape (8,), as a bar of `width`, with names where they fit: nobody should have to match
+    """`slots` by state, shape (8,), as a bar of `width`, with names where they fit: a reader should not have to match
     colours.
     """
     first, second, eighths = stacked(slots[None, list(STACK)], width)
