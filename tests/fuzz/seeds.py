@@ -58,7 +58,7 @@ def make_seeds(folder: Path) -> Seeds:
         recordings=tuple(recordings),
         logs=(_log(folder / "log"), *(_log_of(read(path), folder / f"log-{path.name}") for path in recordings[:1])),
         workloads=_workloads(folder, workload),
-        profiles=(_copied(ROOT / "kvsim" / "calibrated" / "vllm-h200-llama-3-8b.toml", folder),),
+        profiles=(_copied(ROOT / "kvsim" / "profiles" / "calibrated" / "vllm-h200-llama-3-8b.toml", folder),),
         lessons=(_copied(ROOT / "kvsim" / "tui" / "lessons" / "1-reserved-and-empty.toml", folder),
                  _copied(ROOT / "kvsim" / "tui" / "lessons" / "3-a-page-at-a-time.toml", folder)),
         oracles=(_oracle(folder),),
