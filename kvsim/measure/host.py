@@ -10,17 +10,19 @@ import time
 
 import torch
 
-_ROUNDS = 12
+_LASTING_S = 1.5
+"""A host's pace comes and goes for tenths of a second, with its clock and its neighbours; one that is slow now may be
+seen awake a second later."""
 _LAUNCHES = 400
 
 
 def launch_s() -> float:
-    """Seconds that this host takes to launch one small kernel, with the GPU never behind; the best of several rounds,
+    """Seconds that this host takes to launch one small kernel, with the GPU never behind; the best of many rounds,
     because a busy neighbour only ever adds.
     """
     x = torch.zeros(8, device="cuda")
-    best = float("inf")
-    for _ in range(_ROUNDS):
+    best, until = float("inf"), time.perf_counter() + _LASTING_S
+    while time.perf_counter() < until:
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(_LAUNCHES):
