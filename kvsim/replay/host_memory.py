@@ -5,11 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import CopyKind, IntArray
+from kvsim.recording.tables import Copies, CopyKind, IntArray
+from kvsim.replay.ledger import NO_OWNER
+
+BoolArray = npt.NDArray[np.bool_]
 
 _GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostSlots:
+    """What each slot of host memory holds at one moment, one entry for each: a block, or nothing."""
+
+    owner: IntArray
+    """The request whose block was copied there last; -1 where there was none yet."""
+    is_going: BoolArray
+    """The copy from the GPU is under way."""
+    is_coming: BoolArray
+    """A copy back to the GPU is under way."""
+    is_overwritten: BoolArray
+    """The block that stood there gave way to another in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +47,55 @@ class HostMemory:
     """GPU blocks that were copied to the host so far, those under way included."""
     loaded: IntArray
     """GPU blocks that were copied back so far, those under way included."""
+    _stores: _Crossings
+    _loads: _Crossings
+
+    def slots_at(self, frame: int) -> HostSlots:
+        """What the slots hold right after step `frame` was scheduled."""
+        owner = np.full(self.num_slots, NO_OWNER, np.int32)
+        stores = self._stores
+        earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))
+        owner[stores.slot[:earlier]] = stores.request[:earlier]
+        new = stores.slot[earlier:begun]
+        is_overwritten = np.zeros(self.num_slots, bool)
+        is_overwritten[new[owner[new] != NO_OWNER]] = True
+        owner[new] = stores.request[earlier:begun]
+        return HostSlots(
+            owner=owner,
+            is_going=stores.under_way(frame, self.num_slots),
+            is_coming=self._loads.under_way(frame, self.num_slots),
+            is_overwritten=is_overwritten,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Crossings:
+    """Blocks that cross the link in one direction, in the order in which that was decided."""
+
+    begun_step: IntArray
+    reported_step: IntArray
+    """Beyond every step where that is not known."""
+    slot: IntArray
+    request: IntArray
+
+    @classmethod
+    def of(cls, copies: Copies, rows: IntArray) -> _Crossings:
+        """Those in `rows` of `copies`."""
+        rows = rows[np.argsort(copies.copy[rows], kind="stable")]
+        reported = copies.reported_step[rows]
+        return cls(
+            begun_step=copies.begun_step[rows],
+            reported_step=np.where(reported < 0, np.iinfo(np.int32).max, reported),
+            slot=copies.slot[rows],
+            request=copies.request[rows],
+        )
+
+    def under_way(self, frame: int, num_slots: int) -> BoolArray:
+        """The slots that are being copied from or to right after step `frame` was scheduled."""
+        begun = int(np.searchsorted(self.begun_step, frame, "right"))
+        found = np.zeros(num_slots, bool)
+        found[self.slot[:begun][self.reported_step[:begun] >= frame]] = True
+        return found
 
 
 def host_memory(recording: Recording) -> HostMemory | None:
@@ -55,6 +122,8 @@ def host_memory(recording: Recording) -> HostMemory | None:
         coming=begun[1] - done[1],
         stored=begun[0],
         loaded=begun[1],
+        _stores=_Crossings.of(copies, np.flatnonzero(~is_load)),
+        _loads=_Crossings.of(copies, np.flatnonzero(is_load)),
     )
 
 

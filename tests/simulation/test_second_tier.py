@@ -30,6 +30,9 @@ from kvsim.replay.host_memory import host_memory
 from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.session import Session
+from kvsim.tui.pool.host_map import COMING, map_keys, slots_per_cell
+from kvsim.tui.pool.paint import EMPTY
+from kvsim.tui.widgets.host_map import HostMap
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
 from ..conftest import REPOSITORY
@@ -68,17 +71,20 @@ def test_a_trace_has_a_track_of_host_memory(recording: Recording, tmp_path: Path
         assert name in written
 
 
-async def test_the_queue_says_what_crosses_the_link(recording: Recording) -> None:
+@pytest.mark.parametrize("height", [24, 45])
+async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height: int) -> None:
     host = host_memory(recording)
     assert host is not None
     step = int(np.argmax(host.coming))
     app = KvsimApp(Session(recording, at_s=float(recording.steps.start_s[step])), clock=lambda: 0.0, flash_s=0)
-    async with app.run_test(size=(140, 45)) as pilot:
+    async with app.run_test(size=(140, height)) as pilot:
         await pilot.pause()
-        queue = app.query_one("#queue")
-        lines = ["".join(part.text for part in queue.render_line(line)) for line in range(3)]  # type: ignore[attr-defined]
-    assert f"{host.used[step]:,} of {host.num_slots:,} host blocks" in lines[0]
-    assert lines[1].startswith(f"{host.going[step]:,} blocks going, {host.coming[step]:,} coming back")
+        shown = app.screen.query_one(HostMap)
+        title, lines = str(shown.border_title), [shown.render_line(line).text for line in range(shown.size.height)]
+    assert f"{host.used[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.coming[step]:,} coming back" in title
+    assert len(lines) == (4 if height == 45 else 1)
+    assert ("coming back" in lines[-1]) == (height == 45)
 
 
 def test_the_figure_shows_hits_times_and_preemptions_by_size(tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def pressed(**costs: float) -> Recording:
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
     machine = Machine(gpu=gpu, model=model, kv_bytes=60 << 21, step_time=step_times(gpu, model, "vllm"))
     work = Workload(arrival_s=[0.0] * 6, prompt_tokens=[100, 130, 160, 90, 140, 120], output_tokens=[120] * 6)
-    cache = PagedSettings(kv_offloading_size=1, **costs)
+    cache = PagedSettings(**{"kv_offloading_size": 1} | costs)
     return simulate(work, Paged(scheduler=ContinuousSettings(max_model_len=600), cache=cache), machine)
 
 
@@ -200,3 +206,46 @@ def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], sentence: 
     done = CliRunner().invoke(cli, ["run", *SHORT, *flags])
     assert done.exit_code != 0
     assert sentence in " ".join(str(done.exception or "").split() + done.output.split())
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_map_of_host_memory_is_the_copies_that_were_decided_so_far(recording: Recording, is_full: bool) -> None:
+    """Slot by slot and step by step, from the rows of the table and nothing else."""
+    shown = pressed(kv_offloading_size=0.05) if is_full else recording
+    host, copies = host_memory(shown), shown.copies
+    assert host is not None
+    assert copies is not None
+    rows = sorted(zip(copies.copy, copies.kind, copies.begun_step, copies.reported_step, copies.slot, copies.request,
+                      strict=True))  # fmt: skip
+    overwritten = 0
+    for step in range(len(shown.steps)):
+        owner, going, coming, gave_way = {}, set(), set(), set()
+        for _, kind, begun, reported, slot, request in rows:
+            if begun > step:
+                continue
+            if reported < 0 or reported >= step:
+                (going if kind == CopyKind.STORE else coming).add(slot)
+            if kind == CopyKind.STORE:
+                if begun == step and slot in owner:
+                    gave_way.add(slot)
+                owner[slot] = request
+        slots = host.slots_at(step)
+        assert {slot: slots.owner[slot] for slot in np.flatnonzero(slots.owner >= 0)} == owner
+        for mask, expected in ((slots.is_going, going), (slots.is_coming, coming), (slots.is_overwritten, gave_way)):
+            assert set(np.flatnonzero(mask)) == expected
+        overwritten += len(gave_way)
+    assert (overwritten > 0) == is_full
+
+
+def test_a_cell_of_the_map_shows_what_is_seldom(recording: Recording) -> None:
+    host = host_memory(recording)
+    assert host is not None
+    frame = int(np.argmax(host.coming))
+    whole = map_keys(host, frame, host.num_slots, 1, half_blocks=False)
+    together = map_keys(host, frame, 1, 1, half_blocks=False)
+    assert whole.shape == (1, host.num_slots)
+    assert (whole & 0xFF == COMING).sum() == host.slots_at(frame).is_coming.sum() > 0
+    assert together[0, 0] & 0xFF == COMING
+    assert slots_per_cell(host.num_slots, 7) == -(-host.num_slots // 7)
+    nothing = map_keys(host, 0, host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF
+    assert set(nothing.tolist()) == {EMPTY}

@@ -8,6 +8,7 @@ from ..look.states import LOOKS, STACK
 from ..look.words import percent
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
+from ..pool.host_map import map_keys
 from ..pool.lines import Lines
 from ..pool.paint import ColorBy
 from ..pool.tiling import best_level, levels, one_cell
@@ -37,6 +38,15 @@ def still(
     canvas.tiling = tilings[best_level(tilings, height)]
     brush = Brush(symbols)
     return [[brush[key] for key in row] for row in canvas.draw(0, canvas.height).tolist()]
+
+
+def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
+    """The map of host memory now, in `height` lines of `width` characters; no lines where there is none."""
+    if session.host is None:
+        return []
+    brush = Brush(symbols)
+    keys = map_keys(session.host, session.replay.frame, width, height, half_blocks=symbols.color)
+    return [[brush[key] for key in row] for row in keys.tolist()]
 
 
 def legend(session: Session, symbols: Symbols) -> str:

@@ -13,12 +13,15 @@ from kvsim.memory.waste import SlotState
 from ..facts.schedule import Doing, schedule
 from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
 from ..look.words import percent, plural
+from ..pool.host_map import LEGEND, title_of
 from ..pool.kinds import layer_kinds, places_of_units
 from ..pool.paint import OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
-from .still import still
+from .still import host_still, still
 from .svg import CELL, shapes_of_lines
 
 if TYPE_CHECKING:
+    from rich.style import Style
+
     from ..playback.session import Session
 
 _TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
@@ -27,6 +30,7 @@ _LETTER = 7.6
 _MOST_NAMED = 10
 """Requests that the legend names; of more, it shows some colours."""
 _BAR = 16
+_HOST_LINES = 2
 _TEXT_COLOR: Final = "#d7dde5"
 
 
@@ -36,16 +40,20 @@ def svg_of_stills(
     """The pools of several runs above each other, each under its title and above its legend; with the schedules of all
     below them if that is asked for.
     """
-    pixels = width * CELL[0] + 2 * _MARGIN
+    pixels, colors = width * CELL[0] + 2 * _MARGIN, paint_colors(COLOR.palette)
     parts: list[str] = []
     top: float = _MARGIN
     for title, session in stills:
         parts.append(_text(_MARGIN, top + 15, title))
         top += _TITLE_HEIGHT
-        lines = [[Segment(*cell) for cell in line] for line in still(session, COLOR, width, height, color_by)]
-        parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
-        top += len(lines) * CELL[1] + 8
+        top = _shapes(parts, still(session, COLOR, width, height, color_by), top)
         top = _legend(parts, _entries(session, color_by), top, pixels)
+        if session.host is not None:
+            parts.append(_text(_MARGIN, top + 15, title_of(session.host, session.replay.frame)))
+            top = _shapes(parts, host_still(session, COLOR, width, _HOST_LINES), top + _TITLE_HEIGHT)
+            top = _legend(
+                parts, [([colors[paint] for paint in paints], words) for paints, words in LEGEND], top, pixels
+            )
     if scheduled:
         end_s = max(session.player.duration_s for _, session in stills)
         for title, session in stills:
@@ -57,6 +65,13 @@ def svg_of_stills(
         "rect{shape-rendering:crispEdges}</style>\n"
         f'<rect width="100%" height="100%" rx="8" fill="{VOID_COLOR}"/>\n<g class="m">\n{body}\n</g>\n</svg>\n'
     )
+
+
+def _shapes(parts: list[str], picture: list[list[tuple[str, Style]]], top: float) -> float:
+    """Write the lines of a picture; return where they end."""
+    lines = [[Segment(*cell) for cell in line] for line in picture]
+    parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
+    return top + len(lines) * CELL[1] + 8
 
 
 def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]:

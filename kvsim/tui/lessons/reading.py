@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from ..export.still import legend, still
+from ..export.still import host_still, legend, still
 from ..export.still_svg import svg_of_stills
 from ..look.words import milliseconds, plural
+from ..pool.host_map import title_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,10 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
             lines = still(session, symbols, _WIDTH, _HEIGHT)
             parts += [name, *("".join(character for character, _ in line).rstrip() for line in lines)]
             parts += [legend(session, symbols), ""]
+            if session.host is not None:
+                lines = host_still(session, symbols, _WIDTH, 1)
+                parts += [title_of(session.host, session.replay.frame)]
+                parts += [*("".join(character for character, _ in line).rstrip() for line in lines), ""]
     return "\n".join(parts)
 
 

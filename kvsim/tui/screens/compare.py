@@ -13,6 +13,7 @@ from ..facts.headlines import comparison_headline
 from ..facts.telling import story_of_comparison
 from ..pool.colors import next_color
 from ..pool.paint import ColorBy
+from ..widgets.host_map import HostMap
 from ..widgets.lane import LaneFigures
 from ..widgets.legend import Legend
 from ..widgets.pool_view import PoolView
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class Compare(PlaybackScreen):
     """The pools above each other or, where there is room, beside each other."""
 
-    PANELS = "LaneFigures, ScheduleChart, Race"
+    PANELS = "HostMap, LaneFigures, ScheduleChart, Race"
 
     def __init__(
         self,
@@ -68,6 +69,8 @@ class Compare(PlaybackScreen):
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
                     )
+                    if any(session.host is not None for session in self.sessions()):
+                        yield HostMap(lane.session, self.symbols, id=f"host-{number}")
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
                     if self.guided is not None and self.guided.lesson.shows_schedule:
                         yield ScheduleChart(self.comparison, lane, self.symbols, id=f"schedule-{number}")

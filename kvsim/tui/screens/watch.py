@@ -19,6 +19,7 @@ from ..pool.colors import next_color
 from ..widgets.below_pool import BelowPool
 from ..widgets.block_table import BlockTable
 from ..widgets.event_list import EventList
+from ..widgets.host_map import HostMap
 from ..widgets.inspector import Inspector
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
@@ -60,6 +61,8 @@ class Watch(PlaybackScreen):
                 pool = PoolView(session.replay, symbols, color_by=color_by, flash_s=self.app.flash_s)
                 yield pool
                 yield BelowPool(session, pool, symbols)
+                if session.host is not None:
+                    yield HostMap(session, symbols)
                 yield WasteBar(session, symbols)
                 if self.guided is not None and self.guided.lesson.shows_step:
                     yield StepPanel(session, symbols, self.guided.cost)

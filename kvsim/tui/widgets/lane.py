@@ -128,9 +128,7 @@ class LaneFigures(Widget):
         held = [f"{idle:,} held"] if idle else []
         running = f"{self._num_running[frame] - idle:,} running"
         parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
-        host = session.host
-        kept = [f"{int(host.used[frame]):,} of {host.num_slots:,} host blocks"] if host is not None else []
-        texts = [f" {dot} ".join([running, *extra, *parts, *more]) for more in (kept, []) for extra in (held, [])]
+        texts = [f" {dot} ".join([running, *extra, *parts]) for extra in (held, [])]
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:

@@ -83,13 +83,12 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def write(self) -> list[Strip]:
         """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
-        host = self._host()
-        height = self.size.height - len(host)
+        height = self.size.height
         waiting, running = self._everybody()
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
-        strips = [*host, self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
+        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
         self._requests = [None] * len(strips)
         for request in shown_waiting:
             strips.append(self._waiting_line(request))
@@ -104,17 +103,6 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             strips.append(self._running_line(request, tokens))
             self._requests.append(request)
         return strips
-
-    def _host(self) -> list[Strip]:
-        """What stands in host memory, and what crosses the link to it, where there is such a second tier."""
-        host, frame = self.session.host, self.session.replay.frame
-        if host is None:
-            return []
-        used, num_slots = int(host.used[frame]), host.num_slots
-        crossing = f"{int(host.going[frame]):,} blocks going, {int(host.coming[frame]):,} coming back"
-        words = f" {used:,} of {num_slots:,} host blocks"
-        bar = self._progress(min(used / num_slots, 1.0), max(min(self.size.width - len(words), 20), 4))
-        return [Strip([bar, self.text(words, "strong")]), Strip([self.text(crossing, "weak")]), self.blank()]
 
     def _around(self, requests: list[int], room: int) -> list[int]:
         """As many of `requests` as there is room for, the cursor's among them."""

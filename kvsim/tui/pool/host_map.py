@@ -1,0 +1,80 @@
+"""The map of host memory: whose block each slot holds a copy of, what is on its way there or back, what gave way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.display.palette import NUM_HUES
+from kvsim.memory.waste import SlotState
+from kvsim.replay.ledger import NO_OWNER
+
+from .brush import GLYPH, half_keys, keys_of
+from .paint import DIM, EMPTY, OWNER, Change
+
+if TYPE_CHECKING:
+    from kvsim.replay.host_memory import HostMemory, HostSlots
+
+KEPT: Final = OWNER + DIM
+"""The first paint of copies at rest: the hues of their requests, in shade."""
+GOING: Final = int(Change.TAKEN)
+"""The paint of a slot to which a block is being copied."""
+COMING: Final = int(Change.HIT)
+"""Of one whose block is being copied back."""
+OVERWRITTEN: Final = int(Change.EVICTED)
+"""Of one whose block has just given way to another."""
+
+
+LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),
+                 (tuple(range(KEPT, KEPT + 4)), "kept, by request"))  # fmt: skip
+"""Paints, and what they mean."""
+
+
+def title_of(host: HostMemory, frame: int) -> str:
+    """How full host memory is, and what crosses the link to it."""
+    going, coming = int(host.going[frame]), int(host.coming[frame])
+    crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
+    return f"host memory: {int(host.used[frame]):,} of {host.num_slots:,} blocks{crossing}"
+
+
+def slots_per_cell(num_slots: int, num_cells: int) -> int:
+    """The fewest slots of a cell with which all slots find a place in `num_cells` cells."""
+    return max(-(-num_slots // max(num_cells, 1)), 1)
+
+
+def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> npt.NDArray[np.int32]:
+    """Keys of `height` lines of `width` characters: the slots in order, line by line, as many in each cell as must be.
+
+    A character is two cells, one above the other, with `half_blocks`. A cell of several slots shows what is seldom
+    first: a copy on its way back, a block that gave way, a copy on its way there, then the last owner in it.
+    """
+    rows = height * (2 if half_blocks else 1)
+    paints = _cells(_paints(host.slots_at(frame)), rows * width).reshape(rows, width)
+    return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
+
+
+def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
+    """The paint of each slot: copies at rest lie in shade, so that those on their way stand out."""
+    paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
+    for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
+        paints[mask] = paint
+    return paints.astype(np.uint8)
+
+
+def _cells(paints: npt.NDArray[np.uint8], num_cells: int) -> npt.NDArray[np.uint8]:
+    """The paint of each cell; cells without a slot are empty."""
+    together = slots_per_cell(len(paints), num_cells)
+    rank = np.full(256, 0, np.uint16)
+    for order, paint in enumerate((EMPTY, int(SlotState.FREE))):
+        rank[paint] = order
+    rank[KEPT : KEPT + NUM_HUES] = 2
+    for order, paint in enumerate((GOING, OVERWRITTEN, COMING), start=3):
+        rank[paint] = order
+    padded = np.full(num_cells * together, EMPTY, np.uint8)
+    padded[: len(paints)] = paints
+    grouped = padded.reshape(num_cells, together)
+    # Of equal rank the last of a cell.
+    chosen = together - 1 - rank[grouped][:, ::-1].argmax(axis=1)
+    return np.asarray(grouped[np.arange(num_cells), chosen])
