@@ -20,10 +20,8 @@ WHOLE_TABLE = -1
 class Changes:
     """What an engine that is stepped by hand has changed since it was last looked at, and how often it did what."""
 
-    def __init__(self, driver: Driver, *, tell_lengths: bool = True) -> None:
-        """Look at `driver`; `tell_lengths` says whether a release tells how long its table was."""
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._tell_lengths = tell_lengths
         self.num_allocations = 0
         self.num_hits = 0
         self.num_evictions = 0
@@ -36,7 +34,7 @@ class Changes:
             kind, request, position, address = int(row.kind), int(row.request), int(row.position), int(row.address)
             units, group = range(int(row.length)), int(row.group)
             if kind == MemoryKind.RELEASE and address == WHOLE_TABLE:
-                self._changes.append((kind, request, WHOLE_TABLE, len(units) if self._tell_lengths else UNTOLD, group))
+                self._changes.append((kind, request, WHOLE_TABLE, len(units), group))
             elif kind == MemoryKind.EVICT:
                 self.num_evictions += len(units)
                 self._evicted += [address + unit for unit in units]

@@ -4,40 +4,45 @@ The recording says in which order requests arrived, steps were scheduled and out
 decided here and compared. Calls that scheduled nothing left no step behind. They decide nothing either, but the loop of
 the engine rests on them: it looks at an output before its pipeline is full only where there was nothing more to
 schedule, and that is checked.
+
+Moments are followed in stretches, and what both engines did in one is compared in columns. Where somebody aborted a
+request, only the recording knows when; a stretch ends there.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from kvsim.conformance.changes import Change, Changes
-from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
-from kvsim.conformance.recorded import Event, Recorded
+from kvsim.conformance.account import Account, joined
+from kvsim.conformance.follower import STRETCH, Follower
+from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.recorded_copies import CopiesInLockstep, RecordedCopies
 from kvsim.conformance.verdict import Difference, Verdict, difference
-from kvsim.conformance.words import StepFacts, changes_in_words, step_in_words
-from kvsim.engine.driver import Driver
-from kvsim.engine.packing import Demand, no_times, pack
-from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING
+from kvsim.conformance.words import changes_in_words, step_in_words
+from kvsim.engine.compiled import has_numba
+from kvsim.engine.driver import has_machine_code
+from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
+from kvsim.engine.packing import memory_of
+from kvsim.engine.state import ABORTED, RUNNING, TIERED
 from kvsim.errors import RecordingError
-from kvsim.policies import Paged
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_REPORTS = 200
-"""How often progress is reported over a recording."""
+    from kvsim.conformance.changes import Change
+
+_CopiesDiffer: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+"""What the recording says of copies, and what was decided here."""
+_WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
+"""Steps from which on machine code pays that is at hand, and that is not."""
 
 
 def verify_recording(
-    recording: Recording, progress: Callable[[int, int], None] | None = None, *, compiled: bool = False
+    recording: Recording, progress: Callable[[int, int], None] | None = None, *, compiled: bool | None = None
 ) -> Verdict:
     """Replay `recording` and compare every decision.
 
@@ -47,196 +52,171 @@ def verify_recording(
     Args:
         recording: of vLLM, or of a simulation of the paged policy.
         progress: called now and then with the number of steps compared, and of all.
-        compiled: run the engine as machine code; the verdict is the same.
+        compiled: whether the engine runs as machine code, with the same verdict; where it is sooner done, by default.
 
     Raises:
         RecordingError: it is no recording of a paged engine, or lacks what a comparison needs.
     """
-    return _Lockstep(Recorded(recording), compiled=compiled).run(progress)
+    recorded = Recorded(recording)
+    return _Lockstep(recorded, compiled=_pays(recorded) if compiled is None else compiled).run(progress)
+
+
+def _pays(recorded: Recorded) -> bool:
+    """Whether the engine is loaded, or made, as machine code in less time than it takes to follow without."""
+    num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy)
+    if memory == TIERED or num_steps < _WORTH_LOADING:
+        return False
+    return has_machine_code(memory) or (num_steps >= _WORTH_COMPILING and has_numba())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stretch:
+    """What both engines did before moment `end`, since they were compared last."""
+
+    end: int
+    ours: Account
+    theirs: Account
+    copies: _CopiesDiffer | None
+    """What the recording says of copies at the last moment and what was decided here, where these differ."""
+
+    def first_difference(self) -> int | None:
+        """The first moment at which the two are not equal; None if they are."""
+        moment = self.ours.first_difference(self.theirs)
+        return self.end - 1 if moment is None and self.copies is not None else moment
 
 
 class _Lockstep:
     def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
-        self._recorded = recorded
+        self._recorded, self._timeline = recorded, recorded.timeline
         recording = self._recording = recorded.recording
-        settings = recorded.scheduler
-        demand = _demand(recorded)
-        engine = pack(
-            demand,
-            Paged(scheduler=settings, cache=recorded.cache),
-            recorded.num_blocks - 1,
-            no_times(),
-            refused=np.asarray(recording.requests.status == RequestStatus.REFUSED),
-            unit_bytes=OFFLOAD_BLOCK_BYTES,
-            initial_free=recorded.initial_free,
-            layout=recorded.layout,
-            copies_are_timed=False,
-            records_memory=True,
-            compiled=compiled,
-        )
-        self._driver = Driver(engine, compiled=compiled)
-        self._state = engine.state[0]
-        self._changes = Changes(self._driver, tell_lengths=recorded.tells_lengths)
+        self._follower = Follower(recorded, compiled=compiled)
+        self._driver = self._follower.driver
         self._copies = CopiesInLockstep(self._driver, RecordedCopies(recording))
-        self._depth = 2 if settings.async_scheduling else 1
         self._names: list[str] = recording.requests.id.tolist()
-        self._arrived: set[int] = set()
-        self._in_flight: deque[int] = deque()
-        self._next_change = 0
-        self._aborts_due = recorded.aborts_by_time()
-        self._num_steps = self._num_preemptions = self._num_aborts = 0
+        self._aborts: dict[int, int] = {}
+        """The moments at which requests were aborted, by row."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
-        num_steps = len(self._recording.steps)
-        verdict = self._equal_so_far()
-        for event, row, seq in self._recorded.events():
-            found: Difference | None = None
-            match event:
-                case Event.ARRIVAL:
-                    self._arrive(row)
-                case Event.SCHEDULE:
-                    found = self._schedule(row, seq)
-                    if progress and (row * _REPORTS // num_steps != (row - 1) * _REPORTS // num_steps):
-                        progress(row, num_steps)
-                case Event.OUTPUT:
-                    found = self._output(row, seq)
-            if found is not None:
-                return replace(verdict, difference=found)
-            verdict = self._equal_so_far()
-        return replace(verdict, difference=self._left_over())
+        verdict, done = Verdict(), 0
+        while done < self._timeline.breaks_off_at:
+            stretch = self._follow(done)
+            moment = stretch.first_difference()
+            verdict = self._with(verdict, stretch.ours, done, stretch.end if moment is None else moment)
+            if moment is not None:
+                return replace(verdict, difference=self._difference(stretch, moment))
+            done = stretch.end
+            if progress:
+                progress(verdict.num_steps, len(self._recording.steps))
+        return replace(verdict, difference=self._left_over() if done == len(self._timeline) else self._broken_off(done))
 
-    def _equal_so_far(self) -> Verdict:
-        return Verdict(
-            num_steps=self._num_steps,
-            num_allocations=self._changes.num_allocations,
-            num_preemptions=self._num_preemptions,
-            num_hits=self._changes.num_hits,
-            num_evictions=self._changes.num_evictions,
-            num_aborts=self._num_aborts,
-        )
+    def _follow(self, begin: int) -> _Stretch:
+        """Go on from moment `begin` to one at which a request may be aborted, or to one after many."""
+        end = min(begin + STRETCH, self._timeline.breaks_off_at)
+        aborts = self._recorded.aborts(begin, end)
+        end = int(aborts[0]) + 1 if len(aborts) else end
+        copies: _CopiesDiffer | None = None
+        if self._copies.are_followed:
+            end, accounts, copies = self._play_with_copies(begin, end)
+        else:
+            end, accounts = self._follower.play(begin, end)
+        theirs = self._recorded.told(begin, end)
+        if len(aborts) and end == aborts[0] + 1:
+            accounts += self._abort(end - 1, joined(accounts).changes_at(end - 1), theirs.changes_at(end - 1))
+        ours = joined(accounts)
+        if not self._recorded.tells_evictions:
+            theirs = replace(theirs, evicted=ours.evicted)
+        return _Stretch(end=end, ours=ours, theirs=theirs, copies=copies)
 
-    def _arrive(self, row: int) -> None:
-        if self._recording.requests.status[row] != RequestStatus.REFUSED:
-            self._arrived.add(row)
-            self._driver.add(row + 1)
+    def _play_with_copies(self, begin: int, end: int) -> tuple[int, list[Account], _CopiesDiffer | None]:
+        """Let the moments in `begin:end` happen to an engine with a second tier, until copies differ."""
+        accounts: list[Account] = []
+        copies = self._copies
+        for moment in range(begin, end):
+            kind, step = self._timeline.kind[moment], int(self._timeline.row[moment])
+            if kind == UPDATE and (unknown := copies.report(step)):
+                return moment + 1, accounts, ({"copies reported": unknown}, {"copies reported": []})
+            after, done = self._follower.play(moment, moment + 1)
+            accounts += done
+            if kind == UPDATE:
+                copies.settle(step)
+            elif kind == SCHEDULE and (told := copies.recorded(step)) != (decided := copies.decided()):
+                return after, accounts, (told, decided)
+        return end, accounts, None
 
-    def _schedule(self, step: int, seq: int) -> Difference | None:
-        """Schedule as the recorded engine did, and compare."""
-        moment = f"step {step:,} (schedule_seq {seq:,})"
-        if found := self._catch_up(seq - 1):
-            return found
-        if len(self._in_flight) >= self._depth:
-            waiting_for = [f"step {number:,}" for number in self._in_flight]
-            return difference(moment, {"in flight already": waiting_for}, {"in flight already": waiting_for[1:]})
-        self._abort_by_time(float(self._recording.steps.start_s[step]))
-        self._driver.schedule()
-        self._changes.take()
-        self._in_flight.append(step)
-        self._num_preemptions += self._state.num_preempted
-        self._next_change, expected, evicted = self._recorded.changes(self._next_change, seq)
-        changes = self._changes.drain()
-        ours, theirs = self._facts(), self._recorded.step_facts(step, evicted)
-        copies, told_copies = self._copies.decided(), self._copies.recorded(step)
-        if ours != theirs or copies != told_copies or not self._equal_but_for_aborts(changes, expected):
-            told = step_in_words(theirs, expected, self._names) | told_copies
-            return difference(moment, told, step_in_words(ours, changes, self._names) | copies)
-        self._num_steps += 1
-        return None
-
-    def _output(self, step: int, seq: int) -> Difference | None:
-        """Process the output of `step`, and compare who leaves."""
-        moment = f"the output of step {step:,} (output_seq {seq:,})"
-        if found := self._catch_up(seq - 1):
-            return found
-        if not self._in_flight or self._in_flight[0] != step:
-            raise RecordingError(
-                f"recording {self._recording.name!r}: the output of step {step} is processed out of turn; outputs come "
-                "in the order of their steps."
-            )
-        if self._is_a_call_missing() and (found := self._schedule_nothing(f"a call before {moment}")):
-            return found
-        self._in_flight.popleft()
-        if unknown := self._copies.report(step):
-            return difference(moment, {"copies reported": unknown}, {"copies reported": []})
-        self._driver.update()
-        self._copies.settle(step)
-        self._changes.take()
-        self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
-        return self._compare_changes(moment, expected)
-
-    def _is_a_call_missing(self) -> bool:
-        """Whether the engine has looked for more to schedule, and left no step behind; with an offload it does."""
-        return self._recording.copies is None and len(self._in_flight) < self._depth
-
-    def _schedule_nothing(self, moment: str) -> Difference | None:
-        """Make the call that left no step behind: it must find nothing to do."""
-        self._driver.schedule()
-        self._changes.take()
-        if not self._state.num_in_batch and not self._state.num_preempted:
-            self._driver.forget_last()
-            return None
-        ours = step_in_words(self._facts(), self._changes.drain(), self._names)
-        return difference(moment, {"preempted": 0, "scheduled": [], "memory": []}, ours)
-
-    def _facts(self) -> StepFacts:
-        batch, state = self._driver.batch(), self._state
-        evicted = self._changes.drain_evicted()
-        return StepFacts(
-            requests=[node - 1 for node in batch],
-            tokens=list(batch.values()),
-            computed_before=[int(self._driver.sequence(node).computed) - tokens for node, tokens in batch.items()],
-            evicted=evicted if self._recorded.tells_evictions else [],
-            running=int(state.num_running),
-            waiting=int(state.num_waiting),
-            free=int(state.num_free) if self._recorded.tells_free else -1,
-            preempted=int(state.num_preempted),
-        )
-
-    def _catch_up(self, seq: int) -> Difference | None:
-        """Whatever changed between the moments that `seq` counts: requests were aborted."""
-        self._next_change, expected, _ = self._recorded.changes(self._next_change, seq)
-        return self._compare_changes(f"seq {seq:,}", expected) if expected else None
-
-    def _compare_changes(self, moment: str, expected: list[Change]) -> Difference | None:
-        changes = self._changes.drain()
-        if self._equal_but_for_aborts(changes, expected):
-            return None
-        told = {"memory": changes_in_words(expected, self._names)}
-        return difference(moment, told, {"memory": changes_in_words(changes, self._names)})
-
-    def _equal_but_for_aborts(self, changes: list[Change], expected: list[Change]) -> bool:
-        """Whether `changes` are as `expected`; aborts that are expected after them are done now."""
-        if expected == changes:
-            return True
-        rest = expected[len(changes) :]
-        if not rest or expected[: len(changes)] != changes or not all(map(self._is_abort, rest)):
-            return False
+    def _abort(self, moment: int, done: list[Change], told: list[Change]) -> list[Account]:
+        """Abort the requests that only the recording knows to be aborted at `moment`, after what was `done` here."""
+        rest = told[len(done) :]
+        if told[: len(done)] != done or not all(map(self._is_abort, rest)):
+            return []
+        accounts = []
         for row in dict.fromkeys(row for _, row, _, _, _ in rest):
-            self._abort(row)
-        return self._changes.drain() == rest
+            accounts.append(self._follower.abort(row, moment))
+            self._aborts[row] = moment
+        return accounts
 
     def _is_abort(self, change: Change) -> bool:
         kind, row, _, _, _ = change
         aborted = bool(self._recording.requests.status[row] == RequestStatus.ABORTED)
-        return kind == MemoryKind.RELEASE and aborted and self._stands(row, RUNNING)
+        return kind == MemoryKind.RELEASE and aborted and self._driver.sequence(row + 1).status == RUNNING
 
-    def _abort_by_time(self, now_s: float) -> None:
-        """Abort what should be gone by `now_s` and holds no memory, whose release would tell just when."""
-        while self._aborts_due and self._aborts_due[-1][0] <= now_s:
-            row = self._aborts_due.pop()[1]
-            # With an offload, a release comes when it can, and does not tell when its request left.
-            told_late = (RUNNING, LOADING) if self._recording.copies is not None else ()
-            if any(self._stands(row, status) for status in (WAITING, PREEMPTED, *told_late)):
-                self._abort(row)
+    def _with(self, verdict: Verdict, ours: Account, begin: int, end: int) -> Verdict:
+        """`verdict` and what is equal in the moments in `begin:end`."""
+        ours, timeline = ours.before(end), self._timeline
+        for moment in (begin + np.flatnonzero(timeline.kind[begin:end] == LEAVE)).tolist():
+            row = int(timeline.row[moment])
+            if self._driver.sequence(row + 1).status == ABORTED:
+                self._aborts.setdefault(row, moment)
+        return Verdict(
+            num_steps=verdict.num_steps + len(ours.steps),
+            num_allocations=verdict.num_allocations + int((ours.changes[:, 1] == MemoryKind.APPEND).sum()),
+            num_preemptions=verdict.num_preemptions + int(ours.steps[:, 3].sum()),
+            num_hits=verdict.num_hits + int((ours.changes[:, 1] == MemoryKind.SHARE).sum()),
+            num_evictions=verdict.num_evictions + len(ours.evicted),
+            num_aborts=sum(moment < end for moment in self._aborts.values()),
+        )
 
-    def _stands(self, row: int, status: int) -> bool:
-        """Whether a request has arrived and its sequence has this status."""
-        return row in self._arrived and bool(self._driver.sequence(row + 1).status == status)
+    def _difference(self, stretch: _Stretch, moment: int) -> Difference:
+        """What the two engines say of `moment`, at which they differ."""
+        about_copies: _CopiesDiffer = ({}, {})
+        if stretch.copies is not None and moment == stretch.end - 1:
+            about_copies = stretch.copies
+        told, done = (self._in_words(account, moment) for account in (stretch.theirs, stretch.ours))
+        return difference(self._moment_in_words(moment), told | about_copies[0], done | about_copies[1])
 
-    def _abort(self, row: int) -> None:
-        self._driver.abort(row + 1)
-        self._changes.take()
-        self._num_aborts += 1
+    def _in_words(self, account: Account, moment: int) -> dict[str, Any]:
+        facts, changes = account.facts_at(moment), account.changes_at(moment)
+        if facts is not None:
+            return step_in_words(facts, changes, self._names)
+        memory = {"memory": changes_in_words(changes, self._names), "evicted": account.evicted_at(moment)}
+        return {"preempted": 0, "scheduled": []} | memory if self._timeline.kind[moment] == LOOK else memory
+
+    def _moment_in_words(self, moment: int) -> str:
+        timeline, steps = self._timeline, self._recording.steps
+        if timeline.kind[moment] in (NOTHING, LEAVE):
+            return f"what came before {self._moment_in_words(moment + 1)}"
+        row = int(timeline.row[moment])
+        if timeline.kind[moment] == SCHEDULE:
+            return f"step {row:,} (schedule_seq {steps.schedule_seq[row]:,})"
+        output = f"the output of step {row:,} (output_seq {steps.output_seq[row]:,})"
+        return f"a call before {output}" if timeline.kind[moment] == LOOK else output
+
+    def _broken_off(self, moment: int) -> Difference:
+        """What is wrong with `moment`, at which no engine can go on.
+
+        Raises:
+            RecordingError: an output is not that of the oldest step in flight.
+        """
+        timeline = self._timeline
+        before = timeline.kind[:moment]
+        if timeline.kind[moment] == UPDATE:
+            raise RecordingError(
+                f"recording {self._recording.name!r}: the output of step {timeline.row[moment]} is processed out of "
+                "turn; outputs come in the order of their steps."
+            )
+        begun, ended = int((before == SCHEDULE).sum()), int((before == UPDATE).sum())
+        in_flight = [f"step {number:,}" for number in range(ended, begun)]
+        told, most = {"in flight already": in_flight}, {"in flight already": in_flight[1:]}
+        return difference(self._moment_in_words(moment), told, most)
 
     def _left_over(self) -> Difference | None:
         """Requests that have finished in the recording and not here."""
@@ -244,32 +224,3 @@ class _Lockstep:
         left = {node - 1 for node in (*self._driver.running(), *self._driver.waiting())}
         names = [self._names[row] for row in finished.tolist() if row in left]
         return difference("the end", {"unfinished": []}, {"unfinished": names}) if names else None
-
-
-def _demand(recorded: Recorded) -> Demand:
-    """What the recorded engine was asked for."""
-    requests, block_size, longest = (
-        recorded.recording.requests,
-        recorded.cache.block_size,
-        recorded.scheduler.max_model_len,
-    )
-    prompt = requests.prompt_tokens.astype(np.int64)
-    # Where no limit is given, vLLM goes on to the longest sequence.
-    limit = np.where(requests.max_tokens < 1, longest - prompt, requests.max_tokens).astype(np.int64)
-    # A request that did not finish did not stop by itself either.
-    output = np.where(requests.status == RequestStatus.FINISHED, requests.output_tokens, limit)
-    keys = PrefixKeys(block_size)
-    return Demand(
-        prompt=prompt,
-        output=np.minimum(np.minimum(output, limit), np.maximum(longest - prompt, 1)).astype(np.int64),
-        limit=limit,
-        priority=requests.priority.astype(np.int64),
-        arrival_s=np.array(recorded.arrival_ranks()),
-        keys=Ragged.from_rows(
-            [
-                keys.from_hashes(requests.prompt_hashes[row].tolist(), block_size, int(prompt[row]))
-                for row in range(len(requests))
-            ],
-            np.int64,
-        ),
-    )

@@ -1,32 +1,25 @@
-"""A recording as a verifier wants it: its engine's settings, and every moment as plain values in the order of `seq`."""
+"""A recording as a verifier wants it: its engine's settings, and what every stretch of moments brought, as columns."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
+from kvsim.conformance.account import Account, Rows, between, block_by_block, stacked, without_evictions
+from kvsim.conformance.changes import WHOLE_TABLE
 from kvsim.conformance.comparable import check_comparable, check_prompts, host_blocks_of, settings_of
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
-from kvsim.conformance.words import StepFacts
-from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.conformance.timeline import timeline_of
+from kvsim.engine.moments import SCHEDULE
+from kvsim.policies import ContinuousSettings, Paged, PagedSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.tables import IntArray
-
-
-class Event(Enum):
-    """What `seq` counts, in the order in which an engine handles what comes together."""
-
-    ARRIVAL = 0
-    OUTPUT = 1
-    SCHEDULE = 2
 
 
 class Recorded:
@@ -47,6 +40,7 @@ class Recorded:
         self.cache = settings_of(
             PagedSettings, recording, block_size=block_size, kv_offloading_size=host_bytes / (1 << 30)
         )
+        self.policy = Paged(scheduler=self.scheduler, cache=self.cache)
         layout = meta.pool.layout
         self.layout = None if layout is None else replace(layout, hash_block_size=meta.hash_block_size)
         """The KV-cache groups; None where one group of full attention holds all layers."""
@@ -61,26 +55,13 @@ class Recorded:
         told = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.tells_lengths = bool(told.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
         """Whether a release tells how long its table was; every other change must."""
-        self._lay_out_schedule()
-        self._lay_out_memory()
-
-    def events(self) -> list[tuple[Event, int, int]]:
-        """Every arrival, output and scheduled step in order: what it is, its row in its table, its `seq`."""
-        requests, steps = self.recording.requests, self.recording.steps
-        outputs = steps.output_seq
-        if (requests.status == RequestStatus.UNFINISHED).any():
-            # Somebody stopped watching: outputs after the last step were still under way, and were dated afterwards.
-            outputs = outputs[outputs < steps.schedule_seq.max(initial=-1)]
-        columns = ((Event.ARRIVAL, requests.arrival_seq), (Event.OUTPUT, outputs), (Event.SCHEDULE, steps.schedule_seq))
-        seq = np.concatenate([column for _, column in columns])
-        kind = np.repeat([event.value for event, _ in columns], [len(column) for _, column in columns])
-        row = np.concatenate([np.arange(len(column)) for _, column in columns])
-        order = np.lexsort((kind, seq))
-        kinds = list(Event)
-        return [
-            (kinds[kind], row, seq)
-            for kind, row, seq in zip(kind[order].tolist(), row[order].tolist(), seq[order].tolist(), strict=True)
-        ]
+        self.depth = 2 if self.scheduler.async_scheduling else 1
+        """Steps that may be in flight at once."""
+        self.timeline = timeline_of(recording, self.depth)
+        self._is_schedule = self.timeline.kind == SCHEDULE
+        self._schedule = _ScheduleRows(recording)
+        self._taken = np.zeros(self.num_blocks, np.bool_)
+        """Blocks that were handed out in what was told so far."""
 
     def arrival_ranks(self) -> list[float]:
         """Requests by time of arrival; where the clock was too coarse, in the order in which the engine saw them."""
@@ -89,89 +70,92 @@ class Recorded:
         rank[np.lexsort((requests.arrival_seq, requests.arrival_s))] = np.arange(len(requests))
         return list(rank.tolist())
 
-    def aborts_by_time(self) -> list[tuple[float, int]]:
-        """Time at which each aborted request left, in seconds, and its row; the last first."""
-        requests = self.recording.requests
-        rows = np.flatnonzero((requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s))
-        return sorted(zip(requests.finished_s[rows].tolist(), rows.tolist(), strict=True), reverse=True)
+    def aborts(self, begin: int, end: int) -> IntArray:
+        """The moments in `begin:end` at which a request that was aborted at some time gives back a table."""
+        memory, rows = self.recording.memory, self._rows_of_memory(begin, end)
+        aborted = self.recording.requests.status[memory.request[rows]] == RequestStatus.ABORTED
+        return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
 
-    def step_facts(self, step: int, evicted: list[int]) -> StepFacts:
-        """What was written down of `step`, beside its changes of ownership."""
-        rows = slice(self._first_row[step], self._first_row[step + 1])
-        running, waiting, free, preempted = self._counts[step]
-        return StepFacts(
-            requests=self._requests[rows],
-            tokens=self._tokens[rows],
-            computed_before=self._computed_before[rows],
+    def told(self, begin: int, end: int) -> Account:
+        """What the moments in `begin:end` brought. Every call goes on where the one before ended."""
+        steps = self.recording.steps
+        moment = begin + np.flatnonzero(self._is_schedule[begin:end])
+        step = self.timeline.row[moment]
+        free = steps.free_units[step] if self.tells_free else np.full(len(step), -1)
+        changes, evicted = self._told_changes(begin, end)
+        return Account(
+            steps=stacked(moment, steps.running[step], steps.waiting[step], steps.preempted[step], free),
+            batch=self._schedule.told(step, moment),
+            changes=changes,
             evicted=evicted,
-            running=running,
-            waiting=waiting,
-            free=free if self.tells_free else -1,
-            preempted=preempted,
         )
 
-    def changes(self, since: int, seq: int) -> tuple[int, list[Change], list[int]]:
-        """Changes of ownership from number `since` on that belong to `seq` or to what came before it.
+    def _rows_of_memory(self, begin: int, end: int) -> slice:
+        return slice(*between(self.timeline.of_change, begin, end))
 
-        Returns:
-            the number to go on from, the changes block by block, and the blocks that were evicted.
-        """
-        end = int(np.searchsorted(self._seq, seq, side="right"))
-        changes = self._changes[since:end]
-        evicted = [block for kind, _, _, block, _ in changes if kind == MemoryKind.EVICT]
-        if evicted:
-            changes = [change for change in changes if change[0] != MemoryKind.EVICT]
-        return end, changes, evicted
-
-    def _lay_out_schedule(self) -> None:
-        schedule, steps = self.recording.schedule, self.recording.steps
-        repeats = schedule.repeats
-        row = np.repeat(np.arange(len(schedule)), repeats)
-        offset = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        step = schedule.step[row] + offset
-        # A row that stands for several steps is found where it begins; inside a step the order is that of admission.
-        rank = self._admission_rank()[row] if schedule.repeat is not None else np.arange(len(row))
-        order = np.lexsort((rank, step))
-        row, offset = row[order], offset[order]
-        self._requests: list[int] = schedule.request[row].tolist()
-        self._tokens: list[int] = schedule.tokens[row].tolist()
-        self._computed_before: list[int] = (schedule.computed_before[row] + schedule.tokens[row] * offset).tolist()
-        self._first_row: list[int] = np.searchsorted(step[order], np.arange(len(steps) + 1)).tolist()
-        columns = (steps.running, steps.waiting, steps.free_units, steps.preempted)
-        self._counts: list[tuple[int, int, int, int]] = list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def _admission_rank(self) -> IntArray:
-        """For each row of the schedule, the first row since its request was last admitted."""
-        schedule, steps, memory = self.recording.schedule, self.recording.steps, self.recording.memory
-        released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
-        span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1
-        release_key = np.sort(memory.request[released].astype(np.int64) * span + memory.seq[released])
-        residency = np.searchsorted(
-            release_key, schedule.request.astype(np.int64) * span + steps.schedule_seq[schedule.step]
+    def _told_changes(self, begin: int, end: int) -> tuple[Rows, Rows]:
+        memory, rows = self.recording.memory, self._rows_of_memory(begin, end)
+        columns = (
+            getattr(memory, name)[rows] for name in ("kind", "request", "position", "address", "length", "groups")
         )
-        key = schedule.request.astype(np.int64) * (len(release_key) + 1) + residency
-        _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        return np.asarray(first[group])
+        moment = self.timeline.of_change[rows]
+        every = block_by_block(moment, *columns, tell_lengths=self.tells_lengths)
+        changes, evicted = without_evictions(every[~self._evicts_unknown(every)])
+        return changes, evicted if self.tells_evictions else evicted[:0]
 
-    def _lay_out_memory(self) -> None:
-        memory = self.recording.memory
-        released = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
-        units = np.where(released, 1, memory.length)
-        row = np.repeat(np.arange(len(memory)), units)
-        offset = np.arange(len(row)) - np.repeat(np.cumsum(units) - units, units)
-        lengths = memory.length if self.tells_lengths else UNTOLD
-        block = np.where(released, lengths, memory.address)[row] + offset
-        position = np.where(released, WHOLE_TABLE, memory.position)[row] + offset
-        columns = (memory.kind[row], memory.request[row], position, block, memory.groups[row])
-        known = ~self._evicts_unknown(memory.kind[row], block)
-        self._seq = memory.seq[row][known]
-        self._changes: list[Change] = list(zip(*(column[known].tolist() for column in columns), strict=True))
-
-    def _evicts_unknown(self, kind: IntArray, block: IntArray) -> npt.NDArray[np.bool_]:
+    def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
         """Changes that evict what a block held before the recording began: what that was is not known."""
-        taken, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
-        first_taken = np.full(self.num_blocks, len(kind))
-        np.minimum.at(first_taken, block[taken], taken)
+        kind, block = changes[:, 1], changes[:, 4]
+        appended, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
+        first_taken = np.where(self._taken, -1, len(kind))
+        np.minimum.at(first_taken, block[appended], appended)
+        self._taken[block[appended]] = True
         unknown = np.zeros(len(kind), np.bool_)
         unknown[evicted] = evicted < first_taken[block[evicted]]
         return unknown
+
+
+class _ScheduleRows:
+    """The schedule of a recording, of which rows stand for several steps, step by step."""
+
+    def __init__(self, recording: Recording) -> None:
+        schedule = recording.schedule
+        self._step, self._end = schedule.step, schedule.step.astype(np.int64) + schedule.repeats
+        self._columns = (schedule.request, schedule.tokens, schedule.computed_before)
+        # A row that stands for several steps is found where it begins; inside a step the order is that of admission.
+        self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
+        self._open = np.empty(0, np.int64)
+        """Rows that began before what is told next."""
+
+    def told(self, steps: IntArray, moments: IntArray) -> Rows:
+        """The batches of consecutive `steps`, which were scheduled at these moments, as in an `Account`."""
+        if not len(steps):
+            return np.empty((0, 4), np.int64)
+        first, last = int(steps[0]), int(steps[-1])
+        begun = np.arange(*between(self._step, first, last + 1))
+        rows = np.concatenate((self._open, begun))
+        self._open = rows[self._end[rows] > last + 1]
+        begin = np.maximum(self._step[rows], first)
+        repeats = np.minimum(self._end[rows], last + 1) - begin
+        row = np.repeat(rows, repeats)
+        offset = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        step = np.repeat(begin, repeats) + offset
+        order = np.lexsort((self._rank[row], step))
+        row, step = row[order], step[order]
+        request, tokens, computed_before = (column[row] for column in self._columns)
+        before = computed_before + tokens.astype(np.int64) * (step - self._step[row])
+        return stacked(moments[step - first], request, tokens, before)
+
+
+def _admission_rank(recording: Recording) -> IntArray:
+    """For each row of the schedule, the first row since its request was last admitted."""
+    schedule, steps, memory = recording.schedule, recording.steps, recording.memory
+    released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
+    span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1
+    release_key = np.sort(memory.request[released].astype(np.int64) * span + memory.seq[released])
+    residency = np.searchsorted(
+        release_key, schedule.request.astype(np.int64) * span + steps.schedule_seq[schedule.step]
+    )
+    key = schedule.request.astype(np.int64) * (len(release_key) + 1) + residency
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return np.asarray(first[group])

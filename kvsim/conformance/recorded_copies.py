@@ -67,13 +67,12 @@ class CopiesInLockstep:
         self._awaited: set[int] = set()
 
     @property
-    def _is_tiered(self) -> bool:
+    def are_followed(self) -> bool:
+        """Whether the engine has a second tier."""
         return bool(self._driver.engine.settings[0].memory == TIERED)
 
     def decided(self) -> dict[str, Any]:
         """What the step scheduled last decided about copies."""
-        if not self._is_tiered:
-            return {}
         driver, step = self._driver, self._driver.engine.state[0].num_scheduled
         jobs = list(driver.jobs().values())
         awaited = {int(job.number) for job in jobs if job.flushed_in == step} - self._awaited
@@ -83,8 +82,6 @@ class CopiesInLockstep:
 
     def recorded(self, step: int) -> dict[str, Any]:
         """What the recording says of that."""
-        if not self._is_tiered:
-            return {}
         return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
 
     def report(self, step: int) -> list[int]:

@@ -42,16 +42,16 @@ class Difference:
 class Verdict:
     """How far two engines agree, and how much that covers."""
 
-    num_steps: int
+    num_steps: int = 0
     """Calls of the scheduler that were compared and are equal."""
-    num_allocations: int
+    num_allocations: int = 0
     """Blocks handed out in them, each with its physical id."""
-    num_preemptions: int
-    num_hits: int
+    num_preemptions: int = 0
+    num_hits: int = 0
     """Blocks found in the prefix cache."""
-    num_evictions: int
+    num_evictions: int = 0
     """Blocks that lost a prefix because another request needed the room."""
-    num_aborts: int
+    num_aborts: int = 0
     difference: Difference | None = None
     """None if everything is equal."""
 

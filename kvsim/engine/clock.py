@@ -151,7 +151,11 @@ def schedule(engine: Engine) -> None:
     launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or memory.notes_every_step(engine)
     if not launched.is_recorded:
         return
-    shape = _write_down(engine)
+    if engine.settings[0].records_schedule:
+        for index in range(state.num_listed):
+            node, tokens = engine.batch[index], engine.batch_tokens[index]
+            journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
+    shape = write_down(engine)
     memory.begin_copies(engine)
     cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
     begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
@@ -213,13 +217,9 @@ def has_room(engine: Engine) -> bool:
 
 
 @part
-def _write_down(engine: Engine) -> StepShape:
-    """Write down the step that was scheduled; return what it holds."""
-    settings, state = engine.settings[0], engine.state[0]
-    if settings.records_schedule:
-        for index in range(state.num_listed):
-            node, tokens = engine.batch[index], engine.batch_tokens[index]
-            journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
+def write_down(engine: Engine) -> StepShape:
+    """Write down the step that was scheduled, but for what each sequence computes; return what it holds."""
+    state = engine.state[0]
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
         state.num_in_batch, state.num_tokens_in_batch, state.num_prefill_tokens, context_tokens,

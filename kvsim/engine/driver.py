@@ -5,28 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim import steptime
 from kvsim.engine import (
     clock,
     host_jobs,
     host_pool,
+    moments,
     offload,
     packing,
     quiet,
     scheduler,
     static_batch,
-    totals,
-    waiting_queue,
 )  # fmt: skip
 from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import MemoryRow, Sequence, Table, listed
+from kvsim.engine.records import MemoryRow, Sequence, Table, listed, overwrite
 from kvsim.engine.state import RECTANGULAR, TIERED, Engine
 
-_ADVANCE, _MOMENT, _ADD, _SCHEDULE, _UPDATE, _ABORT = range(6)
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
@@ -78,30 +80,31 @@ class Driver:
         """Whether a step would be scheduled next; otherwise an output is processed, if one is awaited."""
         return bool(scheduler.has_work(self.engine))
 
+    def play(self, kinds: npt.NDArray[Any] | list[int], nodes: npt.NDArray[Any] | list[int]) -> int:
+        """Let moments happen, whatever the clock says, and return how many did; see `moments` for what they may be.
+
+        `kinds` and the sequences that they are about are of the same length, at most that of `Engine.moments`.
+        """
+        self.engine.state[0].num_schedule_rows = 0
+        self._begin_slice()
+        overwrite(self.engine.moments, kind=kinds, node=nodes)
+        return int(self._act(self.engine, _PLAY, float(len(kinds))))
+
     def add(self, node: int) -> None:
         """Queue a sequence."""
-        self._act(self.engine, _ADD, float(node))
+        self.play([moments.ADD], [node])
 
     def schedule(self) -> None:
         """Schedule a step, which is in flight then."""
-        self._begin_slice()
-        self._act(self.engine, _SCHEDULE, 0.0)
+        self.play([moments.SCHEDULE], [0])
 
     def update(self) -> None:
         """Process the output of the oldest step in flight."""
-        self._begin_slice()
-        self._act(self.engine, _UPDATE, 0.0)
+        self.play([moments.UPDATE], [0])
 
     def abort(self, node: int) -> None:
         """Drop a sequence at once; outputs still under way are ignored."""
-        self._begin_slice()
-        self._act(self.engine, _ABORT, float(node))
-
-    def forget_last(self) -> None:
-        """Take the step that was scheduled last, and is empty, out of those in flight."""
-        state = self.engine.state[0]
-        state.num_in_flight -= 1
-        state.next_launched = 1 - state.next_launched
+        self.play([moments.ABORT], [node])
 
     def running(self) -> list[int]:
         """The running sequences, in order of admission."""
@@ -238,25 +241,16 @@ def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """The way in to an engine that decides at every step: advance to a time, or do one thing with a sequence."""
+    """The way in to an engine that decides at every step: advance to a time, go on to a moment, or do as told."""
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)
-    elif action == _ADD:
-        waiting_queue.push(engine, int(argument))
     elif action == _MOMENT:
         outcome = clock.next_moment(engine)
         if outcome == clock.SCHEDULED:
             quiet.spell_out(engine)
-    elif action == _SCHEDULE:
-        scheduler.schedule(engine)
-        quiet.spell_out(engine)
-        totals.settle_late_slots(engine, engine.state[0].host_s)
-    elif action == _UPDATE:
-        scheduler.update(engine)
-    elif action == _ABORT:
-        engine.state[0].seq += 1
-        scheduler.abort(engine, int(argument))
+    elif action == _PLAY:
+        outcome = moments.play(engine, int(argument))
     return outcome
 
 

@@ -101,6 +101,18 @@ def scheduled(engine: Engine, node: int, computed_before: int, tokens: int, repe
 
 
 @part
+def list_batch(engine: Engine) -> None:
+    """What every sequence of the step computes, in order of scheduling, in rows of their own."""
+    state = engine.state[0]
+    for index in range(state.num_listed):
+        node, tokens = engine.batch[index], engine.batch_tokens[index]
+        row = engine.schedule_rows[state.num_schedule_rows]
+        state.num_schedule_rows += 1
+        row.step, row.request, row.tokens, row.repeat = state.num_steps, node - 1, tokens, 1
+        row.computed_before = engine.sequences[node].computed - tokens
+
+
+@part
 def goes_on(engine: Engine, node: int, computed_before: int, tokens: int) -> bool:
     """Whether the open row of a sequence says, repeated once more, that it computes `tokens` more in this step."""
     open_row = engine.sequences[node].open_row

@@ -143,6 +143,7 @@ def pack(
     records_schedule: bool = False,
     copies_are_timed: bool = True,
     checking: bool = False,
+    num_moments: int = 1,
     compiled: bool = False,
     rules: tuple[OwnRules, ...] = (),
 ) -> Engine:
@@ -219,6 +220,7 @@ def pack(
         rectangle=make(records.Rectangle, 1, compiled=compiled),
         first_uses=_first_uses(demand, policy, compiled=compiled),
         right_drafts=_right_drafts(policy, compiled=compiled),
+        moments=make(records.Moment, num_moments, compiled=compiled),
         steps=make_growing(records.Step, STEPS_PER_SLICE, compiled=compiled),
         outputs=make_growing(records.Output, STEPS_PER_SLICE + 2, compiled=compiled),
         memory_rows=make_growing(

@@ -104,6 +104,17 @@ def fill(records: Records[Any], first: int, **columns: Any) -> None:
                 setattr(records[index], name, value)
 
 
+def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
+    """Write columns into fields of the first records, as many as the columns are long."""
+    for name, values in columns.items():
+        column = np.asarray(values)
+        if isinstance(records, np.ndarray):
+            records[name][: len(column)] = column
+        else:
+            for index, value in enumerate(column.tolist()):
+                setattr(records[index], name, value)
+
+
 def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
     """A field of the first `end` records, or of all, as an array of its own."""
     if isinstance(records, np.ndarray):
@@ -585,6 +596,15 @@ class MemoryRow:
     requested: Small = 0
     cached: Small = 0
     repeat: Small = 0
+
+
+@dataclass(slots=True)
+class Moment:
+    """Something that the caller orders; see `moments`."""
+
+    kind: Small = 0
+    node: Small = 0
+    """The sequence that it is about; 0 for none."""
 
 
 @dataclass(slots=True)

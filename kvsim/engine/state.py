@@ -14,6 +14,7 @@ from kvsim.engine.records import (
     Line,
     Lists,
     MemoryRow,
+    Moment,
     Numbers,
     Output,
     Records,
@@ -95,6 +96,8 @@ class Engine(NamedTuple):
     have to be built."""
     right_drafts: Numbers
     """For every draw of speculative decoding, how many drafts from it on are right in a row."""
+    moments: Records[Moment]
+    """What the caller orders next, where the engine does not run on its clock."""
     steps: Records[Step]
     """The steps of this slice of the run."""
     outputs: Records[Output]

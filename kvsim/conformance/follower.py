@@ -1,0 +1,127 @@
+"""An engine that is led through the moments of a recording, and tells what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.conformance.account import Account, block_by_block, stacked, without_evictions
+from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.engine.driver import Driver
+from kvsim.engine.moments import ADD, LEAVE, LOOK
+from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.records import column
+from kvsim.recording import RequestStatus
+from kvsim.workload import Ragged
+
+if TYPE_CHECKING:
+    from kvsim.conformance.recorded import Recorded
+    from kvsim.recording.tables import IntArray
+
+STRETCH = 1 << 14
+"""Moments that an engine is led through at once, at most."""
+
+
+class Follower:
+    """An engine with the settings and the requests of a recording."""
+
+    def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
+        self._recorded, self._timeline = recorded, recorded.timeline
+        engine = pack(
+            _demand(recorded),
+            recorded.policy,
+            recorded.num_blocks - 1,
+            no_times(),
+            refused=np.asarray(recorded.recording.requests.status == RequestStatus.REFUSED),
+            unit_bytes=OFFLOAD_BLOCK_BYTES,
+            initial_free=recorded.initial_free,
+            layout=recorded.layout,
+            copies_are_timed=False,
+            records_memory=True,
+            records_schedule=True,
+            num_moments=STRETCH,
+            compiled=compiled,
+        )
+        self._driver = Driver(engine, compiled=compiled)
+        self.driver = Driver(engine, compiled=compiled)
+
+    def play(self, begin: int, end: int) -> tuple[int, list[Account]]:
+        """Let the moments in `begin:end` happen; fewer, if a call should have found nothing to do and has found some.
+
+        Returns:
+            the moment to go on from, and what was done.
+        """
+        timeline, accounts, at = self._timeline, [], begin
+        while at < end:
+            kind, row = timeline.kind[at:end], timeline.row[at:end]
+            num_done = self.driver.play(kind, np.where(np.isin(kind, (ADD, LEAVE)), row + 1, 0))
+            accounts.append(self._done(at, num_done))
+            at += num_done
+            if timeline.kind[at - 1] == LOOK and accounts[-1].facts_at(at - 1) is not None:
+                break
+        return at, accounts
+
+    def _done(self, begin: int, num_moments: int) -> Account:
+        """What the driver did last, in `num_moments` moments from `begin` on."""
+        engine, state = self.driver.engine, self.driver.engine.state[0]
+        num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
+        of_steps = [
+            column(engine.steps, name, num_steps) for name in ("seq", "running", "waiting", "preempted", "free_units")
+        ]
+        of_batch = [
+            column(engine.schedule_rows, name, state.num_schedule_rows)
+            for name in ("step", "request", "tokens", "computed_before")
+        ]
+        of_memory = [
+            column(engine.memory_rows, name, state.num_memory_rows)
+            for name in ("seq", "kind", "request", "position", "address", "length", "group")
+        ]
+        of_steps[0], of_memory[0] = of_steps[0] - since, self._told_with(of_memory[0] - since)
+        of_batch[0] = of_steps[0][of_batch[0] - state.first_step]
+        if not self._recorded.tells_free:
+            of_steps[4] = np.full(num_steps, -1)
+        changes = block_by_block(*of_memory, tell_lengths=self._recorded.tells_lengths)
+        return Account(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes))
+
+    def _told_with(self, moments: IntArray) -> IntArray:
+        """The moments with which a recording tells what changed at `moments`: with a step, what left before it."""
+        kind = self._timeline.kind
+        while (early := kind[moments] == LEAVE).any():
+            moments = moments + early
+        return moments
+
+    def abort(self, row: int, moment: int) -> Account:
+        """Drop the request in `row` at once, at `moment`."""
+        self.driver.abort(row + 1)
+        return self._done(moment, 1)
+
+
+def _demand(recorded: Recorded) -> Demand:
+    """What the recorded engine was asked for."""
+    requests, block_size, longest = (
+        recorded.recording.requests,
+        recorded.cache.block_size,
+        recorded.scheduler.max_model_len,
+    )
+    prompt = requests.prompt_tokens.astype(np.int64)
+    # Where no limit is given, vLLM goes on to the longest sequence.
+    limit = np.where(requests.max_tokens < 1, longest - prompt, requests.max_tokens).astype(np.int64)
+    # A request that did not finish did not stop by itself either.
+    output = np.where(requests.status == RequestStatus.FINISHED, requests.output_tokens, limit)
+    keys = PrefixKeys(block_size)
+    return Demand(
+        prompt=prompt,
+        output=np.minimum(np.minimum(output, limit), np.maximum(longest - prompt, 1)).astype(np.int64),
+        limit=limit,
+        priority=requests.priority.astype(np.int64),
+        arrival_s=np.array(recorded.arrival_ranks()),
+        keys=Ragged.from_rows(
+            [
+                keys.from_hashes(requests.prompt_hashes[row].tolist(), block_size, int(prompt[row]))
+                for row in range(len(requests))
+            ],
+            np.int64,
+        ),
+    )

@@ -1,0 +1,123 @@
+"""The moments of a recording in order: what an engine that follows it is told to do, and when changes are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.engine.moments import ADD, LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
+from kvsim.recording import Recording, RequestStatus
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording.tables import IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """All moments, in columns of equal length, and which of them the changes of ownership belong to."""
+
+    kind: IntArray
+    """See `kvsim.engine.moments`. A `NOTHING` is where changes stand between two moments: requests were aborted."""
+    row: IntArray
+    """The request that arrives or leaves, or the step that is scheduled, or whose output is processed."""
+    of_change: IntArray
+    """For each row of the memory table, the moment at which it is compared; those behind the last have none."""
+    breaks_off_at: int
+    """The first moment that no engine can follow: its pipeline is full, or nothing is in flight; or their number."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+def timeline_of(recording: Recording, depth: int) -> Timeline:
+    """The moments of `recording`, whose engine has at most `depth` steps in flight."""
+    kind, row, seq = _told(recording)
+    in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
+    """Behind each moment."""
+    ended = np.flatnonzero(kind == UPDATE)
+    impossible = (in_flight > depth) | (in_flight < 0)
+    impossible[ended] |= row[ended] != np.arange(len(ended))
+    # Before an output is looked at although the pipeline is not full, nothing more was found to schedule. With an
+    # offload, a call that scheduled nothing left a step behind.
+    looks = (kind == UPDATE) & (in_flight < depth - 1) & (recording.copies is None)
+    taker, is_late = _takers(np.flatnonzero(kind != ADD).astype(np.int32), seq, recording.memory.seq)
+    catches_up = np.zeros(len(kind), np.bool_)
+    catches_up[taker[is_late]] = True
+    leaving, leaving_before = _leaving(recording)
+    leaving_before = np.flatnonzero(kind == SCHEDULE)[leaving_before]
+
+    inserted = catches_up.astype(np.int32) + looks
+    np.add.at(inserted, leaving_before, 1)
+    place = np.arange(len(kind), dtype=np.int32) + np.cumsum(inserted, dtype=np.int32)
+    """Where each moment stands, behind what is inserted before it."""
+    first = place - inserted
+    kinds, rows = np.repeat(kind, inserted + 1), np.repeat(row, inserted + 1)
+    kinds[first[catches_up]] = NOTHING
+    kinds[place[looks] - 1] = LOOK
+    nth = np.arange(len(leaving)) - np.searchsorted(leaving_before, leaving_before)
+    at = first[leaving_before] + catches_up[leaving_before] + nth
+    kinds[at], rows[at] = LEAVE, leaving
+    return Timeline(
+        kind=kinds,
+        row=rows,
+        of_change=np.where(is_late, first[taker], place[taker]),
+        breaks_off_at=int(place[np.argmax(impossible)]) if impossible.any() else len(kinds),
+    )
+
+
+def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
+    """Every arrival, output and scheduled step in order: what it is, its row in its table, its `seq`."""
+    requests, steps = recording.requests, recording.steps
+    outputs = steps.output_seq
+    if (requests.status == RequestStatus.UNFINISHED).any():
+        # Nobody watched to the end: outputs after the last step were still under way, and were dated afterwards.
+        outputs = outputs[outputs < steps.schedule_seq.max(initial=-1)]
+    queued = np.flatnonzero(requests.status != RequestStatus.REFUSED)
+    # What comes together is handled in this order.
+    columns = (
+        (ADD, *_in_order(queued, requests.arrival_seq[queued])),
+        (UPDATE, *_in_order(np.arange(len(outputs)), outputs)),
+        (SCHEDULE, *_in_order(np.arange(len(steps)), steps.schedule_seq)),
+    )
+    size = sum(len(seq) for _, _, seq in columns)
+    kinds, rows, seqs = np.empty(size, np.int8), np.empty(size, np.int32), np.empty(size, np.int64)
+    for number, (kind, row, seq) in enumerate(columns):
+        place = np.arange(len(seq))
+        for other, (_, _, others) in enumerate(columns):
+            if other != number:
+                place += np.searchsorted(others, seq, side="right" if other < number else "left")
+        kinds[place], rows[place], seqs[place] = kind, row, seq
+    return kinds, rows, seqs
+
+
+def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows of a table, and their `seq`, in the order of that; as a rule they stand so already."""
+    order = np.argsort(seq, kind="stable")
+    return rows[order], seq[order]
+
+
+def _takers(taking: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """For each change of ownership, which of the moments `taking` it is told with, and whether it came before that.
+
+    Changes behind the last of these moments, which nobody looks at, are left out.
+    """
+    taken = np.searchsorted(seq[taking], changes)
+    there = taken < len(taking)
+    taker = taking[taken[there]]
+    return taker, seq[taker] != changes[there]
+
+
+def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
+    """Aborted requests in the order in which they left, and the first step that began no earlier."""
+    requests, steps = recording.requests, recording.steps
+    rows = np.flatnonzero((requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s))
+    rows = rows[np.argsort(requests.finished_s[rows], kind="stable")]
+    step = np.searchsorted(np.maximum.accumulate(steps.start_s), requests.finished_s[rows])
+    there = step < len(steps)
+    rows, step = rows[there], step[there]
+    arrived = requests.arrival_seq[rows] <= steps.schedule_seq[step]
+    return rows[arrived], step[arrived]

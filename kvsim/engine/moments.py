@@ -1,0 +1,66 @@
+"""An engine that does what it is told: its caller says what happens next, and the clock stands still.
+
+So a run is repeated whose order of events is known, and so an engine is stepped by hand. What each moment brings is
+written down as in a run on the clock, but for the schedule: that is told sequence by sequence in every step.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import clock, journal, quiet, scheduler, waiting_queue
+from kvsim.engine.compiled import part
+from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, TIERED, WAITING, Engine
+
+NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
+"""What may happen: nothing that is the engine's doing; a sequence is queued; a step is scheduled; the same, but nothing
+is found to schedule; the output of the oldest step in flight is processed; a sequence is dropped, for whom outputs may
+be under way; a sequence is dropped if it has been there for a while and holds no memory whose release would tell.
+"""
+
+
+@part
+def play(engine: Engine, num_moments: int) -> int:
+    """Let the first `num_moments` of `moments` happen, each under a number of its own, and return how many did.
+
+    It ends early where there may be no room to write down what comes next, and after a `LOOK` that found something.
+    """
+    state = engine.state[0]
+    for index in range(num_moments):
+        if not clock.has_room(engine):
+            return index
+        kind, node = engine.moments[index].kind, engine.moments[index].node
+        state.seq += 1
+        if kind in (SCHEDULE, LOOK):
+            scheduler.schedule(engine)
+            quiet.spell_out(engine)
+            if kind == SCHEDULE or state.num_in_batch > 0 or state.num_preempted > 0:
+                if engine.settings[0].records_schedule:
+                    journal.list_batch(engine)
+                clock.write_down(engine)
+                if kind == LOOK:
+                    return index + 1
+            else:
+                _forget_last(engine)
+        elif kind == UPDATE:
+            scheduler.update(engine)
+        elif kind == ADD:
+            waiting_queue.push(engine, node)
+        elif kind == ABORT or (kind == LEAVE and _leaves_untold(engine, node)):
+            scheduler.abort(engine, node)
+    return num_moments
+
+
+@part
+def _forget_last(engine: Engine) -> None:
+    """Take the step that was scheduled last, and is empty, out of those in flight."""
+    state = engine.state[0]
+    state.num_in_flight -= 1
+    state.next_launched = 1 - state.next_launched
+
+
+@part
+def _leaves_untold(engine: Engine, node: int) -> bool:
+    """Whether no release tells when a sequence leaves: it holds nothing, or gives it back when copies have ended."""
+    status = engine.sequences[node].status
+    if status in (WAITING, PREEMPTED):
+        return True
+    return engine.settings[0].memory == TIERED and status in (RUNNING, LOADING)
