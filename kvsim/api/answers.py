@@ -116,7 +116,7 @@ def diagnose(
     Args:
         recording: of a vLLM server, or a simulation of one.
         ttft_p99_s: a remedy should bring the 99th percentile of TTFT to at most this, in seconds.
-        tpot_p99_s: the load fits if the 99th percentile of TPOT is at most this, in seconds; None for no such target.
+        tpot_p99_s: a remedy should bring the 99th percentile of TPOT to at most this, in seconds.
         times: a profile or a machine card, by file or by name; None for the best that ships.
         most: changes to simulate.
         num_jobs: runs at a time; -1 for one per core.

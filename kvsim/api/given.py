@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
-from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, Paged, Static
+from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, OwnPolicy, Paged, Static
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
-from kvsim.recording import Recording, find
+from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
 from kvsim.simulation import Machine
 from kvsim.workload import Workload
@@ -31,7 +31,11 @@ def recording_of(given: RecordingLike) -> Recording:
         UnknownNameError: it is neither a folder nor a recording that comes with kvsim.
         RecordingError: it is damaged.
     """
-    return given if isinstance(given, Recording) else read_recording(find(os.fspath(given)))
+    if isinstance(given, Recording):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"a recording is one that was read, its folder or its name, not {_kind(given)}.")
+    return read_recording(find(os.fspath(given)))
 
 
 def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
@@ -45,25 +49,46 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
         return given, None
     if isinstance(given, Recording):
         return workload_of(given), given
-    path = find(os.fspath(given))
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(
+            f"requests are a Workload, a recording, or the name of a file or recording, not {_kind(given)}."
+        )
+    try:
+        path = find(os.fspath(given))
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            "recording, and no file of requests,", os.fspath(given), shipped_names(), listed_by="kvsim info"
+        ) from error
     if Path(path).is_file():
         return read_workload(path), None
     recording = read_recording(path)
     return workload_of(recording), recording
 
 
-def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """The policy that was given, or the named one with vLLM's defaults on the GPU of `machine`.
-
-    `max_model_len` is the longest sequence in tokens; the model's, if left out.
+def checked(policy: PolicyLike) -> PolicyLike:
+    """`policy`, which is one, or the name of a built-in one.
 
     Raises:
         UnknownNameError: no policy has that name.
+        UsageError: it is neither.
+    """
+    if isinstance(policy, type):
+        raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
+    if isinstance(policy, str):
+        if policy not in POLICY_NAMES:
+            raise UnknownNameError("policy", policy, POLICY_NAMES)
+    elif not isinstance(policy, Paged | Contiguous | Static | OwnPolicy):
+        raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
+    return policy
+
+
+def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
+    """The policy that was given, or the named one with vLLM's defaults on the GPU of `machine`; it was `checked`.
+
+    `max_model_len` is the longest sequence in tokens; the model's, if left out.
     """
     if not isinstance(given, str):
         return given
-    if given not in POLICY_NAMES:
-        raise UnknownNameError("policy", given, POLICY_NAMES)
     longest = max_model_len or machine.model.max_position_embeddings
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
@@ -77,3 +102,8 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
     if given == Contiguous.name:
         return Contiguous(scheduler=scheduler)
     return replace(Paged(scheduler=scheduler), cache=PagedSettings())
+
+
+def _kind(given: object) -> str:
+    """What was given, in a few words."""
+    return f"{shortened(given)}, which is of the type {type(given).__name__}"

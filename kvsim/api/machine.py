@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.hardware import GIB, Gpu, find_gpu
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
@@ -74,6 +74,10 @@ def machine(
         return _of_recording(gpu, times, engine, captured=captured)
     source = times
     if not isinstance(gpu, Gpu):
+        if not isinstance(gpu, str | os.PathLike):
+            said = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
+            wanted = f'a Machine, a recording of one, or a text such as "{DEFAULT_MACHINE}"'
+            raise UsageError(f"a machine is {wanted}, not {said}.")
         text = os.fspath(gpu)
         if is_card(text):
             gpu, source = find_gpu(load_card(text).gpu), source or text

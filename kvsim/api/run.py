@@ -33,7 +33,7 @@ class Run(Recording):
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
-        """Throughput, latencies, batch sizes, preemptions, and the shares of the seven states; units stand in names."""
+        """Throughput, latencies, batch sizes, preemptions, and the shares of the eight states; units stand in names."""
         return summarize(self)
 
     def plot(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kvsim import simulation
 from kvsim.api.comparison import Comparison
-from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, policy_of, recording_of, requests_of
+from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, checked, policy_of, recording_of, requests_of
 from kvsim.api.machine import MachineLike, machine, machine_for
 from kvsim.api.rows import Rows
 from kvsim.api.run import Run
@@ -72,7 +72,7 @@ def simulate(
         StalledError: the head of the queue can never be scheduled.
     """
     requests, source = requests_of(workload)
-    on = machine_for(machine, source, policy)
+    on = machine_for(machine, source, checked(policy))
     return _simulate(requests, policy_of(policy, on, _longest(machine, source)), on, options)
 
 
@@ -94,10 +94,12 @@ def compare(
         UsageError: there is no policy, or two have one name; give a mapping then. And whatever `simulate` raises.
     """
     if not isinstance(policies, Mapping):
-        names = [each if isinstance(each, str) else each.name for each in policies]
+        names = [each if isinstance(each, str) else each.name for each in map(checked, policies)]
         if len(set(names)) < len(names):
             raise UsageError(f"two of the policies {', '.join(names)} have one name; give a mapping of names to them.")
         policies = dict(zip(names, policies, strict=True))
+    for each in policies.values():
+        checked(each)
     if not policies:
         raise UsageError("there is nothing to compare; give at least one policy.")
     requests, source = requests_of(workload)
@@ -140,7 +142,7 @@ def sweep(
     for values in product(*vary.values()):
         settings = dict(zip(vary, values, strict=True))
         of_machine = {name: settings[name] for name in settings if name in _OF_A_MACHINE}
-        chosen: PolicyLike = settings.get("policy", policy)
+        chosen = checked(settings.get("policy", policy))
         on = _machine_with(of_machine, machine, source, chosen)
         ruled = policy_of(chosen, on, longest)
         for name in settings.keys() - of_machine.keys() - {"policy"}:

@@ -60,6 +60,9 @@ class Verdict:
         """Whether nothing differs."""
         return self.difference is None
 
+    def __repr__(self) -> str:
+        return f"<Verdict: {self}>"
+
     def __str__(self) -> str:
         counts = f"{self.num_allocations:,} allocations, {self.num_preemptions:,} preemptions"
         if self.difference is None:

@@ -42,6 +42,9 @@ class Diagnosis:
     remedies: tuple[Remedy, ...]
     tried: tuple[Remedy, ...]
 
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.recording.name!r}: {self.verdict}>"
+
     @property
     def verdict(self) -> str:
         """What happened, in a sentence or two."""

@@ -5,6 +5,7 @@ server's answer may hold anything. Whatever shows them makes them safe here, eac
     a page                                 html_text, script_json, filled
     Markdown                               markdown_text, markdown_code
     the name of a file                     file_stem
+    a digest of a value                    in_full
 
 Nothing is lost by it: what is read, computed with and written keeps its names as they are.
 """
@@ -15,6 +16,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 _CONTROL = re.compile(
@@ -101,3 +103,15 @@ def file_stem(text: str) -> str:
 
 def _written_out(character: re.Match[str]) -> str:
     return character[0].encode("unicode_escape").decode("ascii")
+
+
+def in_full(value: Any) -> str:
+    """`value` with everything that it is made of: field by field where its `repr` is short, for people."""
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = (f"{field.name}={in_full(getattr(value, field.name))}" for field in fields(value) if field.repr)
+        return f"{type(value).__qualname__}({', '.join(shown)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(in_full, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(in_full, value))}{',' if len(value) == 1 else ''})"
+    return repr(value)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.display.text import in_full
 from kvsim.errors import KvsimError, UsageError
 from kvsim.experiments.workers import Backend, WorkerDiedError, cluster, results
 from kvsim.files.arrow_table import read_table
@@ -55,7 +56,7 @@ class Point:
     def key(self) -> str:
         """Equal for equal runs: a digest of everything that the result depends on."""
         machine, workload = self.machine, self.workload
-        on = ", ".join(f"{field.name}={getattr(machine, field.name)!r}" for field in fields(machine))
+        on = ", ".join(f"{field.name}={in_full(getattr(machine, field.name))}" for field in fields(machine))
         settings = sorted(describe(self.policy).items()) + source_of(self.policy)
         digest = hashlib.sha256(f"(Machine({on}), {settings!r}, {self.refuse_misfits!r})".encode())
         digest.update(json.dumps(dict(self.settings), sort_keys=True).encode())
@@ -90,7 +91,7 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
             f"the source of the policy {policy.name!r} cannot be read, so its runs cannot be told from others; write "
             "it into a file."
         ) from error
-    return [("source", text), ("values", repr(sorted(vars(policy).items())))]
+    return [("source", text), ("values", in_full(sorted(vars(policy).items())))]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvsim.calibration.fit import engine_of
 from kvsim.conformance.comparable import host_blocks_of, settings_of
+from kvsim.display.text import html_text
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
@@ -33,6 +34,10 @@ from kvsim.workload import Workload
 
 _TIMELINE_POINTS = 2000
 """Moments at which occupancy is compared."""
+
+
+_SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preemptions")
+"""The figures that a person is shown first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,12 @@ class Row:
             return 0.0 if not self.simulated else float("nan")
         return 100 * (self.simulated - self.measured) / self.measured
 
+    @property
+    def error_text(self) -> str:
+        """The error with its unit; a dash where there is none."""
+        unit = "%" if self.relative else self.unit
+        return "–" if self.error != self.error else f"{self.error:+.3g} {unit}".rstrip()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Validation:
@@ -71,6 +82,19 @@ class Validation:
     assumes: tuple[str, ...]
     """What is taken to be so because the recording does not say, in words."""
     rows: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{row.name} {row.error_text}" for row in self.rows if row.name in _SHOWN)
+        return f"<Validation of {self.measured.name!r}: {shown}>"
+
+    def _repr_html_(self) -> str:
+        lines = "".join(
+            f"<tr><td>{html_text(row.name)}</td><td>{row.measured:,.4g}</td><td>{row.simulated:,.4g}</td>"
+            f"<td>{html_text(row.unit)}</td><td>{row.error_text}</td></tr>"
+            for row in self.rows
+        )
+        head = "".join(f"<th>{name}</th>" for name in ("", "measured", "simulated", "unit", "error"))
+        return f"<p>{html_text(repr(self))}</p><table><tr>{head}</tr>{lines}</table>"
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON would have it."""

@@ -39,6 +39,9 @@ class Answer:
     shortened_from: int | None = None
     """The `max_model_len` that was asked for and does not start."""
 
+    def __repr__(self) -> str:
+        return f"<Answer: {self.verdict}>"
+
     @property
     def fits(self) -> bool:
         """Whether the load fits the server as it is."""

@@ -67,6 +67,12 @@ class Server:
     pace: Pace = TYPICAL
     """How much longer host and GPU take than those times say, where a recording of this machine tells."""
 
+    def __repr__(self) -> str:
+        several = f"{self.replicas} of " if self.replicas > 1 else ""
+        gpus = f"{self.model.tensor_parallel_size}x{self.gpu.name}" if self.num_gpus > self.replicas else self.gpu.name
+        limits = f"max_num_seqs {self.max_num_seqs:,}, max_model_len {self.max_model_len:,}"
+        return f"<Server: {several}{gpus}/{self.name or self.model.name}, {limits}>"
+
     @property
     def num_gpus(self) -> int:
         """GPUs of all replicas."""

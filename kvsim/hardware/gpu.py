@@ -34,3 +34,7 @@ class Gpu:
     """Peak FLOP/s in fp8, or None where the tensor cores have no fp8."""
     from_memory: tuple[str, ...] = ()
     """Figures, and doubts about them, that no source was seen for."""
+
+    def __repr__(self) -> str:
+        rates = f"{self.bandwidth_bytes_per_s / GIGA:,.0f} GB/s, {self.dense_flops / TERA:,.0f} TFLOP/s in bf16"
+        return f"<Gpu {self.name}: {self.memory_bytes / GIB:.2f} GiB, {rates}>"

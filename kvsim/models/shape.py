@@ -142,6 +142,10 @@ class Model:
         if name == "pipeline_parallel_size" and size > self.num_layers:
             raise UsageError(f"pipeline_parallel_size is {size}; {self.name} has {self.num_layers} layers.")
 
+    def __repr__(self) -> str:
+        size = f"{self.num_layers} layers, {self.num_parameters / 1e9:,.3g} billion parameters"
+        return f"<Model {self.name}: {size}, {self.kv_bytes_per_token:,} bytes of KV per token>"
+
     @property
     def layers(self) -> tuple[tuple[Layer, ...], ...]:
         """For every layer of the model, what it keeps for a sequence."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.display.text import in_full
 from kvsim.steptime import StepShape, StepTime
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Watched:
 
     def __repr__(self) -> str:
         """A text that a run does not change: sweeps know their points by it."""
-        return f"Watched({self._profile!r}, {self.times!r})"
+        return f"Watched({in_full(self._profile)}, {in_full(self.times)})"
 
     def entry_s(self, prompt_tokens: int) -> float:
         """How long the host takes to let one request in, seconds."""

@@ -46,6 +46,9 @@ class Profile:
     transferred_from: str = ""
     """The GPU that it was fitted on, where that is another one."""
 
+    def __repr__(self) -> str:
+        return f"<Profile: {self.label}>"
+
     @property
     def label(self) -> str:
         """Where the times come from."""

@@ -165,7 +165,7 @@ class Replay:
         return self._computed(requests, self.frame)
 
     def slots(self, units: IntArray | slice = slice(None)) -> npt.NDArray[np.int64]:
-        """The slots of each unit by state: shape (units, 7), every row adding up to the unit's size.
+        """The slots of each unit by state: shape (units, 8), every row adding up to the unit's size.
 
         `units` are indices from 0, in address order. The state `external` of free units is a property of the whole
         pool and the queue, so it is not seen here: such units are `free`.

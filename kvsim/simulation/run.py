@@ -22,7 +22,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.own import OwnRules
 from kvsim.engine.packing import memory_of, pack
 from kvsim.engine.state import Engine
-from kvsim.errors import BudgetError, UsageError
+from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, cache_layout
 from kvsim.models import Model
@@ -279,6 +279,8 @@ class Run:
         route: RouteName = "shortest",
     ) -> None:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
+        for name in options.keys() - Options.__annotations__.keys():
+            raise UnknownNameError("option of a simulation", name, Options.__annotations__)
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
         self._base = base_of(policy)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)

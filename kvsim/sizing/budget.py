@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvsim.display.text import html_text
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
 from kvsim.kv_groups import (
@@ -56,6 +57,15 @@ class Budget:
     """In the order of the account; they add up to `kv_bytes`."""
     stage: int = 0
     """The stage of the pipeline with the least room, whose GPU the account is of."""
+
+    def __repr__(self) -> str:
+        pool = f"{self.num_blocks:,} blocks, {self.capacity_tokens:,} tokens, {self.kv_bytes / GIB:.2f} GiB"
+        return f"<Budget: {self.gpu.name}, {self.model.name}: {pool}>"
+
+    def _repr_html_(self) -> str:
+        cells = ((term.label, f"{term.size_bytes / GIB:,.2f} GiB", term.why) for term in self.terms)
+        lines = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in line)}</tr>" for line in cells)
+        return f"<p>{html_text(repr(self))}</p><table>{lines}</table>"
 
     @property
     def num_blocks(self) -> int:

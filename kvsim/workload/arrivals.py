@@ -21,7 +21,7 @@ class Arrivals(Protocol):
         """Seconds at which `n` requests arrive (at least 1), never falling, the first at 0: float64[n]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Poisson:
     """Independent users: exponential gaps, coefficient of variation 1."""
 
@@ -38,7 +38,7 @@ class Poisson:
         return _at_rate(_after_gaps(rng.standard_exponential(n - 1)), self.rate_per_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gamma:
     """Gamma-distributed gaps: bursts for a `cv` above 1, a steadier stream than Poisson's below."""
 
@@ -60,7 +60,7 @@ class Gamma:
         return _at_rate(_after_gaps(rng.standard_gamma(shape, n - 1) / shape), self.rate_per_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Constant:
     """Evenly spaced arrivals."""
 

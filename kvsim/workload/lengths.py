@@ -24,9 +24,9 @@ class Lengths(Protocol):
         """`n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every length the same."""
+    """Every length is `tokens`."""
 
     tokens: int
 
@@ -41,7 +41,7 @@ class Fixed:
         return np.full(n, self.tokens, np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LogNormal:
     """The usual shape of chat lengths: many short, a few very long."""
 
@@ -70,7 +70,7 @@ class LogNormal:
         return np.clip(np.rint(drawn), self.minimum, self.maximum).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Uniform:
     """Every whole number from `low` to `high`, both included, equally often."""
 
@@ -88,7 +88,7 @@ class Uniform:
         return rng.integers(self.low, self.high, n, dtype=np.int64, endpoint=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Empirical:
     """Lengths that were seen, drawn again with replacement."""
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import UsageError, shortened
+from kvsim.workload.arrivals import AllAtOnce
 from kvsim.workload.columns import Numbered
-from kvsim.workload.lengths import check_tokens
+from kvsim.workload.lengths import Fixed, check_tokens
 from kvsim.workload.table import Workload
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ class SharedPrefixes:
 def generate(
     num_requests: int,
     *,
-    arrivals: Arrivals,
-    prompt: Lengths,
-    output: Lengths,
+    arrivals: Arrivals | None = None,
+    prompt: Lengths | int,
+    output: Lengths | int,
     max_tokens: int | None = None,
     prefixes: SharedPrefixes | None = None,
-    seed: int,
+    seed: int = 0,
     name: str = "generated",
 ) -> Workload:
     """Draw a workload; the same arguments give the same bytes.
@@ -70,9 +71,10 @@ def generate(
 
     Args:
         num_requests: how many, at least 1.
-        arrivals: when they arrive.
-        prompt: lengths of prompts, without the shared prefix, which comes on top.
-        output: lengths of answers.
+        arrivals: when they arrive; left out, all at second 0.
+        prompt: lengths of prompts in tokens, without the shared prefix, which comes on top; a number where all are
+            equally long.
+        output: lengths of answers in tokens; a number where all are equally long.
         max_tokens: the limit that every request asks for, at which a longer answer is cut; by default a request asks
             for exactly what it gets.
         prefixes: what the prompts begin with.
@@ -91,6 +93,8 @@ def generate(
         raise UsageError(f"the seed is {seed}; it must be 0 or more.")
     if max_tokens is not None:
         check_tokens("max_tokens", max_tokens)
+    arrivals = arrivals or AllAtOnce()
+    prompt, output = (Fixed(given) if isinstance(given, int) else given for given in (prompt, output))
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)]
     output_tokens = output.sample(num_requests, streams[2])
     if max_tokens is not None:

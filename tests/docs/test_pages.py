@@ -21,12 +21,20 @@ pytestmark = pytest.mark.slow
 
 DOCS = REPOSITORY / "docs"
 PAGES = [
-    *("index.md", "answers.md", "how-to.md", "reference/recordings.md"),
+    "../README.md",
+    *("index.md", "answers.md", "figures.md", "hf-memory.md", "how-to.md", "sizing.md", "reference/recordings.md"),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
 ]
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 _SHELL = ("printf ",)
 _INSTALLS = ("pip install ",)
+_CARD = """name = "mine"
+memory_gib = 79.6
+bandwidth_gb_per_s = 3350
+dense_tflops = 989
+num_processors = 132
+boost_mhz = 1980
+"""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -34,37 +42,65 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return _BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
 
 
+def run_line(line: str) -> None:
+    for part in line.partition("  #")[0].strip().split(" && "):
+        if part and not part.startswith(_INSTALLS):
+            run_shell(part)
+
+
 def run_shell(line: str) -> None:
-    line = line.partition("  #")[0].strip()
-    if not line or line.startswith(_INSTALLS):
-        return
     if line.startswith(_SHELL):
         subprocess.run(["bash", "-c", line], check=True)
         return
-    program, command, *arguments = shlex.split(line)
+    program, command, *words = shlex.split(line)
     assert program == "kvsim", line
+    arguments = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     if command == "tui":  # without a terminal, the same as a picture
         arguments += ["--screenshot", "tui.svg", "--overwrite"]
     if command in {"fit", "diagnose"}:  # the load alone, and few requests of it
         arguments += ["--points", "0", "--jobs", "1", "--engine", "interpreted"]
         arguments += ["--num-requests", "30"] if command == "fit" else []
+    if "1000000" in arguments:  # as many again, a few at a time
+        arguments[arguments.index("1000000")] = "1000"
+    if command == "animate" and "--length" not in arguments:
+        arguments += ["--length", "2"]
     if command == "run" and "--no-band" not in arguments:
         arguments.append("--no-band")
     result = CliRunner().invoke(cli, [command, *arguments])
     assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
 
 
+def put_files_of_a_reader() -> None:
+    """What pages speak of as the reader's own, in the current folder: requests, a model, a card."""
+    Path("traces").symlink_to(REPOSITORY / "traces")
+    Path("requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,300,10\n", encoding="utf-8")
+    detail = {"total_input_tokens": 400, "input_lens": [100, 300], "output_lens": [20, 10], "start_times": [5.0, 5.5]}
+    Path("result.json").write_text(json.dumps({"backend": "vllm", **detail}), encoding="utf-8")
+    Path("mine.toml").write_text(_CARD, encoding="utf-8")
+    shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    sizes = {"intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    Path("my-model").mkdir()
+    Path("my-model", "config.json").write_text(json.dumps(config | shape | sizes), encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_on_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = blocks(page)
+    found, names = blocks(page), {"__name__": page}
     assert found
+    put_files_of_a_reader()
     for language, text in found:
         if language == "sh":
             for line in text.splitlines():
-                run_shell(line)
+                run_line(line)
         elif not text.startswith("--8<--"):  # an example, which has a test of its own
-            exec(compile(text, page, "exec"), {"__name__": page})
+            exec(compile(text, page, "exec"), names)
+
+
+def test_every_page_with_commands_is_run() -> None:
+    pages = [file for file in DOCS.glob("**/*.md") if _BLOCK.search(file.read_text(encoding="utf-8"))]
+    assert {str(file.relative_to(DOCS)) for file in pages} <= set(PAGES)
 
 
 def test_every_example_on_a_page_is_there() -> None:
