@@ -62,6 +62,7 @@ def observed(file: Path) -> Observed:
         end_s=end - log["t0"],
         launched_before_output=launched,
         next_step=np.full(len(rows), -1),
+        offload_s=none,
         launch_s=np.full(len(rows), np.nan),
         entry_gap_s=np.zeros(0),
         entry_prompt_tokens=np.zeros(0, int),

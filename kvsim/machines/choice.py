@@ -147,8 +147,7 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
         fitted = match(gpu, model, engine)
         times = at_pace(host, fitted.times if fitted is not None else _generate(gpu, model, engine))
     else:
-        pace = Pace(host=card.factors.get("host", 1.0), gpu=card.factors.get("gpu", 1.0))
-        times = at_pace(pace, reduce(card, model, num_processors=gpu.num_processors))
+        times = reduce(card, model, num_processors=gpu.num_processors)
         if not captured:
             times = times.uncaptured()
     guessed = "uncalibrated " if basis is Basis.SHEET else ""

@@ -76,8 +76,8 @@ class Card:
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """How many times longer an engine takes here than the card says, by part (gpu, host, front_end), as fitted to
-    recordings; 1 where it is not said."""
+    """How many times longer an engine takes here than the card says, by part (gpu, host, woken: a host that has slept,
+    front_end), as fitted to recordings; 1 where it is not said."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:

@@ -14,11 +14,15 @@ import numpy as np
 
 from kvsim.steptime.curves import AttentionCost, attention_cost, product_s, reduce_s
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, STRAIN_SHARE
+from kvsim.steptime.pace import Pace, at_pace
 from kvsim.steptime.roofline import Roofline
+from kvsim.steptime.shapes import StepShape
 from kvsim.steptime.sizes import NUM_SIZES, captured_size, size_index
 from kvsim.steptime.work import work_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvsim.models import Model
     from kvsim.steptime.card import Card
     from kvsim.steptime.work import Reading, Work
@@ -50,11 +54,11 @@ FOUR_BIT_SHARE = 0.75
 
 PLAIN_KERNELS = 11
 """Kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
-PREPARE_LAUNCHES = 240
+PREPARE_LAUNCHES = 265
 """Host time of a step before its first kernel (scheduling, inputs), in launches of one kernel."""
-PIECEWISE_LAUNCHES = {"attention": 37, "latent": 60, "recurrent": 260}
+PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168}
 """Host time to launch a layer of a captured step with prompt tokens, whose attention stands between captured pieces."""
-EAGER_LAUNCHES = {"attention": 121, "latent": 205, "recurrent": 390}
+EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252}
 """Host time to launch a layer kernel by kernel, compiled."""
 UNCOMPILED_SHARE = 0.8
 """Of that, what a layer takes where nothing is compiled."""
@@ -68,7 +72,12 @@ TURNAROUND_SEQUENCE_LAUNCHES = 0.5
 REQUEST_LAUNCHES = 20
 REQUEST_TOKEN_LAUNCHES = 0.025
 """Host time to take in a request, and what one more token of its prompt adds to it."""
-WORKER_STEP_S = 0.4e-3
+WOKEN = 1.45
+"""How many times longer a host takes on average, for plain Python and launches alike, where it sleeps at every step
+until its GPU is done: it wakes with cold caches, and beside whoever took its place meanwhile. Read off the launches of
+models from 3B to 14B beside those of a 350M one, whose host never sleeps: 1.3 to 1.6 in the runs of six machines, 1.1
+on two earlier ones. A loop of plain Python in the same process took 13 us for seconds, and 23 us for others."""
+WORKER_STEP_S = 0.28e-3
 """Way of a step to the worker processes of several GPUs, and of its output back."""
 
 _LARGE = (1024, 2048, 4096, 8192, 16384)
@@ -77,6 +86,11 @@ _FEW, _MANY = 16, 256
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
     """The step times of vLLM serving `model` on the machine of `card`, whose GPUs have `num_processors` each."""
+    return on_machine(never_asleep(card, model, num_processors=num_processors), card.launch_s, card.factors)
+
+
+def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
+    """What `card` says without its factors, for a host that never sleeps; see `on_machine`."""
     work = work_of(model)
     table, token_s, weights_s = _by_size(card, work)
     costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
@@ -89,7 +103,7 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
     )
     return Roofline(
         label=f"card of {card.gpu} with {model.name}",
-        **_host(card, work),
+        **_host(card.launch_s, work),
         new_shape_s=0.0,
         new_kernel_s=0.0,
         max_captured_tokens=MAX_CAPTURED_TOKENS,
@@ -113,6 +127,21 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
         strain_share=STRAIN_SHARE,
         of_size_s=tuple(table),
     )
+
+
+def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float]) -> Roofline:
+    """`awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, on a machine with
+    such factors, whose host sleeps as it does there.
+
+    A host that has more to do in a decode step than its GPU never sleeps. One that would have more to do, were it as
+    slow as after a sleep, sleeps just so much that both take equally long.
+    """
+    host = factors.get("host", 1.0)
+    times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
+    launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _FEW * (SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES)
+    decode_s = times.step_time(StepShape(_FEW, _FEW, 0, 0, 0)).gpu_s
+    longer = min(decode_s / (launches * host * launch_s), WOKEN * factors.get("woken", 1.0))
+    return at_pace(Pace(host=max(longer, 1.0)), times)
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
@@ -179,13 +208,12 @@ def _pair_s(reading: Reading, cost: AttentionCost) -> float:
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s
 
 
-def _host(card: Card, work: Work) -> dict[str, Any]:
-    """What the host does, in launches of one kernel, as fast as the card's host launches them.
+def _host(launch_s: float, work: Work) -> dict[str, Any]:
+    """What the host does, in launches of one kernel that take `launch_s` each.
 
     Where a model is dealt out, worker processes launch while the scheduler goes on: its host is free again at once, and
     a step that is not one captured graph takes no less than its launch.
     """
-    launch_s = card.launch_s
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     layers = {
         "attention": plain_layers * work.num_kernels_of_attention_layer / PLAIN_KERNELS,

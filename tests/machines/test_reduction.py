@@ -12,6 +12,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import card_of
 from kvsim.models import find_model, find_quantization
 from kvsim.steptime import Roofline, StepShape, reduce
+from kvsim.steptime.reduction import WOKEN, never_asleep, on_machine
 from kvsim.steptime.work import Weights, work_of
 
 H200 = find_gpu("H200")
@@ -120,9 +121,36 @@ def test_a_token_reaches_few_experts_and_many_reach_all() -> None:
 
 
 def test_a_slower_host_shows_in_launches_alone() -> None:
-    slow = reduce(replace(CARD, launch_s=2 * CARD.launch_s), LLAMA)
+    slow = reduce(replace(CARD, launch_s=1.2 * CARD.launch_s), LLAMA)
     usual = TIMES["Meta-Llama-3-8B"]
     for shape in (decode(32, 500), prefill(200), prefill(4000)):
         before, after = usual.step_time(shape), slow.step_time(shape)
         assert after.gpu_s == before.gpu_s
-        assert after.launch_s == pytest.approx(2 * before.launch_s)
+        assert after.launch_s == pytest.approx(1.2 * before.launch_s)
+
+
+def host_share(times: Roofline, awake: Roofline) -> float:
+    return times.eager_launch_s / awake.eager_launch_s
+
+
+def test_a_host_that_sleeps_takes_longer_and_one_that_never_does_not() -> None:
+    small = find_model("granite-4.0-350m")
+    assert host_share(reduce(CARD, LLAMA), never_asleep(CARD, LLAMA)) == pytest.approx(WOKEN)
+    assert reduce(CARD, small) == never_asleep(CARD, small)
+
+
+@pytest.mark.parametrize("model", ["granite-4.0-350m", "Qwen3-0.6B", "Gemma-3-4B", "Meta-Llama-3-8B"])
+def test_however_slow_a_host_is_sleeping_never_makes_it_the_slower_clock(model: str) -> None:
+    """One that would be slower than its GPU, were it as slow as after a sleep, sleeps less."""
+    shape = find_model(model)
+    before = 0.0
+    for factor in (0.5, 0.8, 1.0, 1.3, 1.7, 2.5, 4.0):
+        card = replace(CARD, factors={"host": factor})
+        awake = on_machine(never_asleep(card, shape), card.launch_s, {"host": factor, "woken": 1 / WOKEN})
+        times = reduce(card, shape)
+        longer = host_share(times, awake)
+        assert 1.0 <= longer <= WOKEN * (1 + 1e-12)
+        step = times.step_time(decode(16, 0))
+        assert longer == 1.0 or step.prepare_s + step.turnaround_s <= step.gpu_s * (1 + 1e-9)
+        assert times.eager_launch_s >= before, "a slower host is never faster"
+        before = times.eager_launch_s

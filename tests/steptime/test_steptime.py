@@ -114,7 +114,7 @@ def test_prefill_on_an_h200_takes_about_0_0215_ms_a_token() -> None:
 def test_a_large_step_occupies_the_host_longer_than_the_gpu_and_a_captured_one_hardly() -> None:
     large, mixed, decoding = VLLM.step_time(prefill(513)), VLLM.step_time(prefill(8)), VLLM.step_time(decode(8))
     assert large.launch_s > large.gpu_s
-    assert decoding.launch_s < 0.5 * decoding.gpu_s
+    assert decoding.launch_s < 0.6 * decoding.gpu_s
     assert decoding.launch_s < mixed.launch_s < large.launch_s
 
 
