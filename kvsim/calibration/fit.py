@@ -40,7 +40,7 @@ _FITTED = {
         *("host_step_s", "host_sequence_s", "host_token_s"),
         *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s"),
         *_GPU_COEFFICIENTS,
-        *("lone_share", "shared_saving", "strain_share", "piecewise_s", "exposed_share"),
+        *("lone_share", "shared_saving", "throttle_share", "piecewise_s", "exposed_share"),
     ),
     "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,

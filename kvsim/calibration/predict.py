@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.calibration.observed import Observed
 from kvsim.recording.tables import FloatArray, IntArray
-from kvsim.steptime import RESTED, Roofline, StepTime, StepTimeModel, at_pace, strained_gpu_s
+from kvsim.steptime import UNTHROTTLED, Roofline, StepTime, StepTimeModel, at_pace, throttled_gpu_s
 
 SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
 """An error of so many seconds, and of this share of the step, counts as one in a fit."""
@@ -41,10 +41,10 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     start, end = (observed.start_s + observed.offload_s).tolist(), observed.end_s.tolist()
     busy_with = observed.launched_before_output.tolist()
     predicted, waited_for = [0.0] * num_steps, [-1] * num_steps
-    gpu_free_s, strain = float("-inf"), RESTED
+    gpu_free_s, throttle = float("-inf"), UNTHROTTLED
     for step, cost in enumerate(costs):
         begin_s = max(start[step] + cost.prepare_s, gpu_free_s)
-        gpu_s, strain = strained_gpu_s(cost, begin_s, strain)
+        gpu_s, throttle = throttled_gpu_s(cost, begin_s, throttle)
         launched_s = start[step] + cost.launch_s
         done_s = max(begin_s + gpu_s, launched_s)
         other = busy_with[step]

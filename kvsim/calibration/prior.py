@@ -29,7 +29,7 @@ from kvsim.steptime.overheads import (
     REQUEST_TOKEN_S,
     SEQUENCE_LAYER_S,
     SHARED_SAVING,
-    STRAIN_SHARE,
+    THROTTLE_SHARE,
     TURNAROUND_SEQUENCE_S,
     TURNAROUND_STEP_S,
 )
@@ -72,5 +72,5 @@ def vllm_prior(gpu: Gpu, model: Model) -> Roofline:
         shared_saving=SHARED_SAVING,
         piecewise_s=PIECEWISE_S,
         attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
-        strain_share=STRAIN_SHARE,
+        throttle_share=THROTTLE_SHARE,
     )

@@ -14,7 +14,7 @@ from kvsim import steptime
 from kvsim.engine import host_swap, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import RECTANGULAR, Engine
-from kvsim.steptime import Roofline, StepShape, StepTime, Strain
+from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
 IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
 """What happened last. Nothing is left to do until another request is sent; a step was scheduled; an output was
@@ -159,8 +159,8 @@ def schedule(engine: Engine) -> None:
     memory.begin_copies(engine)
     cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
     begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
-    gpu_s, strain = steptime.strained_gpu_s(cost, begin_s, Strain(state.strain, state.strained_at_s))
-    state.strain, state.strained_at_s = strain.level, strain.at_s
+    gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(state.throttle, state.throttled_at_s))
+    state.throttle, state.throttled_at_s = throttle.level, throttle.at_s
     state.gpu_free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
     state.host_s += cost.launch_s
     memory.poll_copies(engine)
@@ -190,7 +190,7 @@ def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
 
 
 def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
-    """How long the host takes to let a request in, likewise."""
+    """How long the host takes to let a request in, with any model of step times."""
     return model.entry_s(prompt_tokens)
 
 
@@ -198,7 +198,7 @@ compiled_as(step_time, Roofline.step_time)
 compiled_as(entry_s, Roofline.entry_s)
 compiled_as(steptime.looked_up, lambda table, index: table[index])
 for _function in (
-    steptime.strained_gpu_s, steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger,
+    steptime.throttled_gpu_s, steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger,
     steptime.smaller,
 ):  # fmt: skip
     part(_function)

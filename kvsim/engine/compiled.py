@@ -170,7 +170,7 @@ def _hand_over() -> None:
 
 
 def _of_memory(choices: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    """The same for a choice: the type of the engine tells how many zeros its memory is."""
+    """What `overload` asks for, for a choice: the type of the engine tells how many zeros its memory is."""
     return lambda engine, *_types: choices[engine.length_of("memory")]
 
 

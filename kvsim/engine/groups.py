@@ -48,7 +48,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """The same, also where the group keeps them: full attention may be a window that is treated as such."""
+    """Leading tokens that no step reads, also where the group keeps them: full attention may stand for a window."""
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)

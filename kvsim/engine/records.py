@@ -228,10 +228,10 @@ class State:
     host_s: float = 0.0
     """The host's clock."""
     gpu_free_s: float = 0.0
-    strain: float = 0.0
+    throttle: float = 0.0
     """How far the GPU's clock had given way to sustained arithmetic."""
-    strained_at_s: float = 0.0
-    """Time at which `strain` was last updated, in seconds."""
+    throttled_at_s: float = 0.0
+    """Time at which `throttle` was last updated, in seconds."""
     seq: int = 0
     """Number of the last change of the engine's state."""
     num_steps: int = 0
@@ -373,7 +373,7 @@ class Sequence(Alike):
 
 @dataclass(slots=True)
 class Times:
-    """When things happened to a request, in seconds; NaN where they did not."""
+    """Times of what happened to a request, in seconds; NaN where it did not."""
 
     arrival_s: float = 0.0
     arrival_seq: int = 0
@@ -575,7 +575,7 @@ class Step:
 
 @dataclass(slots=True)
 class Output:
-    """When the output of a step was processed."""
+    """Time at which the output of a step was processed, in seconds."""
 
     seq: int = 0
     time_s: float = 0.0

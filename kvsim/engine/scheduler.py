@@ -139,7 +139,7 @@ def _fill_step(engine: Engine) -> int:
 
 
 def fill_step(engine: Engine) -> int:
-    """The same, by the rules of a policy in Python, if the engine has any."""
+    """Choose the sequences of a step, by the rules of a policy in Python if the engine has any; return what is left."""
     return engine.rules[0].fill_step(engine) if engine.rules else _fill_step(engine)
 
 
@@ -243,7 +243,7 @@ def _choose_victim(engine: Engine, needs: int) -> int:  # noqa: ARG001  a policy
 
 
 def choose_victim(engine: Engine, needs: int) -> int:
-    """The same, by the rules of a policy in Python, if the engine has any; `needs` has no room to go on."""
+    """The sequence that gives way to `needs`, by the rules of a policy in Python if the engine has any."""
     return engine.rules[0].choose_victim(engine, needs) if engine.rules else _choose_victim(engine, needs)
 
 

@@ -76,7 +76,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
             label=f"{times.label}, an engine of 2023",
             token_s=times.token_s * ARITHMETIC_EFFICIENCY / HF_ARITHMETIC_EFFICIENCY,
             eager_launch_s=model.num_layers * EAGER_LAYER_S,
-            strain_share=0.0,  # kernels with gaps between them do not reach a card's power limit
+            throttle_share=0.0,  # kernels with gaps between them do not reach a card's power limit
             host_step_s=HOST_STEP_S,
             host_sequence_s=HOST_SEQUENCE_S,
         ),

@@ -13,24 +13,24 @@ blocks or scheduling.
 
 from kvsim.steptime.generate import generate_times
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
+from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
 from kvsim.steptime.reduction import reduce
 from kvsim.steptime.roofline import Roofline, overlapped
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, looked_up, size_index
-from kvsim.steptime.strain import RESTED, Strain, strained_gpu_s
 
 __all__ = [
     "ALL_ALIKE",
     "NO_TIME",
     "NUM_SIZES",
-    "RESTED",
     "TYPICAL",
+    "UNTHROTTLED",
     "Pace",
+    "PowerThrottle",
     "Roofline",
     "StepShape",
     "StepTime",
     "StepTimeModel",
-    "Strain",
     "at_pace",
     "captured_size",
     "generate_times",
@@ -40,5 +40,5 @@ __all__ = [
     "reduce",
     "size_index",
     "smaller",
-    "strained_gpu_s",
+    "throttled_gpu_s",
 ]

@@ -57,7 +57,7 @@ class Card:
     num_gpus: int = 1
     """GPUs among which `all_reduce` was measured."""
     source: str
-    """When and with what it was measured, or where its figures were read."""
+    """Date and program of the measurement, or where its figures were read."""
     measured: bool
     """Whether it was measured on the machine; otherwise its curves are guessed from a data sheet."""
     read_bytes_per_s: float

@@ -69,7 +69,7 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
         shared_saving=0.0,
         piecewise_s=0.0,
         attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
-        strain_share=0.0,  # kernels with gaps between them do not reach a card's power limit
+        throttle_share=0.0,  # kernels with gaps between them do not reach a card's power limit
     )
     if static:
         return times

@@ -41,7 +41,7 @@ LONE_SHARE = 0.5
 """Decode attention reads at two thirds of the full rate while there are fewer heads to read for than processors."""
 SHARED_SAVING = 0.4
 """Of the keys and values that several sequences of a step share, what is found in the GPU's cache the second time."""
-STRAIN_SHARE = 0.1
+THROTTLE_SHARE = 0.1
 """Dense arithmetic draws more power than a card may for long: its clock gives way by so much."""
 PIECEWISE_S = 0.3e-3
 """GPU time lost between the pieces of a captured step with prompt tokens."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.steptime.curves import AttentionCost, attention_cost, product_s, reduce_s
-from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, STRAIN_SHARE
+from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import Pace, at_pace
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
@@ -124,7 +124,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
         attention_pair_s=sum(_pair_s(*item) for item in costs if not item[0].window),
         window_pair_s=sum(_pair_s(*item) for item in costs if item[0].window),
         mixed_share=main[1].mixed_share if main else 0.0,
-        strain_share=STRAIN_SHARE,
+        throttle_share=THROTTLE_SHARE,
         of_size_s=tuple(table),
     )
 

@@ -37,7 +37,7 @@ class Roofline:
     eager_launch_s: float
     """Host, per step too large for a captured graph: compiled, and launched kernel by kernel."""
     uncompiled_launch_s: float
-    """The same in an engine that compiles and captures nothing; see `uncaptured`."""
+    """Host, per step in an engine that compiles and captures nothing; see `uncaptured`."""
     masked_launch_s: float = 0.0
     """Host, per step of several rows where those are padded to one length: their attention has a mask."""
     new_shape_s: float
@@ -55,7 +55,7 @@ class Roofline:
     token_s: float
     """GPU: arithmetic of one token in the layers; overlaps with streaming the weights."""
     logits_s: float
-    """GPU: arithmetic of one sequence's output projection; overlaps likewise."""
+    """GPU: arithmetic of one sequence's output projection; overlaps with streaming the weights."""
     exposed_share: float
     """Of the shorter of streaming and arithmetic, what the longer fails to hide where both are equal; at most 0.5."""
     sequence_s: float
@@ -72,7 +72,7 @@ class Roofline:
     """GPU, per captured step that holds prompt tokens: its attention stands between captured pieces."""
     attention_pair_s: float
     """GPU: arithmetic of one query against one key in all layers."""
-    strain_share: float
+    throttle_share: float
     """How much longer arithmetic takes where it has been going on for long and the clock has given way."""
     window_tokens: float = 0.0
     """Tokens that sliding layers look back; 0 where none slides."""
@@ -91,7 +91,7 @@ class Roofline:
     """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all that."""
 
     def uncaptured(self) -> Roofline:
-        """The same machine where the engine captures no graphs and compiles nothing (vLLM's `enforce_eager`)."""
+        """This machine where the engine captures no graphs and compiles nothing (vLLM's `enforce_eager`)."""
         return replace(self, max_captured_tokens=0, eager_launch_s=self.uncompiled_launch_s)
 
     def entry_s(self, prompt_tokens: int) -> float:
@@ -144,8 +144,8 @@ class Roofline:
         gpu_s = larger(busy_s, floor_s)
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
-        strain_s = self.strain_share * (arithmetic_s + attention_s) * bound
-        return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, strain_s)
+        throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
+        return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:

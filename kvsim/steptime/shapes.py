@@ -16,7 +16,7 @@ class StepShape(NamedTuple):
     num_tokens: int
     """Tokens scheduled, over all sequences."""
     num_prefill_tokens: int
-    """Those of them that belong to prompts (or to sequences being recomputed)."""
+    """Scheduled tokens that belong to prompts (or to sequences being recomputed)."""
     context_tokens: int
     """KV slots that the step reads, summed over sequences."""
     attention_pairs: int
@@ -41,12 +41,12 @@ class StepTime(NamedTuple):
     launch_s: float
     """Host: from the decision to schedule until everything is launched."""
     gpu_s: float
-    """GPU: from the first kernel to the last, were none of them waiting for the host."""
+    """GPU: from the first kernel to the last, if no kernel waited for the host."""
     turnaround_s: float
     """Host: from an output that has been processed until the next step can be scheduled."""
-    strain_s: float = 0.0
+    throttle_s: float = 0.0
     """GPU: how much longer the step takes where arithmetic like its own has been going on for long; see
-    `strained_gpu_s`.
+    `throttled_gpu_s`.
     """
 
     @property
@@ -83,5 +83,5 @@ def larger(a: float, b: float) -> float:
 
 
 def smaller(a: float, b: float) -> float:
-    """The smaller of two times, likewise."""
+    """The smaller of two times, in operators that numbers and arrays share."""
     return a * (a <= b) + b * (a > b)

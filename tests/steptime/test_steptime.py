@@ -14,7 +14,7 @@ from kvsim.machines import card_of, sheet_card, step_times
 from kvsim.models import Model, all_models, find_model
 from kvsim.steptime import (
     ALL_ALIKE,
-    RESTED,
+    UNTHROTTLED,
     Roofline,
     StepShape,
     StepTimeModel,
@@ -22,9 +22,9 @@ from kvsim.steptime import (
     generate_times,
     reduce,
     size_index,
-    strained_gpu_s,
+    throttled_gpu_s,
 )
-from kvsim.steptime.strain import STRAIN_S
+from kvsim.steptime.power_throttle import THROTTLE_S
 
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")
@@ -157,19 +157,19 @@ def test_what_sequences_share_is_read_again_at_a_discount_and_never_for_nothing(
 
 def test_prefill_upon_prefill_slows_down_and_a_rest_cures_it() -> None:
     cost = VLLM.step_time(prefill(4000))
-    first_s, strain = strained_gpu_s(cost, 1.0, RESTED)
-    second_s, strain = strained_gpu_s(cost, 1.0 + first_s, strain)
-    third_s, strain = strained_gpu_s(cost, 1.0 + first_s + second_s, strain)
-    assert cost.gpu_s < first_s < second_s < third_s < cost.gpu_s * (1 + VLLM.strain_share)
-    rested_s, _ = strained_gpu_s(cost, strain.at_s + 20 * STRAIN_S, strain)
+    first_s, throttle = throttled_gpu_s(cost, 1.0, UNTHROTTLED)
+    second_s, throttle = throttled_gpu_s(cost, 1.0 + first_s, throttle)
+    third_s, throttle = throttled_gpu_s(cost, 1.0 + first_s + second_s, throttle)
+    assert cost.gpu_s < first_s < second_s < third_s < cost.gpu_s * (1 + VLLM.throttle_share)
+    rested_s, _ = throttled_gpu_s(cost, throttle.at_s + 20 * THROTTLE_S, throttle)
     assert rested_s == pytest.approx(first_s, rel=1e-6)
 
 
-def test_decoding_neither_strains_nor_rests_more_than_idling() -> None:
-    _, strain = strained_gpu_s(VLLM.step_time(prefill(4000)), 0.0, RESTED)
+def test_decoding_is_no_more_throttled_than_idling() -> None:
+    _, throttle = throttled_gpu_s(VLLM.step_time(prefill(4000)), 0.0, UNTHROTTLED)
     for step in (decode(8, 1000), decode(400, 100_000), prefill(400)):
         cost = VLLM.step_time(step)
-        assert strained_gpu_s(cost, 1.0, strain) == (cost.gpu_s, strain)
+        assert throttled_gpu_s(cost, 1.0, throttle) == (cost.gpu_s, throttle)
 
 
 def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:
