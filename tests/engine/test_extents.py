@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -197,6 +197,12 @@ TestFirstFit.settings = TestBestFit.settings = TestNextFit.settings = TestBuddy.
     actions=st.lists(st.tuples(st.integers(2, 20), st.integers(0, 9), st.integers(0, 2)), max_size=40),
     compaction=st.booleans(),
     capacity=st.integers(20, 100),
+)
+@example(actions=[(6, 0, 1), (6, 0, 1), (6, 0, 1), (8, 0, 0)], compaction=True, capacity=20)  # two extents slide
+@example(  # buddies of 4, 8, 4 and 8 slots are put together
+    actions=[(4, 0, 1), (4, 0, 1), (8, 0, 1), (4, 0, 1), (4, 0, 1), (8, 0, 1), (20, 1, 0), (8, 2, 0)],
+    compaction=True,
+    capacity=32,
 )
 def test_requests_come_and_go(
     fit: str, compiled: bool, actions: list[tuple[int, int, int]], compaction: bool, capacity: int

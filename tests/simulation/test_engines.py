@@ -198,6 +198,15 @@ def test_any_workload_under_any_policy(
     assert_same(workload, policy, machine, **options)
 
 
+def test_the_last_token_of_a_prompt_is_no_decode_where_it_comes_alone() -> None:
+    """It has room in a block that is there already, as the tokens of an answer have."""
+    policy = Paged(scheduler=ContinuousSettings(max_num_batched_tokens=20, async_scheduling=False))
+    workload = Workload(arrival_s=[0.0], prompt_tokens=[21], output_tokens=[5], max_tokens=[5])
+    recording = assert_same(workload, policy, machine_of(800))
+    assert recording.steps.prefill_tokens.tolist() == [20, 1, 0, 0, 0, 0]
+    assert recording.steps.decode_tokens.tolist() == [0, 0, 1, 1, 1, 1]
+
+
 GOLDEN = sorted((Path(__file__).parent.parent / "conformance" / "golden").glob("*.json"))
 
 
