@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from kvsim.calibration import calibrate_card
@@ -19,10 +20,11 @@ from kvsim.machines import Basis, card_of, from_card, served_model, sheet_card
 from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
 from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
-from kvsim.steptime.card import Card
+from kvsim.steptime.card import Card, load_card
 
-MEASURED = {"8e7132d6": "H100 SXM", "5b3fd3e7": "H200", "36f35ba1": "H200"}
-"""Machines whose cards ship."""
+MEASURED = ("8e7132d6", "5b3fd3e7", "36f35ba1", "4362a16e")
+"""Machines whose cards ship, or lie in `cards` beside this file."""
+CARDS = Path(__file__).with_name("cards")
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
 MANY_PREEMPTIONS = 20
 """With fewer, a share of the count says little."""
@@ -53,6 +55,9 @@ def by_card(card: Card, recording: Recording) -> Validation:
 
 
 def own_card(recording: Recording) -> Card:
+    """The card of the recording's machine, or else the one that ships for its GPU."""
+    for file in CARDS.glob(f"*-{machine_of(recording)}.toml"):
+        return load_card(file)
     return card_of(find_gpu(recording.meta.gpu), served_model(recording.meta).tensor_parallel_size)
 
 

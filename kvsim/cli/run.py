@@ -89,7 +89,7 @@ def command(
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
     from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
-    from kvsim.simulation.front_end import behind, http_s
+    from kvsim.simulation.front_end import behind, http
 
     check_policy_flags(context, [policy])
     check_users(users, think_time, spawn_rate)
@@ -129,9 +129,9 @@ def command(
             band = band_of(workload, settings, machine, summaries[0], **options)
     notes = [f"in brackets: with step times {band.percent:.0f} % shorter to longer"] if band else []
     if front_end == "http":
-        delay_s = http_s(scenario.gpu, card_named(flags["profile"]))
-        summaries = [behind(summary, delay_s) for summary in summaries]
-        notes.append(f"front end: HTTP, {1e3 * delay_s:.1f} ms a request in TTFT and end to end (the band is without)")
+        server = http(scenario.gpu, card_named(flags["profile"]))
+        summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
+        notes.append(note)
     if as_json:
         documents = [summary_document(run, summary) for run, summary in zip(runs, summaries, strict=True)]
         print_json(
