@@ -10,6 +10,7 @@ from kvsim.errors import RecordingError
 from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
+from kvsim.recording.check_settings import check_settings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.rules import require, rises, within
@@ -24,6 +25,7 @@ def check(recording: Recording, folder: Path) -> None:
     """
     check_requests(recording, folder / "requests.parquet")
     check_steps(recording, folder / "steps.parquet")
+    check_settings(recording, folder)
     check_schedule(recording, folder / "schedule.parquet")
     _check_memory(recording, folder / "memory.parquet")
     if recording.meta.pool.groups:

@@ -143,6 +143,7 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
     left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_step])
     require(left, file, "finished_s should not be before the start of the request's last step")
+    _check_times_of_outputs(recording, file)
     if recording.meta.begins_in_the_middle:
         return
     require(is_scheduled == ~np.isnan(requests.first_scheduled_s), file, "first_scheduled_s is not schedule.parquet's")
@@ -156,7 +157,38 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     require(cached, file, "cached_tokens should be what was computed before the request's first step", rows)
 
 
+def _check_times_of_outputs(recording: Recording, file: Path) -> None:
+    """A token is there no earlier than the step that computes it ends, and the engine notices soon after its last."""
+    requests, steps = recording.requests, recording.steps
+    answered = requests.output_tokens > 0
+    finished = answered & (requests.status == RequestStatus.FINISHED)
+    prompt = requests.prompt_tokens.astype(np.int64)
+    for name, asked, tokens in (
+        ("first_token_s", answered, prompt),
+        ("finished_s", finished, prompt + requests.output_tokens - 1),
+    ):
+        times = getattr(requests, name)
+        rows, computed_in = _steps_of_tokens(recording.schedule, np.where(asked, tokens, 0))
+        holds = times[rows] >= steps.end_s[computed_in] - _CLOCK_S
+        require(holds, file, f"{name} should not be before the end of the step that computes what it needs", rows)
+        upto = ~asked | (times <= steps.end_s[-1] + _NOTICED_S)
+        require(upto, file, f"{name} should not be long after the last step")
+
+
+def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The requests of which so many tokens are computed, if any are asked for, and the first step that gets there."""
+    wanted, before = tokens[schedule.request], schedule.computed_before
+    gets_there = np.flatnonzero(
+        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
+    )
+    rows, first = np.unique(schedule.request[gets_there], return_index=True)
+    row = gets_there[first]
+    return rows, schedule.step[row] + -(-(wanted[row] - before[row]) // schedule.tokens[row]) - 1
+
+
 _MOST_STEPS = 1 << 32
 """More steps than any recording has."""
 _CLOCK_S = 1e-6
 """What two readings of one clock may differ by when they are written down."""
+_NOTICED_S = 10.0
+"""An engine that does nothing else has noticed by then what its last step brought."""

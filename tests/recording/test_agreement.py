@@ -73,6 +73,9 @@ def less(value: float) -> float:
         ("requests", "first_scheduled_s", None, "a finished request should have first_scheduled_s"),
         ("requests", "finished_s", None, "a finished request should have an output and finished_s"),
         ("requests", "finished_s", EARLIER, "finished_s should not be before"),
+        ("requests", "finished_s", LATER, "finished_s should not be long after the last step"),
+        ("requests", "finished_s", lambda time_s: time_s - 1e-3, "finished_s should not be before the end of the step"),
+        ("requests", "first_token_s", lambda time_s: time_s - 1e-3, "first_token_s should not be before the end"),
         ("requests", "id", "r7", "row 5 has this id|row 7: row 5|row 7"),
         ("requests", "status", "refused", "a refused request should have no output"),
         ("requests", "status", "unfinished", "an unfinished request should have no finished_s"),
@@ -118,6 +121,40 @@ def test_a_contradiction_names_the_file(folder: Path, table: str, column: str, v
     change(folder, table, column, row, value)
     with pytest.raises(RecordingError, match=rf"\.parquet, row \d+: .*({rule})"):
         read(folder)
+
+
+def test_a_last_step_that_ends_after_its_tokens_were_there(folder: Path) -> None:
+    change(folder, "steps", "end_s", -1, LATER)
+    with pytest.raises(RecordingError, match="finished_s should not be before the end of the step"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        ("policy.block_size", 8, "meta.json: pool.unit_tokens should be 8, as units are of policy paged, not 4."),
+        ("policy.name", "contiguous", "pool.unit_tokens should be 1, as units are of policy contiguous, not 4."),
+        ("model.kv_bytes_per_token", 0, "what a token takes of pool.bytes_per_unit, which is 131,072, not 0."),
+        ("model.kv_bytes_per_token", "x", "which is 131,072, not 'x'."),
+        ("pool.bytes_per_unit", 4, "which is 1, not 131072."),
+        ("policy.max_num_seqs", 1, "running should not be more than policy.max_num_seqs of meta.json, which is 1."),
+        ("engine.max_num_batched_tokens", 3, "together should not be more than engine.max_num_batched_tokens"),
+    ],
+)
+def test_settings_are_those_of_the_engine_that_ran(folder: Path, place: str, value: Any, sentence: str) -> None:
+    set_field(folder / "meta.json", place, value)
+    with pytest.raises(RecordingError) as raised:
+        read(folder)
+    assert sentence in str(raised.value)
+
+
+def set_field(file: Path, place: str, value: Any) -> None:
+    document = part = json.loads(file.read_text())
+    *path, last = place.split(".")
+    for key in path:
+        part = part[key]
+    part[last] = value
+    file.write_text(json.dumps(document))
 
 
 def test_nothing_computed_and_finished_all_the_same(folder: Path) -> None:
@@ -193,13 +230,7 @@ def test_ids_that_together_would_fill_the_memory(folder: Path) -> None:
     ],
 )
 def test_a_field_of_another_type_is_named(folder: Path, place: str, value: Any, sentence: str) -> None:
-    file = folder / "meta.json"
-    document = part = json.loads(file.read_text())
-    *path, last = place.split(".")
-    for key in path:
-        part = part[key]
-    part[last] = value
-    file.write_text(json.dumps(document))
+    set_field(folder / "meta.json", place, value)
     with pytest.raises(RecordingError) as raised:
         read(folder)
     text = str(raised.value)

@@ -1,0 +1,52 @@
+"""What must hold between the settings that a `meta.json` names and what the engine did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError, shortened
+from kvsim.recording.model import Recording
+from kvsim.recording.rules import require
+
+
+def check_settings(recording: Recording, folder: Path) -> None:
+    """Check that units are as large as the policy and the model say, and that no step goes beyond a limit.
+
+    Raises:
+        RecordingError: naming the file and what does not agree.
+    """
+    if not recording.meta.pool.groups:
+        _check_unit(recording, folder / "meta.json")
+    steps, is_static = recording.steps, recording.meta.policy_name == "static"
+    tokens = steps.prefill_tokens.astype(np.int64) + steps.decode_tokens
+    for name, amount, what in (
+        ("max_num_seqs", steps.running, "running"),
+        ("max_num_batched_tokens", tokens, "prefill_tokens and decode_tokens together"),
+    ):
+        for part, settings in (("policy", recording.meta.policy), ("engine", recording.meta.engine)):
+            most = settings.get(name)
+            if isinstance(most, int) and not is_static:
+                rule = f"{what} should not be more than {part}.{name} of meta.json, which is {most}"
+                require(amount <= most, folder / "steps.parquet", rule)
+
+
+def _check_unit(recording: Recording, file: Path) -> None:
+    """A unit is a block of the policy, or a slot; a token takes as many bytes of it as in the model."""
+    meta, pool = recording.meta, recording.meta.pool
+    is_paged = meta.policy_name == "paged"
+    unit_tokens = meta.policy.get("block_size", pool.unit_tokens) if is_paged else 1
+    if unit_tokens not in (None, pool.unit_tokens):
+        raise RecordingError(
+            f"{file}: pool.unit_tokens should be {unit_tokens}, as units are of policy {meta.policy_name}, not "
+            f"{pool.unit_tokens}."
+        )
+    token_bytes = meta.model.get("kv_bytes_per_token")
+    if token_bytes is not None and (
+        not isinstance(token_bytes, int) or token_bytes * pool.unit_tokens != pool.bytes_per_unit
+    ):
+        raise RecordingError(
+            f"{file}: model.kv_bytes_per_token should be what a token takes of pool.bytes_per_unit, which is "
+            f"{pool.bytes_per_unit / pool.unit_tokens:,.15g}, not {shortened(token_bytes)}."
+        )
