@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from importlib import import_module
+from itertools import pairwise
 from keyword import iskeyword
 
 import click
 
 from kvsim import __version__
 from kvsim.display.text import message
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, UsageError
 
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
@@ -63,6 +65,7 @@ class _LazyGroup(click.Group):
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        _refuse_empty(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -79,6 +82,18 @@ def cli() -> None:
     """
 
 
+def _refuse_empty(arguments: list[str]) -> None:
+    """An empty argument is a variable of a shell that was never set. Nothing may be run, or overwritten, in its place.
+
+    Raises:
+        UsageError: one is empty.
+    """
+    for before, argument in pairwise(arguments):
+        if not argument or re.fullmatch("--[^=]+=", argument):
+            where = argument or (before if before.startswith("-") else f"the argument behind {before}")
+            raise UsageError(f"{where} is empty; give it a value, or leave it out.")
+
+
 def _terminate(signal_number: int, _: object) -> None:
     """Leave like after an error, so that what was half written is taken away."""
     sys.exit(128 + signal_number)
@@ -92,7 +107,7 @@ def main() -> None:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(file=said)
-        print(message(said.getvalue()), end="", file=sys.stderr)  # noqa: T201
+        print(*map(message, said.getvalue().splitlines()), sep="\n", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     except KvsimError as error:
         _complain(str(error))

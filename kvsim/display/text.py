@@ -63,7 +63,7 @@ def abridged(text: str, length: int) -> str:
 
 def message(text: str) -> str:
     """A sentence for a person, `printable` and without the middle of values that fill the screen."""
-    text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable_lines(text))
+    text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable(text))
     return abridged(text, _MESSAGE_LETTERS)
 
 

@@ -20,6 +20,8 @@ META_BYTES = 1 << 28
 """The largest `meta.json`: one that names every unit of the largest pool by itself would be smaller."""
 TABLE_BYTES = 1 << 31
 """The largest text with a request in every line, plain or unpacked; published traces have some hundred megabytes."""
+UNPACKED_TABLE_BYTES = 1 << 29
+"""The same of one that is packed: a few kilobytes may unpack to gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 
 
@@ -47,19 +49,22 @@ def content_of(file: Path, most_bytes: int) -> bytes:
     with open_file(file) as opened:
         if os.fstat(opened.fileno()).st_size > most_bytes:
             raise _too_large(most_bytes)
-        content = opened.read(most_bytes + 1)  # it may grow meanwhile
+        content: bytes | None = opened.read(most_bytes + 1)  # it may grow meanwhile
+    if content is None:
+        raise OSError(errno.EAGAIN, "It is a file of the system that has nothing to say now")
     if len(content) > most_bytes:
         raise _too_large(most_bytes)
     return content
 
 
-def unpacked(content: bytes, most_bytes: int) -> bytes:
+def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) -> bytes:
     """The content of a gzip file of one member or several.
 
     Raises:
-        zlib.error: it is damaged. EOFError: its end is missing. OSError: it unpacks to more than `most_bytes` bytes.
+        zlib.error: it is damaged. EOFError: its end is missing. OSError: it unpacks to more than `most_bytes` bytes, or
+        to more than `most_lines` lines.
     """
-    parts, size = [], 0
+    parts, size, num_lines = [], 0, 0
     while content:
         unpack = zlib.decompressobj(wbits=31)
         while not unpack.eof:
@@ -68,6 +73,9 @@ def unpacked(content: bytes, most_bytes: int) -> bytes:
             size += len(part)
             if size > most_bytes:
                 raise _too_large(most_bytes)
+            num_lines += part.count(b"\n")
+            if most_lines is not None and num_lines > most_lines:
+                raise OSError(errno.EFBIG, f"It unpacks to more than {most_lines:,} lines; unpack it first")
             if not part and not content and not unpack.eof:
                 raise EOFError("its end is missing")
             parts.append(part)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import zlib
 from collections.abc import Iterator
@@ -23,6 +22,10 @@ from typing import Any
 from kvsim.errors import KvsimError, UsageError
 from kvsim.files.atomic import whole_folder
 
+MARKED = (
+    "animate", "calibrate", "explain", "fit", "import", "measure", "plot", "reproduce", "sweep", "tui", "validate",
+)  # fmt: skip
+"""Commands whose files say that they wrote them."""
 MARK_KEY = "made_by"
 """Where a Parquet file has its mark: in the metadata of its schema."""
 _ENDS_BYTES = 1 << 16
@@ -33,7 +36,6 @@ _RECORDING = "meta.json"
 _RECORDING_FILES = frozenset(
     (_RECORDING, *(f"{name}.parquet" for name in ("requests", "steps", "schedule", "memory", "copies", "allocator")))
 )
-_MARK = re.compile(rb"Made by: kvsim ([a-z]+)")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _REPORT = "report.html"
 _REPORT_FILES = frozenset((_REPORT, "report.md", "figures"))
@@ -111,7 +113,7 @@ def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
     ends = _ends_of(target)
-    makers = frozenset(name.decode() for name in _MARK.findall(ends))
+    makers = frozenset(name for name in MARKED if mark(name).encode() in ends)
     if not makers:
         return "there and says nowhere that this command wrote it", frozenset(), False
     return f"a file that kvsim {' and '.join(sorted(makers))} wrote", makers, True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import WorkloadError, shortened
-from kvsim.files.contents import TABLE_BYTES, content_of, unpacked
+from kvsim.files.contents import TABLE_BYTES, UNPACKED_TABLE_BYTES, content_of, unpacked
 
 if TYPE_CHECKING:
     import os
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_DIGITS = 20
 """Of a whole number that fits into any column."""
+_MOST_UNPACKED_LINES = 1 << 23
 _GZIP = b"\x1f\x8b"
 
 
@@ -41,7 +42,7 @@ class Source:
         try:
             content = content_of(file, TABLE_BYTES)
             if content.startswith(_GZIP):
-                content = unpacked(content, TABLE_BYTES)
+                content = unpacked(content, UNPACKED_TABLE_BYTES, most_lines=_MOST_UNPACKED_LINES)
         except (EOFError, zlib.error) as error:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:

@@ -25,7 +25,8 @@ _REQUIRED = (
     "dtype",
 )
 _TEXTS = ("name", "note", "architecture")
-_LISTS = ("sources", "from_memory", "layer_kinds", "layer_caches")
+_LISTS_OF_TEXTS = ("sources", "from_memory")
+_LISTS = (*_LISTS_OF_TEXTS, "layer_kinds", "layer_caches")
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -94,7 +95,11 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
         if item.init and item.name in entry:
             value = entry[item.name]
             numeric = item.type in ("int", int)
-            right = _is_count(value, 0) if numeric else isinstance(value, bool) or value in DTYPE_BYTES
+            right = (
+                _is_count(value, 0)
+                if numeric
+                else isinstance(value, bool) or (isinstance(value, str) and value in DTYPE_BYTES)
+            )
             if not right:
                 raise RecordingError(
                     _wrong(shape, "layer_kinds", f"right in {item.name} of {entry['kind']}, not {value!r}")
@@ -145,6 +150,8 @@ def _what_would_be_right(key: str, value: object) -> str:
         right, fine = "text", isinstance(value, str)
     elif key in _LISTS:
         right, fine = "a list", isinstance(value, tuple)
+        if key in _LISTS_OF_TEXTS:
+            right, fine = "a list of texts", fine and all(isinstance(item, str) for item in cast("tuple[Any]", value))
     elif key == "quantization":
         right, fine = "", True
     else:

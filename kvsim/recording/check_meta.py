@@ -21,7 +21,13 @@ _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_
 """Fields of a model's shape that are counted one by one."""
 _COUNTS = {
     "policy": ("block_size", "batch_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "row_tokens"),
-    "engine": ("max_model_len", "hash_block_size"),
+    "engine": ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "hash_block_size", "tensor_parallel_size"),
+    "model": ("tensor_parallel_size", "pipeline_parallel_size"),
+}
+_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold", "num_speculative_tokens")
+_AMOUNTS = {
+    "policy": ("kv_offloading_size", "load_gb_per_s", "store_gb_per_s", "copy_latency_s", "swap_gib", "watermark"),
+    "engine": ("gpu_memory_utilization",),
 }
 _SIZES = ("baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches")
 _LISTS_OF_SIZES = ("private_segment_bytes", "given_back_before")
@@ -44,6 +50,13 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
         for name in names:
             value = document.get(part, {}).get(name)
             _require(value is None or _is_whole(value, 1), file, f"{part}.{name}", "a whole number above 0", document)
+    for name in _SIZES_OF_POLICY:
+        _require(policy.get(name) is None or _is_whole(policy[name], 0), file, f"policy.{name}",
+                 "a whole number from 0 on", document)  # fmt: skip
+    for part, names in _AMOUNTS.items():
+        for name in names:
+            value = document.get(part, {}).get(name)
+            _require(value is None or _is_amount(value), file, f"{part}.{name}", "a number from 0 on", document)
     for part, names in _FLAGS.items():
         for name in names:
             value = document.get(part, {}).get(name)
@@ -86,6 +99,10 @@ def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> 
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
 def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import kvsim
 from kvsim.errors import RecordingError, UsageError
-from kvsim.files.overwriting import MARK_KEY, mark, marked_png, may_replace, replacing_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from kvsim.files.overwriting import MARK_KEY, MARKED, mark, marked_png, may_replace, replacing_folder
 
 FLAG = "--overwrite replaces it"
 
@@ -146,6 +146,21 @@ def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "it is a file; name a folder" in refusal(tmp_path / "file", "run", is_folder=True, overwrite=True)
     assert "it is a folder; name a file" in refusal(tmp_path, "plot", overwrite=True)
+
+
+@pytest.mark.parametrize("command", MARKED)
+def test_a_mark_is_known_whatever_stands_behind_it(tmp_path: Path, command: str) -> None:
+    """A checksum does, in a PNG, and it may be a letter."""
+    file = tmp_path / "a.png"
+    for behind in (b"w", b"_", b"\xff", b"-it"):
+        file.write_bytes(b"\x89PNG" + mark(command).encode() + behind)
+        may_replace(file, command, overwrite=False)
+
+
+def test_every_command_that_marks_its_files_is_known() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in Path(kvsim.__file__).parent.rglob("*.py"))
+    marking = set(re.findall(r"""(?:mark\(|made_by=|may_save\(\w+, |marked_\w+\(\w+, )['"](\w+)['"]""", source))
+    assert marking == {*MARKED, "report"}  # which is a folder
 
 
 def test_a_marked_png_is_still_one() -> None:

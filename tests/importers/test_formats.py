@@ -328,3 +328,38 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         read_workload(file)
     with pytest.raises(WorkloadError, match="cannot be read: No such file"):
         read_workload(tmp_path / "nowhere")
+
+
+def test_lines_without_end_are_not_unpacked(tmp_path: Path) -> None:
+    """A file of some kilobytes that would take gigabytes."""
+    file = tmp_path / "bomb.csv.gz"
+    file.write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n" + b"\n" * (1 << 23), 1))
+    with pytest.raises(WorkloadError, match="unpacks to more than 8,388,608 lines; unpack it first"):
+        read_workload(file)
+
+
+def test_a_file_of_the_system_that_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "w.csv"
+    file.write_text("")
+    monkeypatch.setattr("kvsim.files.contents.open_file", lambda _: Silent(file.open("rb")))
+    with pytest.raises(WorkloadError, match="has nothing to say now"):
+        read_workload(file)
+
+
+class Silent:
+    """A file that answers a read, which may not wait, with nothing at all."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+    def read(self, size: int) -> None:  # noqa: ARG002
+        return None
