@@ -45,6 +45,7 @@ def timeline_of(recording: Recording, depth: int) -> Timeline:
     # offload, a call that scheduled nothing left a step behind.
     looks = (kind == UPDATE) & (in_flight < depth - 1) & (recording.copies is None)
     taker, is_late = _takers(np.flatnonzero(kind != ADD).astype(np.int32), seq, recording.memory.seq)
+    del seq  # as long as all moments, as is much of what follows
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[taker[is_late]] = True
     leaving, leaving_before = _leaving(recording)
@@ -80,8 +81,8 @@ def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     # What comes together is handled in this order.
     columns = (
         (ADD, *_in_order(queued, requests.arrival_seq[queued])),
-        (UPDATE, *_in_order(np.arange(len(outputs)), outputs)),
-        (SCHEDULE, *_in_order(np.arange(len(steps)), steps.schedule_seq)),
+        (UPDATE, *_in_order(np.arange(len(outputs), dtype=np.int32), outputs)),
+        (SCHEDULE, *_in_order(np.arange(len(steps), dtype=np.int32), steps.schedule_seq)),
     )
     size = sum(len(seq) for _, _, seq in columns)
     kinds, rows, seqs = np.empty(size, np.int8), np.empty(size, np.int32), np.empty(size, np.int64)
@@ -96,6 +97,8 @@ def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
 
 def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
     """Rows of a table, and their `seq`, in the order of that; as a rule they stand so already."""
+    if (seq[1:] >= seq[:-1]).all():
+        return rows, seq
     order = np.argsort(seq, kind="stable")
     return rows[order], seq[order]
 
