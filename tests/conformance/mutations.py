@@ -28,6 +28,7 @@ _TIERED = "engine/tiered.py"
 _RUNNING = "engine/running.py"
 _OFFLOAD = "engine/offload.py"
 _SLOTS = "engine/host_pool.py"
+_MOMENTS = "engine/moments.py"
 _CONFORMANCE = "conformance/oracle.py"
 
 
@@ -699,12 +700,6 @@ MUTATIONS = (
         "    processed = launched\n",
     ),
     Mutation(
-        "a sequence that gets nothing of the budget is taken to have computed a token",
-        _SCHEDULER,
-        "    quiet.catch_up_all(engine, index, launched)  # those that get nothing\n",
-        "",
-    ),
-    Mutation(
         "a victim that was left alone loses what it had before",
         _SCHEDULER,
         "    if engine.quiet_until[chosen] > 0:\n        quiet.catch_up(engine, chosen, state.num_scheduled - 1)\n",
@@ -945,5 +940,17 @@ MUTATIONS = (
         _SLOTS,
         "            _adapt(engine, place)\n",
         "            pass\n",
+    ),
+    Mutation(
+        "who leaves while preempted is not noticed",
+        _MOMENTS,
+        "if status in (WAITING, PREEMPTED):",
+        "if status == WAITING:",
+    ),
+    Mutation(
+        "a call that scheduled nothing stays in flight",
+        _MOMENTS,
+        "    state.num_in_flight -= 1\n",
+        "",
     ),
 )
