@@ -120,8 +120,9 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
 
     for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:
+            instead = "size" if name == "pipeline_parallel_size" else "run"
             raise UsageError(
-                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim run."
+                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim {instead}."
             )
     if flags["order"] != "fcfs":
         raise UsageError("--order is not searched by kvsim fit; leave it out, or use kvsim run.")

@@ -138,7 +138,8 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
     Raises:
         UsageError: the card is of another GPU.
     """
-    if find_gpu(card.gpu).name != gpu.name:
+    # A GPU of the user's own is not listed, and its card is made of its data sheet, under its name.
+    if card.gpu != gpu.name and find_gpu(card.gpu).name != gpu.name:
         raise UsageError(f"the machine card is of {card.gpu}, not of {gpu.name}; say --gpu {card.gpu!r}.")
     card = linked(card, gpu, model.tensor_parallel_size)
     basis = _basis(card)

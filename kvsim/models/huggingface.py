@@ -87,6 +87,15 @@ _WRAPPERS: Mapping[str, str] = {
 }
 """The text models inside of models for images, by the class that `architectures` names."""
 
+_LIGHTNING = "lightning attention (the zeros of attn_type_list), whose states have a type of their own"
+_NOT_MODELLED: Mapping[str, str] = {
+    "DeepseekV4ForCausalLM": "latents of several compression ratios (compress_ratios) in packed pages",
+    "MiniMaxM1ForCausalLM": _LIGHTNING,
+    "MiniMaxText01ForCausalLM": _LIGHTNING,
+    "Zamba2ForCausalLM": "attention blocks that Mamba-2 layers share (hybrid_layer_ids, num_mem_blocks)",
+}
+"""Architectures that keep what kvsim has no rule for, and what that is; a size by other rules would be wrong."""
+
 
 def read_config(path: Path) -> Model:
     """The model that a `config.json`, or the folder that holds one, describes; named after its folder.
@@ -168,6 +177,12 @@ def _architecture(config: Config) -> str:
     known = [name for name in (_WRAPPERS.get(name, name) for name in named) if name in RULES]
     if known:
         return known[0]
+    for name in named:
+        if name in _NOT_MODELLED:
+            raise UsageError(
+                f"{config.where} says architectures = {list(named)!r}: these models have {_NOT_MODELLED[name]}, for "
+                "which kvsim has no rule, so that any size would be wrong."
+            )
     raise UsageError(
         f"{config.where} says architectures = {list(named)!r}, which kvsim does not know; where all of its layers are "
         "plain attention, a config.json with architectures = ['LlamaForCausalLM'], num_hidden_layers, hidden_size, "

@@ -6,11 +6,11 @@ of those predictions are far off. A figure outside its band is a failure and is 
 """
 
 from kvsim.errors import UnknownNameError
-from kvsim.published import branching, others, paged_attention, posts
+from kvsim.published import branching, others, paged_attention, posts, windows
 from kvsim.published.figures import Figure, Outcome, ProgressCallback, Row, reproduce
 from kvsim.published.lengths import PairedLengths, paper_lengths
 
-REPRODUCTIONS: tuple[Row, ...] = (*paged_attention.ROWS, *branching.ROWS, *others.ROWS)
+REPRODUCTIONS: tuple[Row, ...] = (*paged_attention.ROWS, *branching.ROWS, *others.ROWS, *windows.ROWS)
 """Figures about memory and scheduling."""
 PREDICTIONS: tuple[Row, ...] = posts.ROWS
 """Figures about speed, from machines that no profile was fitted on."""

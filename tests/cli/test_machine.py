@@ -196,6 +196,12 @@ def test_one_can_insist(size: Size) -> None:
     [
         ({"architectures": ["FooForCausalLM"]}, "architectures = ['FooForCausalLM'], which kvsim does not know"),
         ({"architectures": None}, "architectures = [], which kvsim does not know"),
+        ({"architectures": ["Zamba2ForCausalLM"]}, "hybrid_layer_ids, num_mem_blocks), for which kvsim has no rule"),
+        (
+            {"architectures": ["MiniMaxText01ForCausalLM"]},
+            "zeros of attn_type_list), whose states have a type of their",
+        ),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "several compression ratios (compress_ratios)"),
         ({"architectures": "Llama"}, "says architectures = 'Llama'; it must be a list of texts"),
         ({"num_hidden_layers": None}, "does not say num_hidden_layers"),
         ({"num_hidden_layers": 0}, "says num_hidden_layers = 0; it must be a whole number of at least 1"),

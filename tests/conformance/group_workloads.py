@@ -50,10 +50,11 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Full layers with more heads: the windows' blocks hold more tokens, so that pages are equal."""
-    heads = random.choice([2, 4, 6])
-    window = _window(random, block_size, random.randint(1, 4)) | {"num_kv_heads": 2}
-    return [window, _full(block_size, random.randint(1, 2), num_kv_heads=heads)], {}
+    """More heads in one kind of layers: the blocks of the other hold more tokens, so that pages are equal."""
+    more, fewer = random.choice([2, 4, 6]), 2
+    heads = (fewer, more) if random.random() < 0.6 else (more, fewer)
+    window = _window(random, block_size, random.randint(1, 4)) | {"num_kv_heads": heads[0]}
+    return [window, _full(block_size, random.randint(1, 2), num_kv_heads=heads[1])], {}
 
 
 def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
@@ -92,7 +93,23 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
     return layers, {"mamba_cache_mode": random.choice(["none", "align", "align", "all"])}
 
 
-_FAMILIES = (_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked, _recurrent, _recurrent, _recurrent)
+def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
+    """States beside layers with blocks of several sizes: a boundary of one group is none of another."""
+    heads = [2, random.choice([2, 4])]
+    random.shuffle(heads)
+    layers = [
+        {"type": "mamba", "block_size": block_size, "num_layers": random.choice([1, 2])},
+        _full(block_size, num_kv_heads=heads[0]),
+        _window(random, block_size, random.choice([1, 2])) | {"num_kv_heads": heads[1]},
+    ]
+    random.shuffle(layers)
+    return layers, {"mamba_cache_mode": random.choice(["align", "all"])}
+
+
+_FAMILIES = (
+    *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
+    *(_recurrent, _recurrent, _recurrent, _recurrent_sizes),
+)
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:

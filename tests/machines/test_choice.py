@@ -114,3 +114,11 @@ def test_what_no_engine_was_compared_with_is_marked() -> None:
     assert "uncalibrated" in step_times(find_gpu("L40S"), QWEN, "vllm").label
     awq = step_times(H100, QWEN.served(quantization=find_quantization("awq")), "vllm")
     assert "4-bit weights by a formula" in awq.label
+
+
+def test_a_gpu_of_the_users_own_has_step_times_of_its_data_sheet() -> None:
+    """No list has its name, and no profile is of it."""
+    own = replace(find_gpu("H100"), name="Mine")
+    times = step_times(own, find_model("Meta-Llama-3-8B"), "vllm")
+    assert "machine card of Mine" in times.label
+    assert Basis.SHEET.value in times.label

@@ -10,17 +10,27 @@ from typing import TYPE_CHECKING
 import matplotlib.image
 import pytest
 
+from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
+from kvsim.recording import find, read
 from kvsim.recording.tables import MemoryKind
+from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.export import picture_file
 from kvsim.tui.export.svg import CELL
+from kvsim.tui.facts.headlines import headline
 from kvsim.tui.facts.units import unit_heading, unit_story
 from kvsim.tui.playback.comparison import Comparison
 from kvsim.tui.playback.events import EventFilter, EventKind
 from kvsim.tui.playback.session import Session
+from kvsim.tui.pool.kinds import layer_kinds
+from kvsim.tui.widgets.block_table import BlockTable
 from kvsim.tui.widgets.inspector import Inspector
 from kvsim.tui.widgets.pool_view import PoolView
-from kvsim.workload import Ragged
+from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,3 +201,30 @@ async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., Kv
     first_line = pixels[2 * 13 : 2 * (11 + tall), :, :3].std(axis=0).max(axis=1)
     assert first_line[left - 2 * wide : left].max() > 0.05
     assert first_line[left + 4 : left + 2 * wide].max() < 0.02
+
+
+async def test_the_tables_of_a_followed_request_have_a_row_for_each_kind_of_layers() -> None:
+    """Opened on a followed request, whose height the style sheet settles only after the lines were written."""
+    gpu, model = find_gpu("H200"), find_model("gemma-3-4b-it")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1 << 30, step_time=step_times(gpu, model, "vllm"))
+    work = Workload(arrival_s=[0.0, 0.0], prompt_tokens=[1500, 100], output_tokens=[30, 30])
+    recording = simulate(work, Paged(scheduler=ContinuousSettings(max_model_len=4000)), machine)
+    session = Session(recording)
+    session.followed = 0
+    app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=(130, 42)) as pilot:
+        await pilot.pause()
+        await pilot.press("right")
+        await pilot.pause()
+        table = app.query_one(BlockTable)
+        lines = "\n".join(table.render_line(y).text for y in range(table.size.height))
+    for kind in layer_kinds(session.replay):
+        assert kind.words in lines
+    assert "held" in lines
+
+
+def test_a_headline_counts_the_gpus_of_a_model() -> None:
+    session = Session(read(find("vllm-2xh200-llama-3-8b-light")))
+    model_and_gpus = headline(session, short=False)[2]
+    assert model_and_gpus.endswith("on 2 x NVIDIA H200")
+    assert headline(session, short=True)[2].endswith("on 2 x H200")

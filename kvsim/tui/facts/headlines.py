@@ -35,15 +35,16 @@ def headline(session: Session, *, short: bool) -> list[str]:
     policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
-    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    model, gpu, num_gpus = str(meta.model.get("name", "unknown model")), meta.gpu, _num_gpus(session)
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)
     if len(replay.groups) > 1:
         units += f" for {len(replay.groups)} tables a sequence"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
-    memory = f"{size} = {units}" if short else f"{size} for KV = {units}"
-    return [_origin(session, engine), policy, f"{model} on {gpu.removeprefix('NVIDIA ') if short else gpu}", memory]
+    each = " on each" if num_gpus > 1 else ""
+    memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
+    return [_origin(session, engine), policy, f"{model} on {_gpus(gpu, num_gpus, short=short)}", memory]
 
 
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
@@ -53,14 +54,28 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     if rows is not None:
         sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
         return [f"the same {sequences} for training", f"rows of {width}"]
-    model, gpu = str(meta.model.get("name", "unknown model")), meta.gpu
+    model, gpu, num_gpus = str(meta.model.get("name", "unknown model")), meta.gpu, _num_gpus(session)
     size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
     requests = plural(len(session.recording.requests), "request")
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     if short:
-        return [f"the same {requests}, one clock", *notes, f"{model} on {gpu.removeprefix('NVIDIA ')}", f"{size} each"]
-    return [f"the same {requests} on one clock", *notes, f"{model} on {gpu}", f"{size} for KV in each"]
+        gpus = _gpus(gpu, num_gpus, short=True)
+        return [f"the same {requests}, one clock", *notes, f"{model} on {gpus}", f"{size} each"]
+    gpus = _gpus(gpu, num_gpus, short=False)
+    return [f"the same {requests} on one clock", *notes, f"{model} on {gpus}", f"{size} for KV in each"]
+
+
+def _num_gpus(session: Session) -> int:
+    """GPUs that serve one model together."""
+    told = {**session.recording.meta.model, **session.recording.meta.engine}  # a recorded engine says it of itself
+    return int(told.get("tensor_parallel_size", 1)) * int(told.get("pipeline_parallel_size", 1))
+
+
+def _gpus(name: str, number: int, *, short: bool) -> str:
+    """Which GPUs, and how many where there are several."""
+    name = name.removeprefix("NVIDIA ") if short else name
+    return f"{number} x {name}" if number > 1 else name
 
 
 def _origin(session: Session, engine: str) -> str:

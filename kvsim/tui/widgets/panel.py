@@ -45,6 +45,8 @@ class Panel(Widget):
         self.session = session
         self.symbols = symbols
         self._lines: list[Strip] = []
+        self._laid_out = 0
+        """Lines that the layout knows of, where it asks."""
 
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
@@ -60,15 +62,17 @@ class Panel(Widget):
             return
         rest = self.get_component_rich_style("panel--text")
         lines = [line.adjust_cell_length(self.size.width, rest) for line in self.write()]
-        if lines != self._lines:
-            grown = len(lines) != len(self._lines)
+        # The style sheet may make the height automatic after the lines were written.
+        grown = self.styles.is_auto_height and len(lines) != self._laid_out
+        if grown or lines != self._lines:
             self._lines = lines
-            self.refresh(layout=grown and self.styles.is_auto_height)
+            self.refresh(layout=grown)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """As many lines as there are, where the style sheet leaves it open."""
         del container, viewport, width
-        return max(len(self._lines), 1)
+        self._laid_out = len(self._lines)
+        return max(self._laid_out, 1)
 
     def render_line(self, y: int) -> Strip:
         """One line of the box."""
