@@ -115,7 +115,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has had enough; keep the interpreter from complaining when it flushes.
+        # The reader of our output has had enough; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:

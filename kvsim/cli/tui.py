@@ -178,7 +178,7 @@ class _Quiet:
         """Another simulation begins."""
 
     def __call__(self, done: int, total: int) -> None:
-        """It has come so far."""
+        """The work has come so far."""
 
 
 _quiet = _Quiet()

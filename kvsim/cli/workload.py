@@ -21,7 +21,7 @@ DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
 _DEFAULT_NUM_REQUESTS = 400
 DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
-"""Of the gaps between gamma arrivals."""
+"""Coefficient of variation of the gaps between gamma arrivals."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _requests = section("Requests")

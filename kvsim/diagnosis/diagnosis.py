@@ -28,9 +28,9 @@ class Diagnosis:
 
     recording: Recording
     summary: Summary
-    """Of what was measured."""
+    """The summary of what was measured."""
     spells: tuple[Spell, ...]
-    """Of preemptions, in order of time."""
+    """Spells of preemptions, in order of time."""
     server: Server
     load: Load
     measured: Outcome

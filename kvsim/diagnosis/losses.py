@@ -43,7 +43,7 @@ class Admission:
     request: int
     num_blocks: int
     free_blocks: int
-    """Left free by the step that admitted it."""
+    """Blocks that the step which admitted it left free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

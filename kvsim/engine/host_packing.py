@@ -79,7 +79,7 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """The most sequences of `size` that can load at once: each holds blocks that nobody else has."""
+    """The most sequences of `size` that can load at once: each holds blocks that no other has."""
     return min(size, num_units // blocks_per_slot(policy))
 
 

@@ -187,7 +187,7 @@ class Asked:
     num_told: Small = 0
     """Entries of its table that were handed out in earlier steps."""
     is_prefilling: bool = False
-    """It was admitted without its whole prompt, or loads: what it still needs is reserved against other loads."""
+    """A sequence that loads or was admitted without its whole prompt: what it still needs is reserved for it."""
     is_set_aside: bool = False
     last_step: int = 0
     """The last step that computes something for it."""

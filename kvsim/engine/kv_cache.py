@@ -112,7 +112,7 @@ def unusable_blocks(engine: Engine, head: int) -> int:  # noqa: ARG001  other me
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Of the tokens that a step reads, those that stand in a block that another sequence reads, too."""
+    """Tokens that a step reads and that stand in a block which another sequence reads, too."""
     settings = engine.settings[0]
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state[0].num_free) * settings.unit_tokens

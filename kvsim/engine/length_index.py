@@ -27,7 +27,7 @@ def remove(engine: Engine, node: int) -> None:
 
 @part
 def earlier(engine: Engine, one: int, other: int) -> int:
-    """Of two sequences, either of which may be none, the one that arrived first."""
+    """The one of two sequences that arrived first; either may be none."""
     if one == NO_SEQUENCE:
         return other
     if other == NO_SEQUENCE:

@@ -39,7 +39,7 @@ shared_tokens = chosen_by_memory(
     own_memory.shared_tokens,
     reservations.shared_tokens,
 )
-"""Of so many tokens that a step reads, those that several sequences read in the same place."""
+"""Tokens, among so many that a step reads, that several sequences read in the same place."""
 cache_known = chosen_by_memory(
     kv_cache.cache_blocks, reservations.cache_tokens, kv_cache.cache_blocks, own_memory.cache_tokens
 )

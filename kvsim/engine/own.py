@@ -36,7 +36,7 @@ class Served:
 
     @property
     def row(self) -> int:
-        """Its row in the workload."""
+        """The request's row in the workload."""
         return self.node - 1
 
     @property

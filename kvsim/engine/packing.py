@@ -262,7 +262,7 @@ def send_first(engine: Engine, num_users: int, think_s: float) -> None:
     send_all(engine)
     settings, state = engine.settings[0], engine.state[0]
     settings.users_ask_again, settings.think_s = True, think_s
-    fill(engine.times, 0, arrival_s=0.0)  # of those that nobody has sent yet, it is not known
+    fill(engine.times, 0, arrival_s=0.0)  # of requests that have not been sent yet, it is not known
     state.num_submitted = min(num_users, state.num_submitted)
 
 

@@ -203,7 +203,7 @@ class Settings:
     answers: bool = False
     """Stop whenever a request has ended: a client waits for its answer."""
     users_ask_again: bool = False
-    """Whoever has an answer sends the next request of the workload."""
+    """A user who has an answer sends the next request of the workload."""
     think_s: float = 0.0
     """Seconds between the two."""
     leaves_alone: bool = False
@@ -257,7 +257,7 @@ class State:
     num_in_batch: int = 0
     """Sequences in the step being scheduled."""
     num_listed: int = 0
-    """Of these, those that stand in `batch`."""
+    """Sequences of the step being scheduled that stand in `batch`."""
     num_quiet: int = 0
     """The others, which only decode and are left alone."""
     quiet_tokens: int = 0
@@ -435,7 +435,7 @@ class Group:
     alike_slots: int = 0
     """Slots of one token, or state, in all groups of layers that are alike."""
     keeps_some: bool = False
-    """Of the full blocks some are never put into the prefix cache: no lookup would end behind them."""
+    """Whether some full blocks are never put into the prefix cache: no lookup would end behind them."""
     first_entry: int = 0
     """Where its table begins among the entries of a place."""
     next_alike: int = 0
@@ -470,7 +470,7 @@ class Launched:
 
     is_recorded: bool = False
     computes: bool = False
-    """It computes tokens; kept where there is a second tier."""
+    """Whether the sequence computes tokens; kept where there is a second tier."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0

@@ -108,7 +108,7 @@ class Outcome:
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
     """Points whose worker died, twice; they are not in the table."""
     rows: list[Row] = field(default_factory=list)
-    """Those of the points, in their order; see `run_point`."""
+    """The rows of the points, in their order; see `run_point`."""
 
     @property
     def best(self) -> Row | None:

@@ -31,9 +31,9 @@ class Declared(NamedTuple):
 
     num_rows: int
     num_values: list[int]
-    """Of each column, in all row groups together."""
+    """Values of each column, in all row groups together."""
     unpacked_bytes: int
-    """Of all pages, before they were compressed."""
+    """Bytes of all pages, before they were compressed."""
     least: int
     """The smallest of all these numbers, of each row group by itself."""
 

@@ -23,7 +23,7 @@ _REPLACED = "replaced"
 """Where in a scratch folder the target waits that another one is about to replace."""
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-"""Of Linux's renameat2: paths are relative to the working directory; the two names change places."""
+"""Arguments of Linux's renameat2: paths are relative to the working directory; the two names change places."""
 
 
 @contextmanager

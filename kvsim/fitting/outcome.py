@@ -44,21 +44,21 @@ class Outcome:
     num_blocks: int = 0
     """vLLM's number on each GPU, null block included."""
     kv_bytes: int = 0
-    """Of the pool on each GPU."""
+    """Bytes of the pool on each GPU."""
     ttft_s: Distribution = _NONE
     tpot_s: Distribution = _NONE
     e2e_s: Distribution = _NONE
     output_tokens_per_s: float = np.nan
-    """Of all replicas, over the whole run."""
+    """Output tokens per second of all replicas, over the whole run."""
     requests_per_s: float = np.nan
     duration_s: float = np.nan
     num_preemptions: int = 0
     preemptions_per_min: float = 0.0
     preemptions_per_request: float = 0.0
     vain_share: float = 0.0
-    """Of all tokens that were computed, those computed for nothing."""
+    """Share of all computed tokens that were computed for nothing, 0 to 1."""
     waiting_share: float = 0.0
-    """Of the requests that are there on average, those that wait for memory or for a place in the batch."""
+    """Share of the requests that are there on average which waits for memory or for a place in the batch, 0 to 1."""
     waiting_for: WaitingFor | None = None
     """Requests that wait on average over the whole run, the first rush included, by what for."""
     steady_queue: float = 0.0

@@ -19,10 +19,10 @@ class Limits:
     """Lengths in tokens that a request must have to be kept, both ends included."""
 
     min_tokens: int = 1
-    """Of a prompt, and of an answer."""
+    """Fewest tokens of a prompt, and of an answer."""
     max_prompt_tokens: int | None = None
     max_total_tokens: int | None = None
-    """Of a prompt and its answer together."""
+    """Most tokens of a prompt and its answer together."""
 
     def __str__(self) -> str:
         rules = [f"prompts and answers of at least {self.min_tokens:,} tokens"]

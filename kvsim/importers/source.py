@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_DIGITS = 20
-"""Of a whole number that fits into any column."""
+"""Digits of a whole number that fits into any column."""
 _MOST_UNPACKED_LINES = 1 << 23
 _GZIP = b"\x1f\x8b"
 

@@ -58,7 +58,7 @@ class KVCacheGroup:
     page_bytes: int
     """Bytes of one block in one layer on one GPU, padding included; of the first layer where layers differ."""
     content_bytes: int | None = None
-    """Of these, bytes that are ever written; None: all."""
+    """Bytes of a page that are ever written; None: all."""
     window: int | None = None
     """Tokens of the window (`sliding_window`) or of the chunk (`chunked_local`); of a `full` group, the window of all
     of its layers, which keep every token all the same; None for others."""

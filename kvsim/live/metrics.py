@@ -69,7 +69,7 @@ class ServerMetrics:
     usage: float
     """Share of the pools in use, 0 to 1: the mean over the engines."""
     fullest_usage: float
-    """The same of the engine with the fullest pool."""
+    """The figure of the engine with the fullest pool."""
     num_blocks: int | None
     """Blocks of all pools; None where the metrics do not say."""
     block_size: int | None
@@ -90,7 +90,7 @@ class ServerMetrics:
     hit_tokens: int
     """Those that were found there."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    """By the keys of `HISTOGRAMS`."""
+    """Histograms, by the keys of `HISTOGRAMS`."""
 
     @property
     def counters(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class Mirror:
     def __init__(self) -> None:
         self._meta: dict[str, Any] | None = None
         self._requests: dict[int, _Request] = {}
-        """By the server's row number, in order of arrival."""
+        """Requests by the server's row number, in order of arrival."""
         self._num_rows = self._num_steps = 0
         self._scheduled: list[int] = []
         """Rows that the last step computed."""

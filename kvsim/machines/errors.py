@@ -35,7 +35,7 @@ class KnownError:
 
     num_recordings: int
     median: Mapping[str, float]
-    """Of the absolute errors, for each of `FIGURES`, and for `PREEMPTIONS` where some recording had any."""
+    """Median of the absolute errors, for each of `FIGURES`, and for `PREEMPTIONS` where some recording had any."""
     worst: Mapping[str, float]
 
     def words(self) -> str:

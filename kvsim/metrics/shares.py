@@ -28,9 +28,9 @@ class WasteShares:
     """Time-weighted mean shares in percent, in the order of `SlotState`; NaN where the denominator is nothing."""
 
     pool_percent: FloatArray
-    """Of the whole pool: float64[8], adding up to 100."""
+    """Percent of the whole pool in each state: float64[8], adding up to 100."""
     allocated_percent: FloatArray
-    """Of the slots that live sequences asked for and hold: float64[8], adding up to 100."""
+    """Percent of the slots that live sequences asked for and hold, in each state: float64[8], adding up to 100."""
 
     @property
     def paper_percent(self) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Summary:
     num_steps: int
     duration_s: float
     output_tokens: int
-    """Of all requests, unfinished ones included."""
+    """Output tokens of all requests, unfinished ones included."""
     output_tokens_per_s: float
     requests_per_s: float
     """Finished requests."""
@@ -59,7 +59,7 @@ class Summary:
     computed_tokens: int
     """Scheduled over all steps."""
     vain_tokens: int
-    """Of them, those that no finished request needed: computed again after a preemption, or for an answer that had
+    """Computed tokens that no finished request needed: computed again after a preemption, or for an answer that had
     ended, or for pads."""
     mean_waiting: float
     """Requests in the queue, over time."""
@@ -144,7 +144,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
 
 
 def vain_tokens(computed: int, requests: Requests) -> int:
-    """Of `computed` tokens, those beyond what the requests that finished needed, each of them once."""
+    """How many of `computed` tokens go beyond what the requests that finished needed, each counted once."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]
@@ -153,7 +153,7 @@ def vain_tokens(computed: int, requests: Requests) -> int:
 
 
 def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
-    """By what the limits of the recorded engine say; a static batch keeps all other requests waiting."""
+    """What requests waited for, by the limits of the recorded engine; a static batch keeps all others waiting."""
     steps, meta = recording.steps, recording.meta
     waiting = _step_mean(slots, steps.waiting)
     if meta.policy_name == "static":

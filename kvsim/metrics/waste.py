@@ -150,9 +150,9 @@ class _Asked:
     lengths: npt.NDArray[np.int64]
     """What was given."""
     within_full: npt.NDArray[np.int64]
-    """Of those asked for, up to each request's last token."""
+    """Slots that were asked for, up to each request's last token."""
     within_pad: npt.NDArray[np.int64]
-    """Of those, in front of each request's first token."""
+    """Slots up to there that stand in front of each request's first token."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Asked:

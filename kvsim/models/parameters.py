@@ -60,7 +60,7 @@ class Parameters(NamedTuple):
     active: int
     """Those that one token passes through."""
     expert: int
-    """Those of all routed experts."""
+    """Parameters of all routed experts."""
 
 
 def mixture(config: Config) -> Mixture | None:

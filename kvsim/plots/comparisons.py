@@ -44,9 +44,9 @@ class Point:
     """The block size; 1 where memory is not handed out in blocks."""
     output_tokens_per_s: float
     unused_percent: float
-    """Of the pool, mean over time: held and never written, padding, or in useless pieces."""
+    """Percent of the pool, mean over time, that is held and never written, padding, or in useless pieces."""
     hit_percent: float
-    """Of the prompt tokens: those found in the prefix cache."""
+    """Percent of the prompt tokens that were found in the prefix cache."""
     source: str = ""
 
     @classmethod

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_REELS = 3
 """Side by side on one clock; a fourth would be too small to see."""
 _BEYOND_SHORTEST = 0.25
-"""Of the shortest run: long enough to see that it has ended and that others go on."""
+"""Share of the shortest run: long enough to see that it has ended and that others go on."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500}
 """Cells of each pool, by how many pools share the width; a pool of up to half as many units again is shown whole."""
 
@@ -44,7 +44,7 @@ class Reel:
     by_owner: bool
     """Whether tokens have a hue for each request; a static batch, which is about padding, shows states alone."""
     shares_percent: FloatArray
-    """Of the whole pool, exactly, not of the cells shown: float64[frames, 7]."""
+    """Percent of the whole pool in each state, exactly, not of the cells shown: float64[frames, 8]."""
     batch: npt.NDArray[np.int64]
     """Sequences scheduled in the step in force: int64[frames]."""
     waiting: npt.NDArray[np.int64]

@@ -71,7 +71,7 @@ def _on_these_gpus(answer: Answer) -> list[Place]:
 
 
 def frontier(places: Sequence[Place]) -> list[Place]:
-    """Those of `places` that no other beats in both, from the shortest time on."""
+    """The entries of `places` that no other beats in both, from the shortest time on."""
     found: list[Place] = []
     for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
         if not found or tokens_per_s > found[-1][1]:

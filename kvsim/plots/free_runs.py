@@ -20,7 +20,7 @@ _NUM_MOMENTS = 200
 """Even moments at which the pool is looked at; a histogram's bars do not change visibly with more."""
 
 _HEADROOM = 1.1
-"""Of the axis, for what is written above the bars."""
+"""Height of the axis over that of the bars, for what is written above them."""
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
@@ -35,13 +35,13 @@ class FreeMemory:
     """The free memory of a run, in pieces, mean over time."""
 
     percent_by_length: FloatArray
-    """Of the free slots, those in runs of 1, 2-3, 4-7, ... slots."""
+    """Percent of the free slots in runs of 1, 2-3, 4-7, ... slots."""
     num_runs: float
     """Pieces at a moment."""
     asked_slots: float
     """What a request's contiguous reservation asks for, at the median; 0 where memory is handed out in blocks."""
     too_short_percent: float
-    """Of the free slots, those in runs shorter than that."""
+    """Percent of the free slots in runs shorter than that."""
 
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:

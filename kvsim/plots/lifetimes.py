@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Of a run that grew for thousands of steps: a curve through more of them looks the same."""
+"""Pieces of a run that grew for thousands of steps: a curve through more looks no different."""
 _MAX_USES = 32
 """More uses are counted as this many: beyond it a curve has nothing to add."""
 

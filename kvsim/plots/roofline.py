@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _MAX_DOTS = 2000
-"""Of each kind of step, evenly sampled: more would be drawn on top of each other."""
+"""Dots for each kind of step, evenly sampled: more would be drawn on top of each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

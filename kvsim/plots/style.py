@@ -71,7 +71,7 @@ LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"
 """Colour and dashes of the first, second, ... recording where several are compared."""
 
 _MARGIN_EM = 0.4
-"""Of the letters' size: the empty edge of a figure."""
+"""The empty edge of a figure, in units of the letters' size."""
 LEGEND_PERCENT = 0.2
 """States that never reach this share of a pool are drawn, but too small to be found: the legend leaves them out."""
 

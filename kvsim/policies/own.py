@@ -18,7 +18,7 @@ class ServedRequest(Protocol):
 
     @property
     def row(self) -> int:
-        """Its row in the workload, and in the recording's table of requests."""
+        """The request's row in the workload, and in the recording's table of requests."""
 
     @property
     def arrival_s(self) -> float:

@@ -41,9 +41,9 @@ class Growth(Enum):
     """What happens to a reservation that is full and has no room behind it."""
 
     MOVE = "move"
-    """It is copied to a larger hole; where there is none, a request is preempted."""
+    """The extent is copied to a larger hole; where there is none, a request is preempted."""
     FAIL = "fail"
-    """Somebody is preempted at once: extents cannot move."""
+    """A request is preempted at once: extents cannot move."""
 
 
 class Eviction(Enum):
@@ -52,7 +52,7 @@ class Eviction(Enum):
     LRU = "lru"
     """The least recently used one."""
     ARC = "arc"
-    """Of those used once or of those used again, whichever list is longer than it should be."""
+    """Evict a block used once or one used again, from whichever list is longer than it should be."""
 
 
 _TOO_MANY = 1 << 31
@@ -142,7 +142,7 @@ class PagedSettings:
     acceptance_rate: float = 0.7
     """Probability that a drafted token is accepted, given that all drafted before it were."""
     acceptance_seed: int = 0
-    """Of the draws that decide it."""
+    """Seed of the draws that decide which drafts are accepted."""
 
     def __post_init__(self) -> None:
         _positive(block_size=self.block_size)

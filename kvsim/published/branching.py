@@ -75,4 +75,4 @@ ROWS = (
         "figures in view, so of the two widths only one is a test.",
     ),
 )
-"""Of sequences that branch."""
+"""Published figures of sequences that branch."""

@@ -51,8 +51,8 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
 def _watermark(progress: ProgressCallback) -> list[float]:
     """Preemptions at each watermark, on average over draws of the lengths.
 
-    A closed loop of 128 users is the same to this scheduler as everything at once and at most 128 in the batch: nobody
-    overtakes, and whoever was preempted goes first.
+    A closed loop of 128 users is the same to this scheduler as everything at once and at most 128 in the batch: no
+    request overtakes, and one that was preempted goes first.
     """
     model, gpu = find_model("Qwen/Qwen2.5-7B-Instruct"), find_gpu("B200")
     machine = Machine(
@@ -127,4 +127,4 @@ ROWS = (
         "the B200, which is the GPU of a GB200.",
     ),
 )
-"""Of everything but the PagedAttention paper."""
+"""Published figures of everything but the PagedAttention paper."""

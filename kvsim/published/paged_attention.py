@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 PAPER = "Kwon et al., SOSP 2023 (PagedAttention)"
 RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
-"""Of Figure 13."""
+"""Requests per second of Figure 13."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Of Figure 18b."""
+"""Block sizes of Figure 18b, in tokens."""
 WORTH_NOTICING = 1.1
 """A block size counts as good while latency is at most so many times the best."""
 
@@ -232,4 +232,4 @@ ROWS = (
         reproduce=_waste,
     ),
 )
-"""Of this paper, and of the post that announced it."""
+"""Published figures of this paper, and of the post that announced it."""

@@ -204,4 +204,4 @@ ROWS = (
         "alone take 10.6 s, and vLLM took 14.1 s.",
     ),
 )
-"""Of speed; none was used to fit anything."""
+"""Published figures of speed; none was used to fit anything."""

@@ -20,7 +20,7 @@ class Stored(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Its numpy type."""
+        """The column's numpy type."""
 
     @property
     def names(self) -> type[IntEnum] | None:

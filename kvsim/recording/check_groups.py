@@ -12,7 +12,7 @@ from kvsim.recording.model import Pool
 
 _MOST_GROUPS = 1 << 10
 _MOST_BYTES = 1 << 56
-"""Of a pool: sums over it, and over time, stay exact."""
+"""Most bytes of a pool: sums over it, and over time, stay exact."""
 
 
 def with_groups(pool: Pool, entries: Any) -> Pool:

@@ -88,7 +88,7 @@ class _Ends:
     request: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int64]
     key: npt.NDArray[np.int64]
-    """Of each release of a table: the end that it belongs to, and its group."""
+    """A number for each release of a table: the end that it belongs to, and its group."""
     row: npt.NDArray[np.int64]
     """The row of each of these releases."""
     num_groups: int

@@ -41,7 +41,7 @@ class Holdings:
     length: IntArray
     """Units in the end, when the run has stopped growing."""
     requested: IntArray
-    """Of these, those that were asked for."""
+    """Units of the run that were asked for."""
     repeat: IntArray
     """Steps over which the run grows, the same number of units in each; 1 for all at once."""
     birth_row: IntArray

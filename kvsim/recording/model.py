@@ -132,7 +132,7 @@ class Recording:
     schedule: Schedule
     memory: Memory
     copies: Copies | None = None
-    """Of an engine that offloads blocks to host memory."""
+    """Copies of an engine that offloads blocks to host memory; None of any other."""
     name: str = ""
     """The folder's name, for titles."""
 

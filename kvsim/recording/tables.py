@@ -46,7 +46,7 @@ class CopyKind(IntEnum):
     """Which way a copy between GPU and host goes; the names in the file are these in lower case."""
 
     STORE = 0
-    """To the host."""
+    """A copy to the host."""
     LOAD = 1
     """From the host."""
 

@@ -21,7 +21,7 @@ class ByUnit:
 
     order: npt.NDArray[np.int32]
     unit: IntArray
-    """Of each operation, in that order."""
+    """The unit of each operation, in that order."""
     first: npt.NDArray[np.intp]
     """Where in that order each unit begins."""
 
@@ -57,14 +57,14 @@ class ByUnit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heirs:
-    """Of several requests that hold a unit, the one that will stay longest, when another lets go of it."""
+    """Which of several requests that hold a unit will stay longest, when another lets go of it."""
 
     run: npt.NDArray[np.int32]
-    """Of each operation."""
+    """The run of each operation."""
     last_op: npt.NDArray[np.int32]
     """The operation that gives each run back; those that are never given back come after all others."""
     longest: npt.NDArray[np.int32]
-    """Of each unit: the last operation of whichever of its runs so far ends last."""
+    """For each unit, the last operation of whichever of its runs so far ends last."""
 
     @classmethod
     def of(cls, num_ops: int, num_runs: int, end_of_pool: int) -> Heirs:

@@ -15,7 +15,7 @@ from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 
 AnyTable = TypeVar("AnyTable", Steps, Schedule, Memory)
 _ROUNDING = 1e-9
-"""Of the pool: what sums of times may have lost to rounding, so that a share may be this much below 0."""
+"""Share of the pool that sums of times may have lost to rounding, so that a share may be this much below 0."""
 TIMELINE_POINTS = 2048
 """Most points of a reduced timeline; with one more, every other is dropped."""
 
@@ -32,18 +32,18 @@ class Frame(NamedTuple):
     padding: float
     """Beside what is written: pad tokens, and rows of a batch that have ended."""
     requested: float
-    """Asked for, over all tables."""
+    """Slots that were asked for, over all tables."""
     useful: float
     """Slots that were asked for and will be written before their sequence ends."""
     rounding: float
-    """Given beyond what was asked for, over all tables."""
+    """Slots that were given beyond what was asked for, over all tables."""
     free: float
     cached: float
-    """Of the free slots, those that keep a prefix."""
+    """Free slots that keep a prefix."""
     unusable: float
-    """Of the free slots, those in pieces too small for the head of the queue."""
+    """Free slots in pieces too small for the head of the queue."""
     kept_by_batch: float
-    """Of the waiting sequences, those that wait for a place in the batch."""
+    """Waiting requests that wait for a place in the batch."""
     kept_by_tokens: float
     """Waiting requests that wait for tokens of the step."""
     shared: float

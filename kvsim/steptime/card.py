@@ -71,7 +71,7 @@ class Card:
     to_gpu_bytes_per_s: float
     to_host_bytes_per_s: float
     products: Mapping[str, Products]
-    """By type of the weights: bfloat16 (and float16), fp8."""
+    """Matrix products by type of the weights: bfloat16 (and float16), fp8."""
     attention: tuple[Attention, ...]
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""

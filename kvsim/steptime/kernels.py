@@ -136,7 +136,7 @@ class KernelsSeen:
         return name, alignment, length % tile == 0
 
     def _decode_kernel(self, rows: int, length: int) -> tuple[str, int]:
-        """Its name here, and the keys that it takes at a time."""
+        """The kernel's name here, and the keys that it takes at a time."""
         if length <= _TINY_KEYS:
             return "tiny", 32
         if length <= _SHORT_KEYS * (2 if rows <= self._lone_rows else 1):

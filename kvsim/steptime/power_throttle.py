@@ -21,7 +21,7 @@ class PowerThrottle(NamedTuple):
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)
-"""Of a GPU that has had nothing to do for a second."""
+"""The state of a GPU that has had nothing to do for a second."""
 
 
 def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> tuple[float, PowerThrottle]:

@@ -74,9 +74,10 @@ REQUEST_TOKEN_LAUNCHES = 0.025
 """Host time to take in a request, and what one more token of its prompt adds to it."""
 WOKEN = 1.45
 """How many times longer a host takes on average, for plain Python and launches alike, where it sleeps at every step
-until its GPU is done: it wakes with cold caches, and beside whoever took its place meanwhile. Read off the launches of
-models from 3B to 14B beside those of a 350M one, whose host never sleeps: 1.3 to 1.6 in the runs of six machines, 1.1
-on two earlier ones. A loop of plain Python in the same process took 13 us for seconds, and 23 us for others."""
+until its GPU is done: it wakes with cold caches, and beside the process that took its place meanwhile. Read off the
+launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps: 1.3 to 1.6 in the runs of six
+machines, 1.1 on two earlier ones. A loop of plain Python in the same process took 13 us for seconds, and 23 us for
+others."""
 WORKER_STEP_S = 0.28e-3
 """Way of a step to the worker processes of several GPUs, and of its output back."""
 

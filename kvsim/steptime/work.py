@@ -48,7 +48,7 @@ class Reading:
     query_dim: float
     """Elements that a prompt's query and a value have on average: fewer than a key's where a latent is unpacked."""
     bytes_per_token: int
-    """Of the cache, in one layer."""
+    """Bytes of the cache that a token takes in one layer."""
     is_fp8: bool
     """Whether the cache is in fp8."""
     window: int
@@ -63,7 +63,7 @@ class Work:
     products: Mapping[Weights, int]
     """How often each matrix is multiplied in a step, but for experts and the output projection."""
     weight_bits: float
-    """Of one weight in those."""
+    """Bits of one weight in those products."""
     output: Weights
     """The output projection."""
     expert_weights: int

@@ -98,7 +98,7 @@ class KvsimApp(Careful, Host):
         self._feed = feed
         self.flash_s = flash_s
         self._runs, self._ample = runs, ample
-        # Whoever reads without colours reads states from glyphs, one per cell.
+        # Without colours, states are read from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
         self.set_class(ascii, "-ascii")

@@ -82,5 +82,5 @@ def _origin(session: Session, engine: str) -> str:
     meta = session.recording.meta
     if meta.source != "simulation":
         return f"real run of {engine}"
-    # Whoever simulates says so in a note where the step times are not fitted to a recording.
+    # A simulation says so in a note where its step times are not fitted to a recording.
     return "simulation, uncalibrated" if "uncalibrated" in f"{meta.notes} {meta.engine} {meta.extra}" else "simulation"

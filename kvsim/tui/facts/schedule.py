@@ -19,11 +19,11 @@ class Doing(IntEnum):
     """What a request is doing."""
 
     NOTHING = 0
-    """It has not come yet, or has gone."""
+    """The request has not come yet, or has gone."""
     WAITING = 1
     RUNNING = 2
     IDLE = 3
-    """Its answer is complete, and its row is held until the batch ends."""
+    """The request's answer is complete, and its row is held until the batch ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

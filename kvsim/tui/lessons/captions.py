@@ -10,7 +10,7 @@ class Caption:
     """A caption whose moment has been found in the run, with its figures in place."""
 
     frame: int
-    """Of the player that plays the lesson."""
+    """The frame of the player that plays the lesson."""
     title: str
     text: str
     follow: str | None = None

@@ -82,7 +82,7 @@ class CaptionSpec:
     title: str
     text: str
     run: int
-    """Of the run whose moment and figures it is about."""
+    """Number of the run whose moment and figures it is about."""
     follow: str | None
     """The request whose memory stays lit until the next caption; all memory where none is named."""
 

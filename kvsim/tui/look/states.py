@@ -118,7 +118,7 @@ LIGHT: Final = Palette(
     void="#f9fafb",
     cursor="#000000",
 )
-"""The same hues, ordered the other way round in luminance: what is in use stands out from the paper."""
+"""The hues of states, ordered the other way round in luminance: what is in use stands out from the paper."""
 
 
 def contrast(one: str, other: str) -> float:

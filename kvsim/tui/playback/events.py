@@ -24,13 +24,13 @@ class EventKind(IntEnum):
 
     FINISHED = 0
     PREEMPTED = 1
-    """Its memory was taken away, to be computed again."""
+    """A request's memory was taken away, to be computed again."""
     REFUSED = 2
-    """It will never be served."""
+    """A request will never be served."""
     ABORTED = 3
-    """It was given up."""
+    """A request was given up."""
     IDLE = 4
-    """Its answer is complete, but its row is held until the batch ends."""
+    """A request's answer is complete, but its row is held until the batch ends."""
     EVICTED = 5
     """Free units that still kept a prefix have lost it, to make room; no request loses memory."""
 

@@ -48,7 +48,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """The same without the word for what is counted."""
+        """The text without the word for what is counted."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property

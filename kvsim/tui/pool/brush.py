@@ -67,7 +67,7 @@ def half_keys(paints: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
 
 
 def reverse(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The same characters under the cursor."""
+    """The characters of a cell under the cursor."""
     return keys | _REVERSE
 
 

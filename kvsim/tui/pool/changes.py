@@ -29,7 +29,7 @@ class Changes:
     taken: npt.NDArray[np.int64]
     """Handed to a request, not counting `hit`."""
     freed: npt.NDArray[np.int64]
-    """Given back by the last request that held them; they may keep a prefix."""
+    """Units that the last request which held them gave back; they may keep a prefix."""
     hit: npt.NDArray[np.int64]
     """Found in the prefix cache, and taken or shared as they are."""
     evicted: npt.NDArray[np.int64]
@@ -69,9 +69,9 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
         return _inside(address[runs][run] + offset, replay)
 
     ops = slice(replay.num_ops(before) if before >= 0 else 0, replay.num_ops(after))
-    nobody = np.flatnonzero(ledger.owner[ops] == NO_OWNER)
-    run, offset = units_of_runs(ledger.length[ops][nobody].astype(np.int64))
-    gone = _inside(ledger.address[ops][nobody][run].astype(np.int64) + offset, replay)
+    ownerless = np.flatnonzero(ledger.owner[ops] == NO_OWNER)
+    run, offset = units_of_runs(ledger.length[ops][ownerless].astype(np.int64))
+    gone = _inside(ledger.address[ops][ownerless][run].astype(np.int64) + offset, replay)
     evicted = units(MemoryKind.EVICT)
     return Changes(
         taken=units(MemoryKind.APPEND), freed=_without(gone, evicted), hit=units(MemoryKind.SHARE), evicted=evicted

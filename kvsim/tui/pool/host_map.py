@@ -22,9 +22,9 @@ KEPT: Final = OWNER + DIM
 GOING: Final = int(Change.TAKEN)
 """The paint of a slot to which a block is being copied."""
 COMING: Final = int(Change.HIT)
-"""Of one whose block is being copied back."""
+"""The paint of a slot whose block is being copied back."""
 OVERWRITTEN: Final = int(Change.EVICTED)
-"""Of one whose block has just given way to another."""
+"""The paint of a slot whose block has just given way to another."""
 
 
 LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),

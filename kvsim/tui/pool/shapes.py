@@ -45,7 +45,7 @@ def spread(
 def spread_glyphs(
     tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int32]:
-    """The same without colours: each character is the glyph of the paint that has most of it."""
+    """The cells without colours: each character is the glyph of the paint that has most of it."""
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
     keys = keys_of(GLYPH, mostly, mostly)
@@ -76,13 +76,13 @@ def _by_character(
 
 
 def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The same with a hairline above what has one paint: rows that touch each other stay apart."""
+    """Cells with a hairline above what has one paint: rows that touch each other stay apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
 def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The same paints in the upper half of the line only, so that rows stay apart."""
+    """The paints of cells in the upper half of the line only, so that rows stay apart."""
     shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
     return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

@@ -114,7 +114,7 @@ class Compare(PlaybackScreen):
         return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
 
     def sessions(self) -> Iterable[Session]:
-        """Those of all runs."""
+        """The sessions of all runs."""
         return (lane.session for lane in self.comparison.lanes)
 
     def show_picture(self) -> None:

@@ -253,7 +253,7 @@ class PlaybackScreen(Screen[None]):
         self.app.leave_playback()
 
     def on_key(self) -> None:
-        """Whoever has pressed a key needs no hint any more."""
+        """A user who has pressed a key needs no hint any more."""
         for line in self.query(StoryLine):
             line.stop_hinting()
 

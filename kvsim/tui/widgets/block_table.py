@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _MOST_LINES = 13
-"""Of a table that takes as many lines as it needs."""
+"""Lines of a table that takes as many as it needs."""
 
 
 class BlockTable(Panel):

@@ -34,7 +34,7 @@ class Panel(Widget):
     }
 
     class Picked(Message):
-        """Somebody clicked a request."""
+        """The user clicked a request."""
 
         def __init__(self, request: int) -> None:
             super().__init__()

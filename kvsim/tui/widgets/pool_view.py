@@ -68,7 +68,7 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
             self.unit = unit
 
     class Follow(Message):
-        """Somebody asks to follow a request, or None."""
+        """The user asks to follow a request, or None."""
 
         def __init__(self, pool: PoolView, request: int | None) -> None:
             super().__init__()
