@@ -54,6 +54,7 @@ _KINDS = {
 }
 _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIGN: ALIGNED}
 _MOST_ENTRIES = 1 << 28
+_MOST_BLOCKS = 1 << 22
 _MOST_LISTED = 1 << 24
 """More numbers than this stand in an array even where the engine is interpreted: it is slower, and takes less room."""
 _GIB, _GIGA = 1 << 30, 1e9
@@ -425,6 +426,11 @@ def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_unit
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
+    if num_units > _MOST_BLOCKS:
+        raise BudgetError(
+            f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
+            "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
+        )
     width = sum(widths)
     if width * places > _MOST_ENTRIES:
         raise BudgetError(

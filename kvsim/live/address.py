@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import socket
+import threading
+from contextlib import suppress
 
 from kvsim.errors import UsageError
 
@@ -36,6 +39,8 @@ def page_of(address: str) -> str | None:
     host, port = parse_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     try:
+        connection.connect()
+        hang_up_later(connection.sock, _ANSWER_S)
         connection.request("GET", "/metrics")
         connection.getresponse()
     except (OSError, http.client.HTTPException):
@@ -44,3 +49,18 @@ def page_of(address: str) -> str | None:
         connection.close()
     named = f"[{host}]" if ":" in host else host
     return f"http://{named}:{port}/metrics"
+
+
+def hang_up_later(connection: socket.socket, seconds: float) -> None:
+    """End all reads and writes of `connection` in so many seconds, if it is open by then.
+
+    A timeout of its own begins anew with every byte, and a server may send one now and then for ever.
+    """
+
+    def hang_up() -> None:
+        with suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvsim.errors import RecordingError, UsageError
+from kvsim.live.address import hang_up_later
 from kvsim.live.metrics import ServerMetrics, parse_metrics
 
 PERIOD_S = 1.0
@@ -31,7 +32,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+class _Connection(http.client.HTTPConnection):
+    """One that is over after some seconds, however slowly a server sends."""
+
+    def connect(self) -> None:
+        super().connect()
+        hang_up_later(self.sock, _TIMEOUT_S)
+
+
+class _SafeConnection(_Connection, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request)
+
+
+class _Safe(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SafeConnection, request)
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect, _Plain, _Safe)
 
 
 class MetricsFeed:
@@ -142,7 +165,9 @@ def _page(url: str, clock: Callable[[], float]) -> str:
             if len(body) > _MAX_BYTES:
                 raise RecordingError(f"{url} is a page of more than {_MAX_BYTES:,} bytes, and no server's metrics.")
             if clock() > end_s:
-                raise TimeoutError(f"it takes more than {_TIMEOUT_S:g} s")
+                break
+        if clock() > end_s:  # we have hung up, if it did not end before
+            raise TimeoutError(f"it takes more than {_TIMEOUT_S:g} s")
         announced = answer.headers.get("Content-Length", "")
         if announced.isascii() and announced.isdigit() and len(announced) < 16 and len(body) < int(announced):
             raise http.client.IncompleteRead(b"", int(announced) - len(body))

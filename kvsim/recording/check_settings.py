@@ -19,7 +19,9 @@ def check_settings(recording: Recording, folder: Path) -> None:
     """
     if not recording.meta.pool.groups:
         _check_unit(recording, folder / "meta.json")
-    steps, is_static = recording.steps, recording.meta.policy_name == "static"
+    if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
+        return
+    steps = recording.steps
     tokens = steps.prefill_tokens.astype(np.int64) + steps.decode_tokens
     for name, amount, what in (
         ("max_num_seqs", steps.running, "running"),
@@ -27,7 +29,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
     ):
         for part, settings in (("policy", recording.meta.policy), ("engine", recording.meta.engine)):
             most = settings.get(name)
-            if isinstance(most, int) and not is_static:
+            if isinstance(most, int):
                 rule = f"{what} should not be more than {part}.{name} of meta.json, which is {most}"
                 require(amount <= most, folder / "steps.parquet", rule)
 

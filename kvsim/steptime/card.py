@@ -10,11 +10,11 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
+from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TEXT_BYTES, content_of
 
 
@@ -129,6 +129,12 @@ _RATES = (
     *("read_bytes_per_s", "copy_bytes_per_s", "kernel_s", "launch_s"),
     *("to_gpu_bytes_per_s", "to_host_bytes_per_s"),
 )
+_FACTOR = (1e-3, 1e3)
+_BOUNDS = {
+    **{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES},
+    "us": (1e-6, 1e9),
+}
+"""Between which each figure lies, of any machine; what is fitted to others has no meaning."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -150,8 +156,9 @@ def _whole(table: Mapping[str, Any], name: str) -> int:
 
 def _positive(table: Mapping[str, Any], name: str) -> float:
     value = table[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (isfinite(value) and value > 0):
-        raise ValueError(f"{name} should be a positive number, not {value!r}")
+    least, most = _BOUNDS.get(name, _FACTOR)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} should be a number from {least:g} to {most:g}, not {shortened(value)}")
     return float(value)
 
 
@@ -167,15 +174,9 @@ def save_card(card: Card, path: str | os.PathLike[str], header: str = "") -> Pat
     Raises:
         UsageError: it cannot be written.
     """
-    file = Path(path)
-    scratch = file.with_name(f".{file.name}.tmp")
-    try:
+    with whole_file(path) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
-        scratch.replace(file)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise UsageError(f"the machine card {file} cannot be written: {error.strerror}.") from error
-    return file
+    return Path(path)
 
 
 def _lines(card: Card, header: str) -> Iterator[str]:

@@ -174,6 +174,14 @@ def test_a_damaged_account_is_noticed(damage: object, complaint: str) -> None:
         check(driver)
 
 
+def test_a_pool_of_more_blocks_than_any_server_has_is_refused_before_it_is_made() -> None:
+    """A model of a few bytes a token on a large GPU: a block is a record, and tens of millions take gigabytes."""
+    from kvsim.errors import BudgetError
+
+    with pytest.raises(BudgetError, match=r"the pool has 5,000,000 blocks of 4 tokens, and at most 4,194,304 are"):
+        driver_of(Paged(cache=PagedSettings(block_size=4)), 5_000_000, (8, 4))
+
+
 def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
     from kvsim.errors import BudgetError
 

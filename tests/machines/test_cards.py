@@ -46,11 +46,13 @@ def test_a_card_comes_back_from_its_file(card: object, tmp_path: Path) -> None:
     [
         (r"^gpu = .*", "gpu = 5", "gpu should be text, not 5"),
         (r"^gpu = .*", "", "gpu is missing"),
-        (r"^launch_s = .*", "launch_s = nan", "launch_s should be a positive number, not nan"),
-        (r"^launch_s = .*", "launch_s = -1", "launch_s should be a positive number, not -1"),
+        (r"^launch_s = .*", "launch_s = nan", "launch_s should be a number from 1e-09 to 1000, not nan"),
+        (r"^launch_s = .*", "launch_s = -1", "launch_s should be a number from 1e-09 to 1000, not -1"),
         (r"^num_gpus = .*", "num_gpus = 0", "num_gpus should be a whole number from 1 on, not 0"),
+        (r"^kernel_s = .*", "kernel_s = 1e308", "kernel_s should be a number from 1e-09 to 1000, not 1e+308"),
+        (r"^read_bytes_per_s = .*", "read_bytes_per_s = 1e-320", "read_bytes_per_s should be a number from 1000 to"),
         (r"us = \[[^,]*,", "us = [", "should have 57 times"),
-        (r"us = \[[^,]*,", 'us = ["fast",', "us should be a positive number, not 'fast'"),
+        (r"us = \[[^,]*,", 'us = ["fast",', "us should be a number from 1e-06 to 1e+09, not 'fast'"),
         (r"^\[rates\]", "[rates", "is not TOML"),
     ],
 )
