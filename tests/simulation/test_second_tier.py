@@ -71,12 +71,14 @@ def test_a_trace_has_a_track_of_host_memory(recording: Recording, tmp_path: Path
         assert name in written
 
 
-@pytest.mark.parametrize("height", [24, 45])
-async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height: int) -> None:
+@pytest.mark.parametrize(("height", "ascii_only"), [(24, False), (45, False), (45, True)])
+async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height: int, *, ascii_only: bool) -> None:
     host = host_memory(recording)
     assert host is not None
     step = int(np.argmax(host.coming))
-    app = KvsimApp(Session(recording, at_s=float(recording.steps.start_s[step])), clock=lambda: 0.0, flash_s=0)
+    app = KvsimApp(
+        Session(recording, at_s=float(recording.steps.start_s[step])), clock=lambda: 0.0, flash_s=0, ascii=ascii_only
+    )
     async with app.run_test(size=(140, height)) as pilot:
         await pilot.pause()
         shown = app.screen.query_one(HostMap)
@@ -85,6 +87,7 @@ async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height:
     assert f"{host.coming[step]:,} coming back" in title
     assert len(lines) == (4 if height == 45 else 1)
     assert ("coming back" in lines[-1]) == (height == 45)
+    assert not ascii_only or ("=" in lines[0] and "= coming back" in lines[-1])
 
 
 def test_the_figure_shows_hits_times_and_preemptions_by_size(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
 from ..look.words import percent, plural
 from ..pool.host_map import LEGEND, title_of
 from ..pool.kinds import layer_kinds, places_of_units
-from ..pool.paint import OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
+from ..pool.paint import KIND_TINT, OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
 from .still import host_still, still
 from .svg import CELL, shapes_of_lines
 
@@ -111,9 +111,14 @@ def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
     colors, slots, replay = paint_colors(COLOR.palette), session.breakdown, session.replay
     entries = []
     places = places_of_units(replay, np.flatnonzero(replay.refs > 0))
-    for kind in layer_kinds(replay):
+    kinds = layer_kinds(replay)
+    for kind in kinds:
         held = int((places == kind.place).sum())
         entries.append(([colors[kind.paint]], f"{kind.words}: {plural(held, session.unit_name)}"))
+    if slots[SlotState.RESERVED]:
+        entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], "not written"))
+    if slots[SlotState.INTERNAL]:
+        entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(int(slots[SlotState.INTERNAL]), whole)}"))
     return entries + [
         ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
         for state in (SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)

@@ -145,7 +145,7 @@ class Brush:
         return chr(letter), Style(color=self._symbols.palette.free_glyph, bgcolor=back)
 
     def _glyph_color(self, paint: int) -> str:
-        return self._symbols.palette.free_glyph if paint == SlotState.FREE else self._colors[paint]
+        return self._symbols.palette.free_glyph if paint % DIM == SlotState.FREE else self._colors[paint]
 
     def _style(self, front: int, back: int) -> RichStyle:
         return Style(color=self._colors[front], bgcolor=self._colors[back])

@@ -17,8 +17,9 @@ from kvsim.replay.ledger import NO_OWNER
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse, text_keys
 from .cells import Cells
+from .kinds import places_of_units
 from .labels import name_runs, name_units
-from .paint import CURSOR, DIM, EMPTY, OWNER, SHARED, TINT, ColorBy
+from .paint import CURSOR, DIM, EMPTY, KIND_TINT, OWNER, SHARED, TINT, ColorBy
 from .picture import DrawnUnits, Paints, dimmed
 from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .tiling import Detail, Tiling
@@ -250,9 +251,9 @@ class Canvas:
             first = np.where((fill == 0) | ((fill < EIGHTHS) & (first % DIM >= EMPTY)), second, first)
         first, second = np.where(fill == 0, second, first), np.where(fill == EIGHTHS, first, second)
         hollow = (first % DIM == SlotState.CACHED) & (first == second) & self._half_blocks
-        keys = keys_of(
-            np.where(hollow, HOLLOW, shape), first, np.where(hollow, SlotState.FREE + first // DIM * DIM, second)
-        )
+        # What belongs to no request is not put into shade: an outline there would not be seen.
+        first, second = np.where(hollow, SlotState.CACHED, first), np.where(hollow, SlotState.FREE, second)
+        keys = keys_of(np.where(hollow, HOLLOW, shape), first, second)
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])
         keys[cells >= tiling.num_units] = BLANK
@@ -312,6 +313,8 @@ class Canvas:
             paints[held, SlotState.TOKEN] = np.where(self._replay.refs[units] > 1, SHARED, OWNER + hue)[held]
             paints[held, SlotState.RESERVED] = (TINT + hue)[held]
             paints[:, SlotState.PADDING] = SlotState.INTERNAL
+        elif self.color_by is ColorBy.LAYERS:
+            paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(self._replay, units))[held]
         return paints
 
     def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -28,15 +28,21 @@ OVERWRITTEN: Final = int(Change.EVICTED)
 
 
 LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),
-                 (tuple(range(KEPT, KEPT + 4)), "kept, by request"))  # fmt: skip
+                 (tuple(range(KEPT, KEPT + 2)), "kept, by owner"))  # fmt: skip
 """Paints, and what they mean."""
 
 
 def title_of(host: HostMemory, frame: int) -> str:
     """How full host memory is, and what crosses the link to it."""
+    return titles_of(host, frame)[0]
+
+
+def titles_of(host: HostMemory, frame: int) -> tuple[str, ...]:
+    """The title, then shorter ones for narrow places: what crosses the link is said longest."""
     going, coming = int(host.going[frame]), int(host.coming[frame])
     crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
-    return f"host memory: {int(host.used[frame]):,} of {host.num_slots:,} blocks{crossing}"
+    full = f"{int(host.used[frame]):,} of {host.num_slots:,}"
+    return f"host memory: {full} blocks{crossing}", f"host memory: {full}{crossing}", f"host: {full}{crossing}"
 
 
 def slots_per_cell(num_slots: int, num_cells: int) -> int:

@@ -10,7 +10,7 @@ from rich.style import Style
 from kvsim.memory.waste import SlotState
 
 from ..look.words import plural, seconds
-from ..pool.paint import AGE, AGES, HOLDERS, OWNER, SHARED, TINT, ColorBy
+from ..pool.paint import AGE, AGES, HOLDERS, KIND_TINT, OWNER, SHARED, TINT, ColorBy
 from ..pool.swatches import paint_swatch
 from .kinds import layer_kinds
 
@@ -50,8 +50,16 @@ def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
         case ColorBy.STATE:
             return [((), "colours as in the bar below")]
         case ColorBy.LAYERS:
-            kinds = [((kind.paint,), kind.words) for kind in layer_kinds(session.replay)]
-            return [*kinds, *expired, *([(cached, "cached")] if caches else []), (free, "free")]
+            kinds = layer_kinds(session.replay)
+            entries = [((kind.paint,), kind.words) for kind in kinds]
+            entries += [(tuple(KIND_TINT + kind.place for kind in kinds), "not written")]
+            return [
+                *entries,
+                *expired,
+                ((int(SlotState.INTERNAL),), "waste"),
+                *([(cached, "cached")] if caches else []),
+                (free, "free"),
+            ]
         case ColorBy.SHARING:
             return [
                 ((HOLDERS,), "one holder"),

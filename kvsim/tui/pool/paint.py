@@ -106,7 +106,9 @@ def _colors(
     ]
     for number, hue in enumerate(_KIND_HUES):
         colors[KIND + number], colors[KIND_TINT + number] = hues[hue], mixed(hues[hue], void, TINT_SHARE)
-    return (*colors, *(mixed(color, void, SHADE) for color in colors))
+    shades = [mixed(color, void, SHADE) for color in colors]
+    shades[SlotState.FREE] = colors[SlotState.FREE]  # in shade it could not be told from what is no memory at all
+    return (*colors, *shades)
 
 
 def paint_glyphs(symbols: Symbols) -> str:

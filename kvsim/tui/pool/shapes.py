@@ -32,9 +32,9 @@ def spread(
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
     hollow = (front % DIM == SlotState.CACHED) & (front == back) & hairlines
     shape = np.where(hollow & (offset == 0), HOLLOW, shape)
-    free = (SlotState.FREE + front // DIM * DIM).astype(np.uint8)
-    front = np.where(hollow & (offset > 0), free, front)
-    back = np.where(hollow, free, back)
+    # What belongs to no request is not put into shade: an outline there would not be seen.
+    front = np.where(hollow, np.where(offset > 0, SlotState.FREE, SlotState.CACHED), front).astype(np.uint8)
+    back = np.where(hollow, SlotState.FREE, back).astype(np.uint8)
     if hairlines:
         shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
     keys = keys_of(shape, front, back)

@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from ..look.states import STACK
-from .paint import paint_colors, paint_glyphs
+from .paint import DIM, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,9 +42,9 @@ def swatch(state: SlotState, symbols: Symbols) -> Segment:
 
 def paint_swatch(paint: int, symbols: Symbols) -> Segment:
     """One character that looks as a paint does in the pool."""
-    glyph = "■" if symbols.color else paint_glyphs(symbols)[paint]
+    glyph = "■" if symbols.color else paint_glyphs(symbols)[paint % DIM]
     color = paint_colors(symbols.palette)[paint]
-    if paint == SlotState.FREE and not symbols.color:
+    if paint % DIM == SlotState.FREE and not symbols.color:
         color = symbols.palette.free_glyph
     return Segment(glyph, Style(color=color))
 

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 class Zoom:
     """Keeps the level that a person has chosen; until then, the finest that shows the whole pool."""
 
-    def __init__(self, heading: str | None, *, half_blocks: bool) -> None:
+    def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True) -> None:
+        """Args: what to call the pool where it is one of several, how it is drawn, and whether a level may show single
+        slots.
+        """
         self._heading = heading
-        self._half_blocks = half_blocks
+        self._half_blocks, self._slots = half_blocks, slots
         self._levels: list[Tiling] = []
         self._level = 0
         self._chosen = False
@@ -35,7 +38,7 @@ class Zoom:
             height,
             stride=stride,
             half_blocks=self._half_blocks,
-            has_slots=len(replay.groups) == 1,
+            has_slots=self._slots and len(replay.groups) == 1,
         )
         if not self._chosen:
             self._level = best_level(self._levels, height)

@@ -68,6 +68,8 @@ class Compare(PlaybackScreen):
                         heading=lane.label,
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
+                        # All in equal detail: where a model has several tables, no pool shows single slots.
+                        slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
                     if any(session.host is not None for session in self.sessions()):
                         yield HostMap(lane.session, self.symbols, id=f"host-{number}")

@@ -9,7 +9,7 @@ from textual.strip import Strip
 
 from ..look.words import shortened
 from ..pool.brush import Brush
-from ..pool.host_map import LEGEND, map_keys, slots_per_cell, title_of
+from ..pool.host_map import LEGEND, map_keys, slots_per_cell, titles_of
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ class HostMap(Panel):
         if host is None:
             self.border_title = "no host memory"
         elif self.size.width:
-            title = title_of(host, self.session.replay.frame)
-            self.border_title = shortened(title, self.size.width - 2, self.symbols.cut)
+            titles, room = titles_of(host, self.session.replay.frame), self.size.width - 2
+            title = next((title for title in titles if len(title) <= room), titles[-1])
+            self.border_title = shortened(title, room, self.symbols.cut)
         super().show_frame()
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -61,8 +62,13 @@ class HostMap(Panel):
         return strips
 
     def _legend(self, together: int) -> Strip:
-        segments = []
-        for paints, words in LEGEND:
-            segments += [*(self.sample(paint) for paint in paints), self.text(f" {words}  ", "weak")]
-        cell = f"a cell is {together:,} blocks" if together > 1 else "a cell is one block"
-        return Strip([*segments, self.text(cell, "weak")]).crop(0, self.size.width)
+        """Whole entries, the most telling first, as many as there is room for."""
+        cell = f"1 cell = {together:,} blocks" if together > 1 else "1 cell = 1 block"
+        entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in LEGEND]
+        segments: list[Segment] = []
+        for samples, words in (*entries, ([], cell)):
+            entry = [self.text("  ")] * bool(segments) + [*samples, self.text(words, "weak")]
+            if sum(segment.cell_length for segment in segments + entry) > self.size.width:
+                break
+            segments += entry
+        return Strip(segments)

@@ -75,7 +75,8 @@ class LaneFigures(Widget):
             share, what = session.served[session.player.frame] / max(int(session.served[-1]), 1), "of all tokens"
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
-        figures = self._figures(f"{100 * share:.0f}%", what, num_bars)
+        # All is 100%, and what is not yet all never reads so.
+        figures = self._figures(f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%", what, num_bars)
         room = max(width - len(figures[0]), 1)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
         glyphs = self._symbols.right or self._symbols.up

@@ -84,14 +84,15 @@ class PoolView(ScrollView, can_focus=True, inherit_bindings=False):
         heading: str | None = None,
         color_by: ColorBy | None = None,
         flash_s: float = FLASH_S,
+        slots: bool = True,
     ) -> None:
-        """Args: what to show, how to draw it, what to call it where it is one of several, what colour means, and how
-        long changes are lit up.
+        """Args: what to show, how to draw it, what to call it where it is one of several, what colour means, how long
+        changes are lit up, and whether single slots may be shown.
         """
         super().__init__(id=id)
         self.border_title = heading  # where there is no room for a picture, it still says whose figures follow
         self._symbols = symbols
-        self._zoom = Zoom(heading, half_blocks=symbols.color)
+        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots)
         self._hovered: int | None = None
         self._flash_s = flash_s
         self._color_by = color_by
