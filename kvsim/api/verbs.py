@@ -203,7 +203,7 @@ def calibrate(
 
     Args:
         recordings: of one GPU, model and engine; with `card`, of one machine and any models on vLLM.
-        card: a machine card, by value or file, whose two factors are fitted instead.
+        card: a machine card, by value or file, whose three factors are fitted instead.
         held_out: fit again without each recording in turn, to say how well the others predict it; not with `card`.
         progress: called with the fits done, and all.
 

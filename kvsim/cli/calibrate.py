@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
-    With --card, write the card of the machine of RECORDINGS, of whatever models, with two factors fitted to them.
+    With --card, write the card of the machine of RECORDINGS, of whatever models, with three factors fitted to them.
     Prints how far the model is from each recording, step by step, fitted with it and without it.
     """
     from kvsim.calibration import calibrate, calibrate_host

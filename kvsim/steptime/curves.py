@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvsim.steptime.card import Attention, Card, Products
     from kvsim.steptime.work import Reading
@@ -18,8 +18,8 @@ _CAPTURED = 512
 """Up to here a step is padded to a measured size, and kernels differ from one size to the next."""
 
 
-def product_s(products: Products, n: int, k: int, m: int) -> float:
-    """Seconds of x[m, k] @ w[n, k].T.
+def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
+    """Seconds of x[m, k] @ w[n, k].T for each m.
 
     Per weight, a product takes about as long as those with the nearest shapes; m between two sizes is read off the
     straight line, and beyond the largest one time grows with m.
@@ -30,11 +30,15 @@ def product_s(products: Products, n: int, k: int, m: int) -> float:
     share = 1 / (distance[nearest] + 1e-9)
     per_weight = np.log(np.array(products.seconds)[nearest] / shapes[nearest].prod(axis=1, keepdims=True))
     seconds = n * k * np.exp((share / share.sum()) @ per_weight)
-    if m > sizes[-1]:
-        return float(seconds[-1] * m / sizes[-1])
-    if m <= _CAPTURED:  # a size that was not measured runs as the next larger one
-        return float(seconds[np.searchsorted(sizes, m)])
-    return float(np.interp(m, sizes, seconds))
+
+    def at(m: int) -> float:
+        if m > sizes[-1]:
+            return float(seconds[-1] * m / sizes[-1])
+        if m <= _CAPTURED:  # a size that was not measured runs as the next larger one
+            return float(seconds[np.searchsorted(sizes, m)])
+        return float(np.interp(m, sizes, seconds))
+
+    return at
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:

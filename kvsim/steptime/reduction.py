@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.steptime.curves import AttentionCost, attention_cost, product_s, reduce_s
+from kvsim.steptime.curves import AttentionCost, attention_cost, product_curve, reduce_s
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import Pace, at_pace
 from kvsim.steptime.roofline import Roofline
@@ -21,11 +21,11 @@ from kvsim.steptime.sizes import NUM_SIZES, captured_size, size_index
 from kvsim.steptime.work import work_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvsim.models import Model
     from kvsim.steptime.card import Card
-    from kvsim.steptime.work import Reading, Work
+    from kvsim.steptime.work import Reading, Weights, Work
 
 SMALL_KERNEL = 1.75
 """A norm or an activation of a few tokens, in the small kernels of a card: 1.5 to 2.1 us, and each hides part of the
@@ -96,7 +96,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
     table, token_s, weights_s = _by_size(card, work)
     costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
     main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
-    few, many = (product_s(card.products["bfloat16"], *work.output, rows) for rows in (_FEW, _MANY))
+    few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
     logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
     state_s = 2 * work.state_bytes / (STATE_SHARE * card.read_bytes_per_s)
     attention_s = sum(
@@ -147,21 +147,23 @@ def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float]) -
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
     """What `Roofline` looks up for every size; the time of one token where there are many; and that of the weights."""
-    large = np.array([_layers_s(card, work, m) for m in _LARGE])
+    products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
+
+    def layers_s(m: int) -> float:
+        return _layers_s(card, work, m, sum(count * curve(m) for count, curve in products))
+
+    large = np.array([layers_s(m) for m in _LARGE])
     token_s, rest_s = np.polyfit(_LARGE, large, 1, w=1 / large)
-    weights_s = _layers_s(card, work, 1)
+    weights_s = layers_s(1)
     table = [0.0] * NUM_SIZES
     for padded in sorted({captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}):
-        table[size_index(padded, True)] = _layers_s(card, work, padded) - max(weights_s, token_s * padded)
+        table[size_index(padded, True)] = layers_s(padded) - max(weights_s, token_s * padded)
     table[-1] = float(rest_s)
     return table, float(token_s), weights_s
 
 
-def _layers_s(card: Card, work: Work, m: int) -> float:
-    """Everything in the layers but attention, for `m` tokens."""
-    products_s = sum(
-        count * _product_s(card, work.weight_bits, weights.n, weights.k, m) for weights, count in work.products.items()
-    )
+def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
+    """Everything in the layers but attention, for `m` tokens whose products take `products_s`."""
     small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
     elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
     reduced_s = 0.0
@@ -170,15 +172,16 @@ def _layers_s(card: Card, work: Work, m: int) -> float:
     return products_s + small_s + elements_s + reduced_s + _experts_s(card, work, m)
 
 
-def _product_s(card: Card, bits: float, n: int, k: int, m: int) -> float:
+def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
     """A product with weights of so many bits: fp8 as measured; fewer are streamed so and multiplied in bf16."""
-    plain_s = product_s(card.products["bfloat16"], n, k, m)
+    plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if bits >= 16:
-        return plain_s
+        return plain
     if bits >= 8:
-        return product_s(card.products["fp8"], n, k, m) if "fp8" in card.products else plain_s
-    streamed_s = product_s(card.products["bfloat16"], n, k, 1) * bits / 16 / FOUR_BIT_SHARE
-    return max(streamed_s, plain_s - product_s(card.products["bfloat16"], n, k, 1) + streamed_s)
+        return product_curve(card.products["fp8"], weights.n, weights.k) if "fp8" in card.products else plain
+    one_s = plain(1)
+    streamed_s = one_s * bits / 16 / FOUR_BIT_SHARE
+    return lambda m: max(streamed_s, plain(m) - one_s + streamed_s)
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:

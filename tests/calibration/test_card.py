@@ -1,4 +1,4 @@
-"""Two factors of a machine from recordings of any model."""
+"""Three factors of a machine from recordings of any model."""
 
 from __future__ import annotations
 

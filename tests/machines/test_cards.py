@@ -17,7 +17,7 @@ from kvsim.machines.cards import linked
 from kvsim.models import find_model
 from kvsim.steptime import StepShape, reduce
 from kvsim.steptime.card import load_card, save_card
-from kvsim.steptime.curves import product_s, reduce_s
+from kvsim.steptime.curves import product_curve, reduce_s
 
 H200 = find_gpu("H200")
 
@@ -66,11 +66,11 @@ def test_a_card_that_is_none_is_one_sentence(pattern: str, wrong: str, sentence:
 def test_products_between_measured_weights_lie_between_them() -> None:
     products = card_of(H200).products["bfloat16"]
     index = products.shapes.index((6144, 4096))
-    assert product_s(products, 6144, 4096, 32) == pytest.approx(products.seconds[index][products.sizes.index(32)])
-    smaller, between, larger = (product_s(products, n, 4096, 32) for n in (4096, 5120, 6144))
+    assert product_curve(products, 6144, 4096)(32) == pytest.approx(products.seconds[index][products.sizes.index(32)])
+    smaller, between, larger = (product_curve(products, n, 4096)(32) for n in (4096, 5120, 6144))
     assert smaller < between < larger
-    assert product_s(products, 6144, 4096, 33) == pytest.approx(product_s(products, 6144, 4096, 40))
-    assert product_s(products, 6144, 4096, 32768) == pytest.approx(2 * product_s(products, 6144, 4096, 16384))
+    assert product_curve(products, 6144, 4096)(33) == pytest.approx(product_curve(products, 6144, 4096)(40))
+    assert product_curve(products, 6144, 4096)(32768) == pytest.approx(2 * product_curve(products, 6144, 4096)(16384))
 
 
 def test_sums_over_gpus_grow_with_their_bytes() -> None:
