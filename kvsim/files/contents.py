@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from pathlib import Path
 
+TOML_BYTES = 1 << 20
+"""The largest profile, card, lesson or GPU: fifty times those that ship, and read within seconds."""
 TEXT_BYTES = 1 << 26
-"""The largest file of settings: a profile, a lesson, a list of shapes."""
+"""The largest list of shapes, or workload of an oracle."""
 META_BYTES = 1 << 28
 """The largest `meta.json`: one that names every unit of the largest pool by itself would be smaller."""
 TABLE_BYTES = 1 << 31

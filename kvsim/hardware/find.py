@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware.gpu import GIB, GIGA, TERA, Gpu
 from kvsim.hardware.listed import GPUS
 
@@ -61,7 +61,7 @@ def read_gpu(file: Path) -> Gpu:
         UsageError: if the file cannot be read, or a key is missing or cannot be right; the message says which.
     """
     try:
-        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
+        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the GPU {file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvsim.errors import RecordingError, UsageError
-from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.errors import Basis, with_error
@@ -64,7 +64,7 @@ def is_card(name: str) -> bool:
     if not file.is_file():
         return False
     try:
-        return "products" in tomllib.loads(content_of(file, TEXT_BYTES).decode())
+        return "products" in tomllib.loads(content_of(file, TOML_BYTES).decode())
     except (OSError, ValueError, RecursionError):
         return False
 

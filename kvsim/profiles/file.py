@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
-from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape
@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     """
     file = Path(path)
     try:
-        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
+        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the profile {file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

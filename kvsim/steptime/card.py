@@ -15,7 +15,7 @@ from typing import Any
 
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
-from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.contents import TOML_BYTES, content_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def load_card(path: str | os.PathLike[str]) -> Card:
     """
     file = Path(path)
     try:
-        document = tomllib.loads(content_of(file, TEXT_BYTES).decode())
+        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"the machine card {file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

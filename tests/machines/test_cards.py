@@ -41,6 +41,13 @@ def test_a_card_comes_back_from_its_file(card: object, tmp_path: Path) -> None:
     assert not is_card("vllm-h200-llama-3-8b")
 
 
+def test_a_file_that_takes_minutes_to_read_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text(f"x = [{'1,' * 600_000}]\n")
+    with pytest.raises(UsageError, match="It has more than 1,048,576 bytes"):
+        load_card(file)
+
+
 @pytest.mark.parametrize(
     ("pattern", "wrong", "sentence"),
     [

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvsim.display.text import printable_lines, printable_values
 from kvsim.errors import UsageError, WorkloadError
-from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
@@ -126,7 +126,7 @@ def read_lesson(file: Path) -> Lesson:
     if number is None:
         raise LessonError(f"{file}: a lesson's file name should begin with its number, such as 3-pages.toml.")
     try:
-        document = printable_values(tomllib.loads(content_of(file, TEXT_BYTES).decode()), printable_lines)
+        document = printable_values(tomllib.loads(content_of(file, TOML_BYTES).decode()), printable_lines)
     except OSError as error:
         raise LessonError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
