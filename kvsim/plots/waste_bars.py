@@ -22,6 +22,7 @@ from kvsim.plots.style import (
     style,
 )
 from kvsim.plots.words import distinct_names, memory, percentages, source_line
+from kvsim.replay.host_memory import host_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,16 @@ _LABELLED_PERCENT = 4.0
 """Narrower pieces of a bar have no room for their number."""
 _BAR_HEIGHT = 0.5
 _DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
+
+
+def _host_words(recording: Recording) -> str:
+    """How much host memory keeps copies of blocks, mean over time, as a clause; nothing where there is none."""
+    host, steps = host_memory(recording), recording.steps
+    if host is None or not len(steps):
+        return ""
+    lasted = np.diff(np.append(steps.start_s, steps.end_s[-1]))
+    kept = np.average(host.used[: len(steps)], weights=lasted if lasted.sum() else None) / host.num_slots
+    return f"; {memory(host.num_slots * host.slot_bytes)} of host memory, {100 * kept:.0f}% of it with copies"
 
 
 def waste_bars(
@@ -65,7 +76,7 @@ def waste_bars(
         mean = waste_shares(slots)
         shares.append(mean.pool_percent if of == "pool" else mean.allocated_percent)
         pool = recording.meta.pool
-        sizes.append(memory(slots.capacity * pool.bytes_per_slot))
+        sizes.append(f"{memory(slots.capacity * pool.bytes_per_slot)}{_host_words(recording)}")
     percent = np.nan_to_num(np.array(shares))  # nothing allocated: an empty bar
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))

@@ -21,10 +21,11 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.plots.host_memory import draw_host_memory
+from kvsim.plots.waste_bars import waste_bars
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.profiles.extrapolation import Watched
-from kvsim.recording import Recording, eventlog, read
+from kvsim.recording import Recording, eventlog, find, read
 from kvsim.recording.tables import CopyKind
 from kvsim.replay.host_memory import host_memory
 from kvsim.simulation import Machine, simulate
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG = REPOSITORY / "tests/conformance/recorded_offload/off02.jsonl.gz"
+NO_OFFLOAD = "vllm-h200-granite-350m-gsm8k"
 SHORT = ("--num-requests", "30", "--num-blocks", "200", "--prompt-tokens", "200:0.5", "--output-tokens", "40:0.5")
 
 
@@ -252,3 +254,13 @@ def test_a_cell_of_the_map_shows_what_is_seldom(recording: Recording) -> None:
     assert slots_per_cell(host.num_slots, 7) == -(-host.num_slots // 7)
     nothing = map_keys(host, 0, host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF
     assert set(nothing.tolist()) == {EMPTY}
+
+
+def test_waste_bars_say_how_much_of_host_memory_keeps_copies(recording: Recording) -> None:
+    host, steps = host_memory(recording), recording.steps
+    assert host is not None
+    lasted = np.diff([*steps.start_s, steps.end_s[-1]])
+    share = sum(host.used[: len(steps)] * lasted) / lasted.sum() / host.num_slots
+    labels = [text.get_text() for text in waste_bars(recording).axes[0].texts]
+    assert any(f"of host memory, {100 * share:.0f}% of it with copies" in label for label in labels)
+    assert not any("host memory" in text.get_text() for text in waste_bars(read(find(NO_OFFLOAD))).axes[0].texts)
