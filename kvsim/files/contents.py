@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""The largest profile, card, lesson or GPU: fifty times those that ship, and read within seconds."""
+"""The largest profile, card, lesson or GPU: many times those that ship, and read within seconds."""
 TEXT_BYTES = 1 << 26
 """The largest list of shapes, or workload of an oracle."""
 META_BYTES = 1 << 28
