@@ -49,6 +49,7 @@ PRESSURE = (
     Question("Where is the memory?", "", r"token +97\.9% holds a live token"),
     Question("How many run?", "", r"running +81"),
     Question("How many wait?", "", r"121 waiting"),
+    Question("What do they wait for?", "", r"121 waiting +next first, pool full", (LARGE,)),
     Question("Who is next?", "", r"121 waiting +next first.*\n.*r269 +preempted", (LARGE,)),
     Question("What did the last step change?", "", r"last step .*r269 preempted, loses 2 blocks, 31 tokens"),
     Question("And why?", "", r"last step .*pool full: r269"),

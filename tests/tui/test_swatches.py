@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import dist
+
 import pytest
 
-from kvsim.tui.look.states import ASCII, COLOR, GLYPHS, Symbols
-from kvsim.tui.pool.paint import DIM, NUM_PAINTS
+from kvsim.display.palette import channels_of
+from kvsim.memory.waste import SlotState
+from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
+from kvsim.tui.pool.paint import DIM, NUM_PAINTS, REUSABLE, paint_colors
 from kvsim.tui.pool.swatches import paint_swatch
 
 
@@ -16,3 +20,10 @@ def test_every_paint_has_a_sample_and_one_in_shade(symbols: Symbols) -> None:
         assert len(sample.text) == 1
         assert shade.text == sample.text
         assert symbols is not ASCII or sample.text.isascii()
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_cached_memory_is_told_from_every_owner_and_from_free_memory(palette: Palette) -> None:
+    colors = paint_colors(palette)
+    others = [*palette.hues, colors[SlotState.FREE]]
+    assert min(dist(channels_of(colors[REUSABLE]), channels_of(other)) for other in others) > 38

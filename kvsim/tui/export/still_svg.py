@@ -15,7 +15,7 @@ from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
 from ..look.words import percent, plural
 from ..pool.host_map import LEGEND, title_of
 from ..pool.kinds import layer_kinds, places_of_units
-from ..pool.paint import KIND_TINT, OWNER, SHARED, TINT, ColorBy, hue_of, paint_colors
+from ..pool.paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of, paint_colors
 from .still import host_still, still
 from .svg import CELL, shapes_of_lines
 
@@ -100,7 +100,7 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     if waste:
         entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(waste, whole)}"))
     if slots[SlotState.CACHED]:
-        entries.append(([colors[SlotState.CACHED]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
+        entries.append(([colors[REUSABLE]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
     if slots[SlotState.FREE] and session.rows is None:
         entries.append(([colors[SlotState.FREE]], f"free {percent(int(slots[SlotState.FREE]), whole)}"))
     return entries

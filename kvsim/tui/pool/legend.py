@@ -10,7 +10,7 @@ from rich.style import Style
 from kvsim.memory.waste import SlotState
 
 from ..look.words import plural, seconds
-from ..pool.paint import AGE, AGES, HOLDERS, KIND_TINT, OWNER, SHARED, TINT, ColorBy
+from ..pool.paint import AGE, AGES, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
 from ..pool.swatches import paint_swatch
 from .kinds import layer_kinds
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Style) -> list[Segment]:
-    """The legend of the pool's colours, with samples."""
-    segments: list[Segment] = []
-    for paints, text in legend(by, session):
+def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int) -> list[Segment]:
+    """The legend of the pool's colours, with samples; with one of each kind where `room` characters are few."""
+    entries, segments = legend(by, session), list[Segment]()
+    if sum(len(paints) + len(text) + 3 for paints, text in entries) - 2 > room:
+        entries = [(paints[:1], text) for paints, text in entries]
+    for paints, text in entries:
         if segments:
             segments.append(Segment("  ", style))
         for paint in paints:
@@ -45,7 +47,7 @@ def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
                 ((int(SlotState.INTERNAL),), "waste"),
             ]
             if caches:
-                entries += [((SHARED,), f"shared {factor(session)}".strip()), (cached, "cached")]
+                entries += [((SHARED,), f"shared {factor(session)}".strip()), ((REUSABLE,), "cached")]
             return [*entries, (free, "free")]
         case ColorBy.STATE:
             return [((), "colours as in the bar below")]

@@ -62,7 +62,11 @@ DIM: Final = 128
 """Added to the paint of a cell that is not part of the request being followed."""
 SHADE: Final = 0.55
 """How much of the background is in what lies in shade."""
-NUM_PAINTS: Final = KIND_TINT + len(_KIND_HUES)
+REUSABLE: Final = KIND_TINT + len(_KIND_HUES)
+"""A cached unit among owners: muted, because the green of cached memory is near the hues of some owners."""
+_MUTED: Final = 0.6
+"""How much of free memory's colour is in that of a cached unit among owners."""
+NUM_PAINTS: Final = REUSABLE + 1
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 """What is seen in a cell of many units even if only one of them is it."""
@@ -98,6 +102,7 @@ def _colors(
     colors[Change.TAKEN : Change.TAKEN + len(Change)] = changes
     colors[OWNER : OWNER + NUM_HUES] = hues
     colors[TINT : TINT + NUM_HUES] = [mixed(hue, void, TINT_SHARE) for hue in hues]
+    colors[REUSABLE] = mixed(states[SlotState.CACHED], states[SlotState.FREE], _MUTED)
     bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
     colors[AGE : AGE + AGES] = [mixed(bright, void, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
     colors[HOLDERS] = mixed(bright, void, 0.6)
@@ -115,7 +120,7 @@ def paint_glyphs(symbols: Symbols) -> str:
     """A character for every paint, where there are no colours."""
     glyphs = [" "] * NUM_PAINTS
     glyphs[: len(SlotState)] = symbols.states
-    glyphs[CURSOR], glyphs[SHARED] = "_", "&"
+    glyphs[CURSOR], glyphs[SHARED], glyphs[REUSABLE] = "_", "&", symbols.states[SlotState.CACHED]
     for change, glyph in zip(Change, "+-=!", strict=True):
         glyphs[change] = glyph
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:NUM_HUES]

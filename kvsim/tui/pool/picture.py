@@ -26,6 +26,7 @@ from .paint import (
     KIND,
     KIND_TINT,
     OWNER,
+    REUSABLE,
     SHARED,
     TINT,
     ColorBy,
@@ -155,6 +156,8 @@ class Paints:
         ):  # reservations that will never be used are waste, however little is written
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
+        if self.by is ColorBy.OWNER:
+            whole = np.where(whole == SlotState.CACHED, REUSABLE, whole)
         lit = self._lit[units]
         for paints, values in (
             (self.written, np.where(held, written, dominant)),

@@ -50,8 +50,9 @@ class BelowPool(Widget):
         return self.get_component_rich_style(f"below--{name}")
 
     def _legend(self) -> list[Segment]:
-        entries = legend_segments(self._pool.color_by, self._session, self._symbols, self._style("weak"))
-        return [Segment("o ", self._style("strong")), *entries]
+        key = Segment("o ", self._style("strong"))
+        room = self.size.width - key.cell_length
+        return [key, *legend_segments(self._pool.color_by, self._session, self._symbols, self._style("weak"), room)]
 
     def _change(self) -> list[Segment]:
         segments = [Segment("last step  ", self._style("weak"))]

@@ -41,7 +41,7 @@ class Legend(Widget):
             metas = [session.recording.meta for session in self._sessions]
             telling = [(len(meta.pool.groups), meta.prefix_caching) for meta in metas]
             session = self._sessions[telling.index(max(telling))]
-            strip = Strip(legend_segments(self.color_by, session, self._symbols, style))
+            strip = Strip(legend_segments(self.color_by, session, self._symbols, style, width))
             return strip.crop(0, width).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
         entries = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])

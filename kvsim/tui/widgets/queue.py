@@ -12,6 +12,7 @@ from textual.strip import Strip
 
 from kvsim.recording.tables import RequestStatus
 
+from ..facts.waiting import kept_by
 from ..look.words import ending, plural
 from ..pool.paint import OWNER, hue_of
 from .panel import Panel
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
     from ..playback.session import Session
+
+_NAME_WIDTH = 12
+"""Characters of a line up to the end of its request's name."""
 
 
 class Queue(Panel, can_focus=True, inherit_bindings=False):
@@ -88,10 +92,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
-        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first")]
+        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first", kept_by(self.session))]
         self._requests = [None] * len(strips)
-        for request in shown_waiting:
-            strips.append(self._waiting_line(request))
+        needs = [self._need(request, short=False) for request in shown_waiting]
+        if max(map(len, needs), default=0) > self.size.width - _NAME_WIDTH:
+            needs = [self._need(request, short=True) for request in shown_waiting]
+        for request, need in zip(shown_waiting, needs, strict=True):
+            strips.append(Strip([*self._called(request, _NAME_WIDTH), self.text(need, "weak")]))
             self._requests.append(request)
         strips += [self.blank()]
         idle = self.session.num_idle
@@ -111,9 +118,14 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
         return requests[begin : begin + room]
 
-    def _heading(self, name: str, number: int, shown: int, order: str) -> Strip:
-        more = f"  {order}, {shown:,} shown" if number > shown else f"  {order}" if number > 1 else ""
-        return Strip([self.text(f"{number:,} {name}", "strong"), self.text(more, "weak")])
+    def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
+        """How many there are, then as much as there is room for: what keeps them, their order, how many are listed."""
+        count = f"{number:,} {name}"
+        order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
+        texts = [", ".join(filter(None, parts)) for parts in ((order, reason, listed), (order, reason), (reason,))]
+        room = self.size.width - len(count) - 2
+        more = next((text for text in texts if len(text) <= room), "")
+        return Strip([self.text(count, "strong"), self.text(f"  {more}" * bool(more), "weak")])
 
     def _called(self, request: int, width: int) -> list[Segment]:
         mark = ">" if request == self.session.followed else " "
@@ -125,16 +137,18 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             self.text(f" {name}".ljust(width - 2), kind),
         ]
 
-    def _waiting_line(self, request: int) -> Strip:
+    def _need(self, request: int, *, short: bool) -> str:
+        """What a waiting request has to compute, and the blocks that it waits for; `short`: the blocks alone."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
         tokens = f"{prompt:,} prompt"
-        if unit_tokens > 1 and not again and len(self.session.replay.groups) == 1:  # what it waits for
-            tokens += f" = {plural(-(-prompt // unit_tokens), self.session.unit_name)}"
-        return Strip(
-            [*self._called(request, 12), self.text("preempted, " if again else "", "label"), self.text(tokens, "weak")]
-        )
+        if again:
+            return "preempted" if short else f"preempted, {tokens}"
+        if unit_tokens == 1 or len(self.session.replay.groups) > 1:
+            return tokens
+        units = plural(-(-prompt // unit_tokens), self.session.unit_name)
+        return f"needs {units}" if short else f"{tokens} = {units}"
 
     def _running_line(self, request: int, computed: int) -> Strip:
         full = self._full(request)
@@ -142,7 +156,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
         figures = f" {min(computed, full)}/{full}".rjust(11)
-        return Strip([*self._called(request, 12), bar, self.text(figures, "weak")])
+        return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
         """Tokens that a request has in the end; that it may have, where its end is not known."""
