@@ -10,40 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.display.palette import NUM_HUES
-from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
-from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse, text_keys
+from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse
 from .cells import Cells
-from .kinds import places_of_units
-from .labels import name_runs, name_units
-from .paint import CURSOR, DIM, EMPTY, KIND_TINT, OWNER, SHARED, TINT, ColorBy
+from .labels import write_names
+from .paint import CURSOR, DIM, EMPTY, ColorBy
 from .picture import DrawnUnits, Paints, dimmed
 from .shapes import hairlines_above, ledges, spread, spread_glyphs
+from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from .changes import Lights
-
-_WIDE_ENOUGH = 3
-"""Characters of a unit that leave something to be seen of it beside a name."""
-_DRAWING_ORDER = (
-    SlotState.PADDING,
-    SlotState.EXPIRED,
-    SlotState.TOKEN,
-    SlotState.RESERVED,
-    SlotState.INTERNAL,
-    SlotState.EXTERNAL,
-    SlotState.CACHED,
-    SlotState.FREE,
-)
-"""The order of the states inside one unit, by address."""
-_MOST_COUNTED = 9
-"""Holders of a shared unit that one digit can tell."""
 
 
 class Canvas:
@@ -155,52 +137,8 @@ class Canvas:
             first = line == tiling.row_edges[row]
             lines[first] = hairlines_above(lines[first])
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
-        self._write_names(picture, top, rows, cells)
+        write_names(picture, top, rows, cells, tiling, self._replay, self.color_by, half_blocks=self._half_blocks)
         return picture
-
-    def _write_names(
-        self, picture: npt.NDArray[np.int32], top: int, rows: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]
-    ) -> None:
-        """Say whose memory it is, where a row of `cells` has a whole line of the picture for that."""
-        tiling, per_character = self.tiling, self.lines_per_character
-        match tiling.detail:
-            case Detail.MIX | Detail.HALF if self._replay.unit_tokens > 1 or tiling.down > 1:
-                return
-            case Detail.FILL if not tiling.gap:
-                self._count_holders(picture, top, cells)
-                if tiling.wide < _WIDE_ENOUGH or not self._half_blocks:
-                    return
-                # On the first of neighbouring units of one request.
-                name, lines = name_runs, tiling.row_edges[rows] - top
-            case Detail.MIX | Detail.HALF:
-                name = name_runs
-                first = -(-tiling.row_edges[rows] // per_character)
-                last = (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
-                lines = np.where(first <= last, (first + last) // 2 - top, -1)
-            case _:  # below each unit, or else on it
-                name = name_units
-                lines = tiling.row_edges[rows + 1] - 1 - top
-        seen = (lines >= 0) & (lines < len(picture))
-        if seen.any():
-            through = picture[lines[seen]]
-            name(through, tiling, self._replay, cells.reshape(len(rows), -1)[seen].ravel())
-            picture[lines[seen]] = through
-
-    def _count_holders(self, picture: npt.NDArray[np.int32], top: int, cells: npt.NDArray[np.int64]) -> None:
-        """Write on every shared unit how many hold it."""
-        if self.color_by not in (ColorBy.OWNER, ColorBy.SHARING):
-            return
-        tiling = self.tiling
-        units = cells[cells < tiling.num_units]
-        for unit in units[self._replay.refs[units] > 1].tolist():
-            row, column = divmod(unit, tiling.columns)
-            line, x = int(tiling.row_edges[row]) - top, int(tiling.column_edges[column])
-            if 0 <= line < len(picture):
-                holders = int(self._replay.refs[unit])
-                room = max(tiling.wide - 1, 1)
-                text = str(holders) if len(str(holders)) <= room and holders <= 10**room - 1 else "+"
-                place = picture[line, x : x + room]
-                place[: len(text)] = text_keys(text, place)
 
     def _mix(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         assert self._cells is not None  # the tiling's setter made them
@@ -285,10 +223,8 @@ class Canvas:
         """Units slot by slot; where there is room behind what is inside, it stays empty."""
         tiling, tokens = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
-        counts = self._replay.slots(units)[:, _DRAWING_ORDER]
-        paints = self._paints_of_slots(units)[:, _DRAWING_ORDER]
-        paints = dimmed(paints, np.broadcast_to(self._lit(cells)[:, None], paints.shape))
-        slots = paints.ravel().repeat(counts.ravel()).reshape(len(units), tokens)
+        written = self._paints.written[units]
+        slots = paints_of_slots(self._replay, units, written, self.color_by, self._lit(cells))
         # Lines of one unit run into each other where a gap follows; where none does, each ends in a seam.
         keys = keys_of(RIGHT + EIGHTHS if self._half_blocks and tiling.gap else GLYPH, slots, slots)
         keys = keys.repeat((tiling.wide - 1) // tokens, axis=1)
@@ -299,23 +235,6 @@ class Canvas:
         for column, begin in enumerate(tiling.column_edges[:-1].tolist()):
             picture[:, begin : begin + keys.shape[1]] = keys[column :: tiling.columns]
         return picture
-
-    def _paints_of_slots(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """The paint that each state has inside each of `units`: shape (units, 8)."""
-        paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
-        owner = self._replay.owner[units]
-        held = owner != NO_OWNER
-        if self.color_by is ColorBy.STATE:
-            return paints
-        paints[held, SlotState.TOKEN] = self._paints.written[units][held]
-        if self.color_by is ColorBy.OWNER:
-            hue = (owner % NUM_HUES).astype(np.uint8)
-            paints[held, SlotState.TOKEN] = np.where(self._replay.refs[units] > 1, SHARED, OWNER + hue)[held]
-            paints[held, SlotState.RESERVED] = (TINT + hue)[held]
-            paints[:, SlotState.PADDING] = SlotState.INTERNAL
-        elif self.color_by is ColorBy.LAYERS:
-            paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(self._replay, units))[held]
-        return paints
 
     def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether each cell has something of the followed request; all are lit where it has nothing, or none is."""
@@ -332,6 +251,3 @@ class Canvas:
 
     def _cell(self, unit: int) -> int:
         return int(self.tiling.cell_of(np.array([unit]))[0])
-
-
-assert len(_DRAWING_ORDER) == NUM_STATES

@@ -14,6 +14,7 @@ from kvsim.replay.ledger import NO_OWNER
 
 from ..look.words import ending
 from .brush import text_keys
+from .paint import ColorBy
 from .tiling import Detail
 
 if TYPE_CHECKING:
@@ -22,6 +23,63 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _LONGEST_NAME = 12
+
+_WIDE_ENOUGH = 3
+"""Characters of a unit that leave something to be seen of it beside a name."""
+
+
+def write_names(
+    picture: npt.NDArray[np.int32],
+    top: int,
+    rows: npt.NDArray[np.int64],
+    cells: npt.NDArray[np.int64],
+    tiling: Tiling,
+    replay: Replay,
+    color_by: ColorBy,
+    *,
+    half_blocks: bool,
+) -> None:
+    """Say whose memory it is, where a row of `cells` has a line for that in `picture`, which begins at line `top`."""
+    match tiling.detail:
+        case Detail.MIX | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
+            return
+        case Detail.FILL if not tiling.gap:
+            if color_by in (ColorBy.OWNER, ColorBy.SHARING):
+                _count_holders(picture, top, cells, tiling, replay)
+            if tiling.wide < _WIDE_ENOUGH or not half_blocks:
+                return
+            # On the first of neighbouring units of one request.
+            name, lines = name_runs, tiling.row_edges[rows] - top
+        case Detail.MIX | Detail.HALF:
+            name = name_runs
+            per_character = 2 if tiling.detail is Detail.HALF else 1
+            first = -(-tiling.row_edges[rows] // per_character)
+            last = (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
+            lines = np.where(first <= last, (first + last) // 2 - top, -1)
+        case _:  # below each unit, or else on it
+            name = name_units
+            lines = tiling.row_edges[rows + 1] - 1 - top
+    seen = (lines >= 0) & (lines < len(picture))
+    if seen.any():
+        through = picture[lines[seen]]
+        name(through, tiling, replay, cells.reshape(len(rows), -1)[seen].ravel())
+        picture[lines[seen]] = through
+
+
+def _count_holders(
+    picture: npt.NDArray[np.int32], top: int, cells: npt.NDArray[np.int64], tiling: Tiling, replay: Replay
+) -> None:
+    """Write on every shared unit how many hold it."""
+    units = cells[cells < tiling.num_units]
+    for unit in units[replay.refs[units] > 1].tolist():
+        row, column = divmod(unit, tiling.columns)
+        line, x = int(tiling.row_edges[row]) - top, int(tiling.column_edges[column])
+        if 0 <= line < len(picture):
+            holders = int(replay.refs[unit])
+            room = max(tiling.wide - 1, 1)
+            text = str(holders) if len(str(holders)) <= room and holders <= 10**room - 1 else "+"
+            place = picture[line, x : x + room]
+            place[: len(text)] = text_keys(text, place)
 
 
 def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:

@@ -1,0 +1,70 @@
+"""Single slots: the paint of each, in the order in which the states lie inside a unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.display.palette import NUM_HUES
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.replay.ledger import NO_OWNER
+
+from .kinds import places_of_units
+from .paint import KIND_TINT, OWNER, SHARED, TINT, ColorBy
+from .picture import dimmed
+
+if TYPE_CHECKING:
+    from kvsim.replay.replay import Replay
+
+_DRAWING_ORDER = (
+    SlotState.PADDING,
+    SlotState.EXPIRED,
+    SlotState.TOKEN,
+    SlotState.RESERVED,
+    SlotState.INTERNAL,
+    SlotState.EXTERNAL,
+    SlotState.CACHED,
+    SlotState.FREE,
+)
+"""The order of the states inside one unit, by address."""
+assert len(_DRAWING_ORDER) == NUM_STATES
+
+
+def paints_of_slots(
+    replay: Replay,
+    units: npt.NDArray[np.int64],
+    written: npt.NDArray[np.uint8],
+    color_by: ColorBy,
+    lit: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.uint8]:
+    """The paint of every slot of `units`, shape (units, slots of a unit); in shade in units that are not `lit`.
+
+    `written` is the paint of what is written in each unit.
+    """
+    counts = replay.slots(units)[:, _DRAWING_ORDER]
+    paints = _paints_of_states(replay, units, written, color_by)[:, _DRAWING_ORDER]
+    paints = dimmed(paints, np.broadcast_to(lit[:, None], paints.shape))
+    slots: npt.NDArray[np.uint8] = paints.ravel().repeat(counts.ravel()).reshape(len(units), replay.unit_slots)
+    return slots
+
+
+def _paints_of_states(
+    replay: Replay, units: npt.NDArray[np.int64], written: npt.NDArray[np.uint8], color_by: ColorBy
+) -> npt.NDArray[np.uint8]:
+    """The paint that each state has inside each of `units`: shape (units, states)."""
+    paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
+    owner = replay.owner[units]
+    held = owner != NO_OWNER
+    if color_by is ColorBy.STATE:
+        return paints
+    paints[held, SlotState.TOKEN] = written[held]
+    if color_by is ColorBy.OWNER:
+        hue = (owner % NUM_HUES).astype(np.uint8)
+        paints[held, SlotState.TOKEN] = np.where(replay.refs[units] > 1, SHARED, OWNER + hue)[held]
+        paints[held, SlotState.RESERVED] = (TINT + hue)[held]
+        paints[:, SlotState.PADDING] = SlotState.INTERNAL
+    elif color_by is ColorBy.LAYERS:
+        paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(replay, units))[held]
+    return paints
