@@ -1,4 +1,4 @@
-"""The application: which screens there are, how they follow each other, and the clock."""
+"""The application: how it opens, its clock, its colours, and what it does aside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 from textual.events import InputEvent
@@ -16,21 +16,17 @@ from kvsim.display.text import message
 from kvsim.errors import KvsimError
 
 from .commands import choose, commands, themes
-from .dialogs.lesson_list import LessonsScreen
-from .live.screen import Live
 from .look.states import ASCII, COLOR, GLYPHS
 from .look.themes import THEMES, palette_of
 from .playback.comparison import Comparison
 from .playback.session import Session
+from .playbacks import Playbacks
 from .pool.flash import FLASH_S
 from .saving import save_numbers, save_picture, save_png
-from .screens.compare import Compare
 from .screens.defects import Careful
-from .screens.host import Host, Result
+from .screens.host import Result
 from .screens.keys import ASCII_KEYS
-from .screens.opening import Opening, Report
-from .screens.playback import PlaybackScreen
-from .screens.watch import Watch
+from .screens.opening import Job, Opening, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,15 +40,13 @@ if TYPE_CHECKING:
 
     from kvsim.recording.model import Recording
 
-    from .lessons import Guided, Lesson
+    from .lessons import Guided
     from .live.feed import Feed
-    from .screens.host import Host, Result
-from .screens.opening import Job
 
 FRAMES_PER_S = 30
 
 
-class KvsimApp(Careful, Host):
+class KvsimApp(Careful, Playbacks):
     """Shows a session, several in comparison, or a lesson. `clock` returns wall seconds; tests pass their own."""
 
     CSS_PATH = "kvsim.tcss"
@@ -91,13 +85,11 @@ class KvsimApp(Careful, Host):
         how fast these would be with memory for everything, what `opening` grows by, and how many wall seconds changes
         are lit up.
         """
-        super().__init__()
+        super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
         self.failure: KvsimError | None = None
         """Why there was nothing to show."""
-        self._feed = feed
         self.flash_s = flash_s
-        self._runs, self._ample = runs, ample
         # Without colours, states are read from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
@@ -112,24 +104,10 @@ class KvsimApp(Careful, Host):
         self.theme = THEMES[0].name
         self.symbols.palette = palette_of(THEMES[0])
 
-    @property
-    def playback(self) -> PlaybackScreen:
-        """The screen that plays, whatever lies on top of it."""
-        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
-
-    def plays(self, screen: Screen[Any]) -> bool:
-        """Whether `screen` is the one that plays, whatever lies on top of it."""
-        return self.num_playbacks > 0 and self.playback is screen
-
-    @property
-    def num_playbacks(self) -> int:
-        """Screens that play, on top of each other; none until there is something to play."""
-        return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
-
     def get_default_screen(self) -> Screen[None]:
         """What was asked for, or what stands there until it has been made."""
         if isinstance(self._opening, Session | Comparison) or not callable(self._opening):
-            return self._playback_for(self._opening)
+            return self.playback_for(self._opening)
         self._report = Report("reading")
         return Opening(self._report, self.symbols)
 
@@ -141,17 +119,8 @@ class KvsimApp(Careful, Host):
             self.exit(return_code=1)
             return
         if not self._leaving:
-            self.push_screen(self._playback_for(shown))
+            self.push_screen(self.playback_for(shown))
             self._settle()
-
-    def _playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
-        if isinstance(shown, Comparison):
-            return Compare(shown, self.symbols, ample=self._ample)
-        if isinstance(shown, Session):
-            return Watch(shown, self.symbols) if self._feed is None else Live(shown, self.symbols, self._feed)
-        if shown.comparison is not None:
-            return Compare(shown.comparison, self.symbols, shown)
-        return Watch(shown.sessions[0], self.symbols, shown)
 
     def on_mount(self) -> None:
         """Make the clock, paused, and whatever takes time to make."""
@@ -207,58 +176,6 @@ class KvsimApp(Careful, Host):
             self._timer.resume()
         else:
             self._timer.pause()
-
-    def open_playback(self, playback: PlaybackScreen) -> None:
-        """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
-        self.playback.player.playing = False
-        if self.playback.guided is not None and self.num_playbacks > 1:
-            self.switch_screen(playback)
-        else:
-            self.push_screen(playback)
-
-    def leave_playback(self) -> None:
-        """Return to what was played before, where there is anything."""
-        if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
-            self.pop_screen()
-            self.playback.show_frame(everything=True)
-
-    def action_compare(self) -> None:
-        """Compare the policies at this moment, or return from there."""
-        playback = self.playback
-        if isinstance(playback, Compare):
-            time_s = playback.player.clock_s
-            self.leave_playback()
-            if self.playback is not playback:
-                self.playback.player.go_to_time(time_s)
-                self.playback.show_frame(everything=True)
-        elif self._runs is None:
-            self.notify("There are no requests here that could be served again under other policies.")
-        else:
-            runs, time_s, name = self._runs, playback.player.clock_s, playback.followed_name
-            playing = playback.player.playing or not playback.player.frame
-
-            def play(comparison: Comparison) -> None:
-                comparison.follow(name)
-                comparison.player.playing = playing
-                self.open_playback(self._playback_for(comparison))
-
-            self.aside(lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy")
-
-    def action_lessons(self) -> None:
-        """Choose a lesson and play it."""
-        from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second, which only lessons wait for
-
-        self.push_screen(LessonsScreen(all_lessons()), self._play_lesson)
-
-    def _play_lesson(self, lesson: Lesson | None) -> None:
-        from .lessons import Guided  # noqa: PLC0415 - as above
-
-        if lesson is not None:
-            self.aside(
-                lambda: Guided(lesson),
-                lambda guided: self.open_playback(self._playback_for(guided)),
-                lesson.heading,
-            )
 
     def aside(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
         """Do `job` in a thread and give its result to `then`; say `what` is done, and why where it cannot be."""

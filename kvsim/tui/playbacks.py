@@ -1,0 +1,117 @@
+"""The screens that play, on top of each other: which there are, what opens one, and what leads back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .dialogs.lesson_list import LessonsScreen
+from .live.screen import Live
+from .playback.comparison import Comparison
+from .playback.session import Session
+from .screens.compare import Compare
+from .screens.host import Host
+from .screens.playback import PlaybackScreen
+from .screens.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual.screen import Screen
+
+    from kvsim.recording.model import Recording
+
+    from .lessons import Guided, Lesson
+    from .live.feed import Feed
+
+
+class Playbacks(Host):
+    """Opens a session, a comparison or a lesson on top of what is being played, and returns to it."""
+
+    def __init__(
+        self,
+        *,
+        runs: Callable[[], Sequence[Recording]] | None,
+        ample: Callable[[], Sequence[float]] | None,
+        feed: Feed | None,
+    ) -> None:
+        """Args: what makes runs to compare, how fast these would be with memory for everything, and what the first
+        session grows by.
+        """
+        super().__init__()
+        self._runs, self._ample, self._feed = runs, ample, feed
+
+    @property
+    def playback(self) -> PlaybackScreen:
+        """The screen that plays, whatever lies on top of it."""
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
+
+    def plays(self, screen: Screen[Any]) -> bool:
+        """Whether `screen` is the one that plays, whatever lies on top of it."""
+        return self.num_playbacks > 0 and self.playback is screen
+
+    @property
+    def num_playbacks(self) -> int:
+        """Screens that play, on top of each other; none until there is something to play."""
+        return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
+
+    def playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
+        """The screen that plays `shown`."""
+        if isinstance(shown, Comparison):
+            return Compare(shown, self.symbols, ample=self._ample)
+        if isinstance(shown, Session):
+            return Watch(shown, self.symbols) if self._feed is None else Live(shown, self.symbols, self._feed)
+        if shown.comparison is not None:
+            return Compare(shown.comparison, self.symbols, shown)
+        return Watch(shown.sessions[0], self.symbols, shown)
+
+    def open_playback(self, playback: PlaybackScreen) -> None:
+        """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
+        self.playback.player.playing = False
+        if self.playback.guided is not None and self.num_playbacks > 1:
+            self.switch_screen(playback)
+        else:
+            self.push_screen(playback)
+
+    def leave_playback(self) -> None:
+        """Return to what was played before, where there is anything."""
+        if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
+            self.pop_screen()
+            self.playback.show_frame(everything=True)
+
+    def action_compare(self) -> None:
+        """Compare the policies at this moment, or return from there."""
+        playback = self.playback
+        if isinstance(playback, Compare):
+            time_s = playback.player.clock_s
+            self.leave_playback()
+            if self.playback is not playback:
+                self.playback.player.go_to_time(time_s)
+                self.playback.show_frame(everything=True)
+        elif self._runs is None:
+            self.notify("There are no requests here that could be served again under other policies.")
+        else:
+            runs, time_s, name = self._runs, playback.player.clock_s, playback.followed_name
+            playing = playback.player.playing or not playback.player.frame
+
+            def play(comparison: Comparison) -> None:
+                comparison.follow(name)
+                comparison.player.playing = playing
+                self.open_playback(self.playback_for(comparison))
+
+            self.aside(lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy")
+
+    def action_lessons(self) -> None:
+        """Choose a lesson and play it."""
+        from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second, which only lessons wait for
+
+        self.push_screen(LessonsScreen(all_lessons()), self._play_lesson)
+
+    def _play_lesson(self, lesson: Lesson | None) -> None:
+        from .lessons import Guided  # noqa: PLC0415 - as above
+
+        if lesson is not None:
+            self.aside(
+                lambda: Guided(lesson),
+                lambda guided: self.open_playback(self.playback_for(guided)),
+                lesson.heading,
+            )
