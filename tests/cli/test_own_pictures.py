@@ -18,10 +18,10 @@ FIT = ("fit", "--rate", "2", "--prompt-tokens", "50", "--output-tokens", "5", "-
     [
         ("explain", "1", "--markdown", "-o", "out"),
         ("reproduce", "kv-per-token", "--plot", "out.svg"),
-        (*FIT, "--figure", "out.svg"),
+        pytest.param((*FIT, "--figure", "out.svg"), marks=pytest.mark.slow),
         ("tui", "--lesson", "1", "--screenshot", "out.svg", "--size", "80x24"),
     ],
-    ids=lambda command: command[0],
+    ids=("explain", "reproduce", "fit", "tui"),
 )
 def test_a_command_replaces_its_own_picture_and_no_other(
     type_command: Callable[..., tuple[int, str, str]], tmp_path: Path, command: tuple[str, ...]
