@@ -95,13 +95,14 @@ class TableAccount:
         """Take over what has changed; return the blocks that this concerns.
 
         Raises:
-            IntegrityError: a sequence holds memory twice.
+            IntegrityError: a sequence holds memory twice, or a table does not count what stands in it.
         """
         nodes = driver.holders()
         if len(set(nodes)) != len(nodes):
             raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")
         groups = range(driver.engine.settings[0].num_groups)
         tables = {(node, group): held(driver, node, group) for node in nodes for group in groups}
+        check_counted(driver)
         removed: list[tuple[_Entry, int]] = []
         added: list[tuple[_Entry, int, Content]] = []
         for key in tables.keys() | self._tables.keys():
@@ -136,6 +137,24 @@ class TableAccount:
             self._slots[SlotState.EXPIRED] += sign * expired
             self._slots[SlotState.RESERVED] += sign * left
             self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - left)
+
+
+def check_counted(driver: Driver) -> None:
+    """Every table of a running sequence counts the blocks that stand in it.
+
+    Raises:
+        IntegrityError: one counts more or fewer.
+    """
+    engine, num_groups = driver.engine, driver.engine.settings[0].num_groups
+    for node in driver.running():
+        for group in range(num_groups):
+            counted = int(engine.tables[int(engine.sequences[node].place) * num_groups + group].num_held)
+            blocks = driver.blocks(node, group)
+            there = len(blocks) - blocks.count(NULL_BLOCK)
+            if counted != there:
+                raise IntegrityError(
+                    f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted."
+                )
 
 
 def of_liveliest(*contents: Content) -> Content:

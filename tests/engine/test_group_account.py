@@ -41,7 +41,7 @@ def test_windows_expire_and_states_are_padded() -> None:
 
 
 def more_held(engine: Engine) -> None:
-    engine.tables[int(engine.sequences[1].place) * engine.settings[0].num_groups].num_held += 1
+    engine.tables[int(engine.sequences[engine.running[0]].place) * engine.settings[0].num_groups].num_held += 1
 
 
 def fewer_shared(engine: Engine) -> None:
