@@ -29,7 +29,7 @@ SWEEP_POINTS, SWEEP_GOAL = 200, 0.9
 KVSIM = [sys.executable, "-m", "kvsim"]
 RUN = [*KVSIM, "run", "--no-band"]
 LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
-OPEN = "import sys; from kvsim.recording import Replay, read; Replay(read(sys.argv[1]))"
+OPEN = "import sys; from kvsim.recording import read; from kvsim.replay import Replay; Replay(read(sys.argv[1]))"
 SWEEP = """
 import os, sys, time
 from pathlib import Path
