@@ -44,7 +44,6 @@ class Follower:
             num_moments=STRETCH,
             compiled=compiled,
         )
-        self._driver = Driver(engine, compiled=compiled)
         self.driver = Driver(engine, compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[Account]]:
