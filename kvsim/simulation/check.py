@@ -15,7 +15,7 @@ from kvsim.engine.state import NO_KEY, OWN, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
-from kvsim.simulation.table_account import Content, check_counted, content, held, of_liveliest
+from kvsim.simulation.table_account import Content, content, held, of_liveliest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -111,7 +111,6 @@ def _check_blocks(driver: Driver) -> None:
     if (refs != expected).any():
         block = int(np.argmax(refs != expected))
         raise IntegrityError(f"block {block} has {refs[block]} references and stands in {expected[block]} tables.")
-    check_counted(driver)
     keyed = keys[queue] != NO_KEY
     if keyed.sum() != state.num_cached or (np.diff(keyed.astype(np.int8)) < 0).any():
         raise IntegrityError(f"{keyed.sum()} free blocks hold a prefix, {state.num_cached} are counted, or they stand "

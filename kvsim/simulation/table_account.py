@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.groups import num_unread_tokens
-from kvsim.engine.state import TIERED
+from kvsim.engine.state import RUNNING, TIERED
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
 
@@ -47,13 +47,22 @@ _NOTHING = Held([], 0, 0, 0)
 
 
 def held(driver: Driver, node: int, group: int) -> Held:
-    """The table of a sequence that holds memory."""
+    """The table of a sequence that holds memory.
+
+    Raises:
+        IntegrityError: the sequence runs, and its table counts more or fewer blocks than stand in it.
+    """
     engine, sequence = driver.engine, driver.sequence(node)
+    blocks = driver.table(node, group)
+    counted = int(engine.tables[int(sequence.place) * engine.settings[0].num_groups + group].num_held)
+    there = len(blocks) - blocks.count(NULL_BLOCK)
+    if sequence.status == RUNNING and counted != there:
+        raise IntegrityError(f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
     if engine.settings[0].memory == TIERED and sequence.num_units == 0:  # its blocks are not free yet
         computed = int(engine.host.asked[node].dead_tokens)
     skipped = int(num_unread_tokens(engine, group, sequence.computed))
-    return Held(driver.table(node, group), computed, skipped, int(sequence.full_tokens))
+    return Held(blocks, computed, skipped, int(sequence.full_tokens))
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
@@ -102,7 +111,6 @@ class TableAccount:
             raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")
         groups = range(driver.engine.settings[0].num_groups)
         tables = {(node, group): held(driver, node, group) for node in nodes for group in groups}
-        check_counted(driver)
         removed: list[tuple[_Entry, int]] = []
         added: list[tuple[_Entry, int, Content]] = []
         for key in tables.keys() | self._tables.keys():
@@ -137,24 +145,6 @@ class TableAccount:
             self._slots[SlotState.EXPIRED] += sign * expired
             self._slots[SlotState.RESERVED] += sign * left
             self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - left)
-
-
-def check_counted(driver: Driver) -> None:
-    """Every table of a running sequence counts the blocks that stand in it.
-
-    Raises:
-        IntegrityError: one counts more or fewer.
-    """
-    engine, num_groups = driver.engine, driver.engine.settings[0].num_groups
-    for node in driver.running():
-        for group in range(num_groups):
-            counted = int(engine.tables[int(engine.sequences[node].place) * num_groups + group].num_held)
-            blocks = driver.blocks(node, group)
-            there = len(blocks) - blocks.count(NULL_BLOCK)
-            if counted != there:
-                raise IntegrityError(
-                    f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted."
-                )
 
 
 def of_liveliest(*contents: Content) -> Content:
