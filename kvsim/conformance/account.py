@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
 from kvsim.conformance.words import StepFacts
 from kvsim.engine.ownership import MemoryKind
+from kvsim.recording.order import units_of_runs
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
@@ -101,9 +102,7 @@ def block_by_block(
     A release of a whole table is one change, with the number of its blocks in place of a block if `tell_lengths`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
-    units = np.where(released, 1, length)
-    row = np.repeat(np.arange(len(kind)), units)
-    offset = np.arange(len(row)) - np.repeat(np.cumsum(units) - units, units)
+    row, offset = units_of_runs(np.where(released, 1, length))
     block = np.where(released, length if tell_lengths else UNTOLD, address)[row] + offset
     position = np.where(released, WHOLE_TABLE, position)[row] + offset
     return stacked(moment[row], kind[row], request[row], position, block, group[row])

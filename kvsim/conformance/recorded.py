@@ -15,6 +15,7 @@ from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
 from kvsim.policies import ContinuousSettings, Paged, PagedSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus
+from kvsim.recording.order import units_of_runs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -137,9 +138,8 @@ class _ScheduleRows:
         self._open = rows[self._end[rows] > last + 1]
         begin = np.maximum(self._step[rows], first)
         repeats = np.minimum(self._end[rows], last + 1) - begin
-        row = np.repeat(rows, repeats)
-        offset = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        step = np.repeat(begin, repeats) + offset
+        run, offset = units_of_runs(repeats)
+        row, step = rows[run], begin[run] + offset
         order = np.lexsort((self._rank[row], step))
         row, step = row[order], step[order]
         request, tokens, computed_before = (column[row] for column in self._columns)
