@@ -13,6 +13,7 @@ from kvsim.machines import host_link, served_model
 from kvsim.models import Model
 from kvsim.policies.settings import PagedSettings
 from kvsim.recording import Recording
+from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import CopyKind, FloatArray, IntArray, Steps
 from kvsim.steptime import TYPICAL, Pace, StepShape
 from kvsim.steptime.card import Card
@@ -60,9 +61,7 @@ class Observed:
 def observe(recording: Recording) -> Observed:
     """What the steps of `recording` held, from its schedule."""
     schedule, steps = recording.schedule, recording.steps
-    repeats = schedule.repeats
-    index = np.repeat(np.arange(len(repeats)), repeats)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    index, nth = units_of_runs(schedule.repeats)
     step = schedule.step[index] + nth
     tokens = schedule.tokens[index].astype(np.float64)
     before = schedule.computed_before[index] + tokens * nth

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.order import units_of_runs
+
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
     from kvsim.replay import Replay
@@ -46,8 +48,7 @@ class Ramps:
         repeats = schedule.repeats.astype(np.int64)
         # Only a slope of one crosses every limit at a whole frame; rows that repeat a larger chunk are few.
         copies = np.where(schedule.tokens > 1, repeats, 1)
-        index = np.repeat(np.arange(len(repeats)), copies)
-        nth = np.arange(len(index)) - np.repeat(np.cumsum(copies) - copies, copies)
+        index, nth = units_of_runs(copies)
         request, tokens = schedule.request[index].astype(np.int64), schedule.tokens[index].astype(np.int64)
         begin = schedule.step[index] + nth
         first = schedule.computed_before[index] + tokens * (nth + 1)

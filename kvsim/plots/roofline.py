@@ -12,6 +12,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, log_axis, style
 from kvsim.plots.words import source_line
+from kvsim.recording.order import units_of_runs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,9 +41,7 @@ class StepWork:
     def of(cls, recording: Recording, model: Model) -> StepWork:
         """The work of every step of `recording`, in the order of the steps."""
         schedule, steps = recording.schedule, recording.steps
-        repeats = schedule.repeats.astype(np.int64)
-        row = np.repeat(np.arange(len(repeats)), repeats)
-        nth = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        row, nth = units_of_runs(schedule.repeats.astype(np.int64))
         step, tokens = schedule.step[row] + nth, schedule.tokens[row].astype(np.float64)
         before = schedule.computed_before[row] + tokens * nth
 
