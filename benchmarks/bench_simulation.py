@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvsim.engine import block_pool
-from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
@@ -83,7 +83,7 @@ def test_allocate_and_free_blocks(benchmark: BenchmarkFixture) -> None:
         prompt=nothing + 400, output=nothing + 1, limit=nothing + 1, priority=nothing, arrival_s=np.zeros(1),
         keys=Ragged.empty(1, np.int64),
     )  # fmt: skip
-    engine = pack(demand, POLICIES["paged"], num_blocks, no_times(), refused=np.zeros(1, np.bool_))
+    engine = new_engine(demand, POLICIES["paged"], num_blocks, no_times(), refused=np.zeros(1, np.bool_))
 
     def allocate_and_free() -> None:
         for index in range(25):

@@ -51,7 +51,7 @@ def test_the_help_of_a_command_loads_nothing_heavy(run_python: RunPython, comman
     [
         ("from kvsim import read, simulate, find_gpu, summarize, generate", {"textual", "matplotlib", "torch"}),
         ("import kvsim.recording, kvsim.replay, kvsim.metrics", {"simpy", "textual", "matplotlib", "pyarrow"}),
-        ("import kvsim.engine.driver, kvsim.engine.packing", {"simpy", "pyarrow", "numba", "click"}),
+        ("import kvsim.engine.driver, kvsim.engine.initialization", {"simpy", "pyarrow", "numba", "click"}),
         ("import kvsim.simulation", {"numba", "textual", "matplotlib", "pyarrow", "rich", "click"}),
         ("import kvsim.memory.padded, kvsim.memory.waste", {"simpy", "pyarrow", "click"}),
     ],

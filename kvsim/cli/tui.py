@@ -209,7 +209,7 @@ def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
     """One policy; without a screen that reports, a bar in the terminal where it takes long."""
     from kvsim.engine.driver import has_machine_code
-    from kvsim.engine.packing import memory_of
+    from kvsim.engine.initialization import memory_of
 
     # A person waits: a few hundred requests are over before the simulator would have been compiled for the first time.
     settings = scenario.policy(policy)

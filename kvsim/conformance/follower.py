@@ -9,8 +9,8 @@ import numpy as np
 from kvsim.conformance.account import Account, block_by_block, stacked, without_evictions
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.engine.driver import Driver
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.engine.moments import ADD, LEAVE, LOOK
-from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.records import column
 from kvsim.recording import RequestStatus
@@ -29,7 +29,7 @@ class Follower:
 
     def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
         self._recorded, self._timeline = recorded, recorded.timeline
-        engine = pack(
+        engine = new_engine(
             _demand(recorded),
             recorded.policy,
             recorded.num_blocks - 1,

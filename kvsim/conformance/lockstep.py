@@ -24,8 +24,8 @@ from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.conformance.words import changes_in_words, step_in_words
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
+from kvsim.engine.initialization import memory_of
 from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
-from kvsim.engine.packing import memory_of
 from kvsim.engine.state import ABORTED, RUNNING, TIERED
 from kvsim.errors import RecordingError
 from kvsim.recording import MemoryKind, Recording, RequestStatus

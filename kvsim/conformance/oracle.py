@@ -18,7 +18,7 @@ from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_sta
 from kvsim.conformance.verdict import Verdict, difference
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.driver import Driver
-from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.records import column
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
@@ -73,7 +73,7 @@ class OracleRun:
     def __init__(self, workload: OracleWorkload, *, compiled: bool = False) -> None:
         self._workload = workload
         requests = workload.requests
-        engine = pack(
+        engine = new_engine(
             _demand(workload),
             Paged(scheduler=workload.scheduler, cache=workload.cache),
             workload.num_blocks - 1,

@@ -13,7 +13,7 @@ The functions run as they stand, or are compiled as they stand by numba. From th
 
     numba_types    records as numba sees them                   numba_linking  parts become one piece of machine code
 
-    packing        a workload becomes records               driver         an engine that is run, or stepped by hand
+    initialization  a workload becomes records              driver         an engine that is run, or stepped by hand
 
 Nothing in here knows a file, SimPy or a command.
 """

@@ -12,9 +12,9 @@ from kvsim.engine import (
     clock,
     host_jobs,
     host_pool,
+    initialization,
     moments,
     offload,
-    packing,
     quiet,
     scheduler,
     static_batch,
@@ -65,7 +65,7 @@ class Driver:
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
-                self.engine, self._act = packing.moved(self.engine, target), _compiled(self._act)
+                self.engine, self._act = initialization.moved(self.engine, target), _compiled(self._act)
         self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
@@ -227,7 +227,7 @@ class Driver:
         state.first_step, state.first_output, state.num_memory_rows = state.num_steps, state.num_outputs, 0
         if self.engine.settings[0].memory == TIERED:
             self.engine.host.state[0].num_copy_rows = 0
-        self.engine = packing.with_room_for_schedule(self.engine, state.num_schedule_rows)
+        self.engine = initialization.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:
         return listed(getattr(self.engine, name), 0, end)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kvsim.engine.packing import memory_of
+from kvsim.engine.initialization import memory_of
 from kvsim.machines import basis_of, known_errors
 from kvsim.policies.own import OwnPolicy
 from kvsim.profiles.extrapolation import Watched

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
-from kvsim.engine.packing import coefficients_of
+from kvsim.engine.initialization import coefficients_of
 from kvsim.errors import UsageError
 from kvsim.policies.own import OwnPolicy
 from kvsim.steptime import StepTimeModel

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.driver import Driver
+from kvsim.engine.initialization import memory_of, new_engine
 from kvsim.engine.own import OwnRules
-from kvsim.engine.packing import memory_of, pack
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
@@ -340,7 +340,7 @@ class Run:
         memory = None if options.get("check", False) else memory_of(policy)
         compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice, memory)
         make = partial(
-            pack,
+            new_engine,
             self._demand,
             policy,
             num_units,

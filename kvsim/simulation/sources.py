@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import simpy
 
-from kvsim.engine.packing import send_all, send_first
+from kvsim.engine.initialization import send_all, send_first
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ _HITS = "engine/prefix_hits.py"
 _GROUPS = "engine/groups.py"
 _QUIET = "engine/quiet.py"
 _KEYS = "engine/prefix_keys.py"
-_PACKING = "engine/packing.py"
+_INITIALIZATION = "engine/initialization.py"
 _MEMORY = "engine/memory.py"
 _EXTENTS = "engine/extents.py"
 _RESERVATIONS = "engine/reservations.py"
@@ -61,7 +61,7 @@ MUTATIONS = (
     # The block pool.
     Mutation(
         "block 0 is handed out",
-        _PACKING,
+        _INITIALIZATION,
         "    queue = ids if initial_free is None else np.array([0, *initial_free])\n    following, preceding = np.zeros_like(ids), np.zeros_like(ids)\n",
         "    queue = ids if initial_free is None else np.array([0, *initial_free])\n    queue = np.append(queue, 0)\n    following, preceding = np.zeros_like(ids), np.zeros_like(ids)\n",
     ),
@@ -176,7 +176,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the watermark is a share of the usable blocks",
-        _PACKING,
+        _INITIALIZATION,
         "policy.cache.watermark * (num_units + 1)",
         "policy.cache.watermark * num_units",
     ),
@@ -224,7 +224,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a prefix cache that is off still works",
-        _PACKING,
+        _INITIALIZATION,
         '"prefix_caching": policy.cache.enable_prefix_caching',
         '"prefix_caching": True',
     ),
@@ -609,7 +609,7 @@ MUTATIONS = (
     ),
     Mutation(
         "drafts have no slots",
-        _PACKING,
+        _INITIALIZATION,
         '            "lookahead_tokens": policy.cache.num_speculative_tokens,\n',
         '            "lookahead_tokens": min(policy.cache.num_speculative_tokens, 1),\n',
     ),

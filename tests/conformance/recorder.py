@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.driver import Driver
-from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
@@ -44,7 +44,7 @@ class Watch:
         self._order = [row for row, _ in self._due]
         """The rows of the workload in the order of those of the recording: requests as they arrive."""
         self._demand = _demand(workload, self._order)
-        engine = pack(
+        engine = new_engine(
             self._demand,
             Paged(scheduler=workload.scheduler, cache=workload.cache),
             workload.num_blocks - 1,

@@ -10,8 +10,8 @@ import pytest
 from kvsim.engine import block_pool, kv_cache, prefix_cache
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.driver import Driver
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.packing import Demand, no_times, pack
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import NO_KEY, PREEMPTED, RUNNING
 from kvsim.policies import Paged
@@ -43,7 +43,7 @@ def driver_of(
     """An engine that knows requests with prompts of so many tokens, to be added by hand: the first is number 1."""
     size = len(prompts)
     chosen = {"max_model_len": 8192, "async_scheduling": False} | settings
-    engine = pack(
+    engine = new_engine(
         Demand(
             prompt=np.array(prompts, np.int64),
             output=np.full(size, output),

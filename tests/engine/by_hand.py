@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine.driver import Driver
-from kvsim.engine.packing import Demand, no_times, pack
+from kvsim.engine.initialization import Demand, new_engine, no_times
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def driver_of(policy: Policy, num_units: int, *requests: tuple[int, ...], **opti
     compiled = options.get("compiled", False)
     refused = np.zeros(len(requests), np.bool_)
     demand = demand_of(*requests, **known)
-    engine = pack(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
+    engine = new_engine(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
     return Driver(engine, compiled=compiled)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvsim.engine import block_pool, prefix_cache
-from kvsim.engine.packing import no_times, pack
+from kvsim.engine.initialization import new_engine, no_times
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
@@ -190,4 +190,4 @@ def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
     import numpy as np
 
     with pytest.raises(BudgetError, match="600 sequences of up to 1,048,577 tokens in blocks of 1 need tables of"):
-        pack(demand_of(*requests), policy, 1 << 22, no_times(), refused=np.zeros(600, np.bool_))
+        new_engine(demand_of(*requests), policy, 1 << 22, no_times(), refused=np.zeros(600, np.bool_))

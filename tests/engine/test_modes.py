@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import compiled, packing
+from kvsim.engine import compiled, initialization
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
@@ -43,7 +43,7 @@ def test_without_numba_everything_runs_and_asking_for_it_is_a_sentence(
     make_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(modes, "has_numba", lambda: False)
-    monkeypatch.setattr(packing, "STEPS_PER_SLICE", 5)
+    monkeypatch.setattr(initialization, "STEPS_PER_SLICE", 5)
     for engine in ("auto", "interpreted"):
         assert measure(requests(30), POLICY, make_machine(4000), engine=engine).summary.num_finished == 30  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be compiled: numba is not installed, or does not support this Python"):
@@ -61,7 +61,7 @@ def test_a_package_that_cannot_be_imported_is_not_there(monkeypatch: pytest.Monk
 def test_a_model_of_ones_own_runs_interpreted_and_only_so(
     make_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "STEPS_PER_SLICE", 5)
+    monkeypatch.setattr(initialization, "STEPS_PER_SLICE", 5)
     machine = replace(make_machine(4000), step_time=Metronome())
     recording = simulate(requests(30), POLICY, machine)
     assert recording.duration_s > len(recording.steps) - 1

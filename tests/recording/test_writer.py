@@ -89,8 +89,8 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     at_once = run.simulate(workload, policy, make_machine(160), engine="interpreted")
-    monkeypatch.setattr("kvsim.engine.packing.STEPS_PER_SLICE", 50)
-    monkeypatch.setattr("kvsim.engine.packing.FIRST_ROWS", 10)
+    monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 50)
+    monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     write(at_once, tmp_path / "at once")
     portions: dict[str, list[int]] = {}
     with RecordingWriter(tmp_path / "as it goes") as writer:

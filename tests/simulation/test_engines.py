@@ -254,8 +254,8 @@ def test_requests_of_realistic_length(sync: bool, caching: bool, num_blocks: int
 @pytest.mark.parametrize("order", Order)
 def test_long_runs_in_many_slices(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps with preemptions, evictions, hits and stops that come as a surprise."""
-    monkeypatch.setattr("kvsim.engine.packing.STEPS_PER_SLICE", 100)
-    monkeypatch.setattr("kvsim.engine.packing.FIRST_ROWS", 10)
+    monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 100)
+    monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     scheduler = ContinuousSettings(max_num_batched_tokens=256, max_model_len=1024, order=order)
     policy = Paged(scheduler=scheduler)
     recording = assert_same(mixed_requests(200), policy, machine_of(800))

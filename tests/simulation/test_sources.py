@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvsim.calibration.prior import vllm_prior
 from kvsim.engine.driver import Driver
-from kvsim.engine.packing import pack
+from kvsim.engine.initialization import new_engine
 from kvsim.engine.records import column
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -39,7 +39,7 @@ def serve(requests: list[tuple[int, int, float]], source: Any, num_servers: int,
         demand = demand_of(*((prompt, output) for prompt, output, _ in requests))
         demand.arrival_s[:] = np.cumsum([gap_s for _, _, gap_s in requests])
         refused = np.zeros(len(requests), np.bool_)
-        engine = pack(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
+        engine = new_engine(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
         servers.append(Server(environment, Driver(engine), horizon=source.horizon_s))
     source.start(environment, servers)
     environment.run()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import groups, host_packing, records, reservations, speculation
+from kvsim.engine import groups, host_initialization, records, reservations, speculation
 from kvsim.engine.records import NEVER, Numbers, Records, column, fill, make, make_growing, numbers
 from kvsim.engine.state import (
     ALIGNED,
@@ -125,7 +125,7 @@ def _power_of_two_from(values: Column) -> Column:
     return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))
 
 
-def pack(
+def new_engine(
     demand: Demand,
     policy: Policy,
     num_units: int,
@@ -160,16 +160,16 @@ def pack(
     if isinstance(policy, Paged):
         if not layout.is_uniform:
             _check_modelled(policy.cache)
-        host_packing.check_offload(policy, len(layout.groups))
-        places = host_packing.num_places(policy, num_units, size)
+        host_initialization.check_offload(policy, len(layout.groups))
+        places = host_initialization.num_places(policy, num_units, size)
         widths = _table_widths(demand, policy, layout, num_units, places)
     width = sum(widths)
     settings, state = make(records.Settings, 1, compiled=compiled), make(records.State, 1, compiled=compiled)
     chosen = _settings(policy, num_units, batch, places, width) | {"checking": checking, "answers": answers}
     chosen |= {"records_memory": records_memory, "records_schedule": records_schedule, "stamp_at_entry": stamp_at_entry}
     num_holes = 2 * _most_holes(policy, batch, num_units)
-    rows_of_loads = host_packing.rows_of_loads(policy, num_units, size, width)
-    most_rows = FIRST_ROWS + rows_of_loads - host_packing.rows_of_table(width)
+    rows_of_loads = host_initialization.rows_of_loads(policy, num_units, size, width)
+    most_rows = FIRST_ROWS + rows_of_loads - host_initialization.rows_of_table(width)
     margin = _memory_margin(policy, batch, width + len(layout.groups)) + rows_of_loads
     if isinstance(policy, Paged) and policy.cache.swap_gib:
         chosen |= _host_memory(policy.cache, unit_bytes)
@@ -206,7 +206,7 @@ def pack(
         prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
         blocks=_blocks(num_units if paged else 0, initial_free, compiled=compiled),
         buckets=make(records.Bucket, _num_buckets(demand, policy, num_units), compiled=compiled),
-        host=host_packing.host_tier(
+        host=host_initialization.host_tier(
             policy,
             num_units,
             size,
@@ -470,7 +470,7 @@ def _leaves_alone(settings: records.Settings) -> bool:
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:
     """The most changes of ownership in one step."""
     if isinstance(policy, Paged):
-        return batch * host_packing.rows_of_table(width)
+        return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
         return 3 * batch
     # every sequence is released and admitted, each of which may move all others
