@@ -122,7 +122,7 @@ _HOME = {
     "workload_of": "kvsim.importers",
     "write": "kvsim.recording",
 }
-"""Where each public name lives."""
+"""The module that each public name lives in."""
 
 __all__ = [
     "AllAtOnce",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _OF_A_MACHINE = ("kv_gib", "num_blocks", "gpu", "model", "tensor_parallel_size", "kv_cache_dtype", "quantization",
                  "gpu_memory_utilization", "times")  # fmt: skip
-"""What `sweep` can vary of a machine."""
+"""Settings of a machine that `sweep` can vary."""
 
 
 def read(recording: RecordingLike) -> Run:

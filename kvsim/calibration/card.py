@@ -26,7 +26,7 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""How far hosts and GPUs usually lie from a card, as shares: what recordings do not tell is held so close to 1. Hosts
+"""Usual distances of hosts and GPUs from a card, as shares: what recordings do not tell is held so close to 1. Hosts
 that never sleep lie between 0.7 and 1.1 of the card's on seven machines with an H200, and what sleeping costs them
 between 0.75 and 1.1 of the usual."""
 _COUNTS = 0.025

@@ -45,12 +45,12 @@ _FITTED = {
     "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,
 }
-"""What is fitted for which engine; the rest stays at its roofline value."""
+"""Coefficients that are fitted, by engine; the others stay at their roofline values."""
 READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
-"""What is too rare for a fit, and the field of `StepShape` that counts it."""
+"""Coefficients of what is too rare for a fit, each with the field of `StepShape` that counts it."""
 _REACH = 6.0
 """The largest factor by which a coefficient may leave its roofline value."""
 _FASTEST = {
@@ -59,14 +59,14 @@ _FASTEST = {
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""As shares of their roofline values, the least that these may be: no kernel reaches more of the data sheet's peak than
-the shares here on the right, and whatever seems faster belongs to another coefficient.
+"""The smallest values of coefficients, as shares of their roofline values: no kernel reaches more of the data
+sheet's peak than the shares here on the right, and whatever seems faster belongs to another coefficient.
 """
 _ROUNDS = 3
 """Coefficients, the machines' paces and the sizes' kernels are found in turn, so many times."""
 _EVALUATIONS = 15
 _PRIOR_WEIGHT = 0.3
-"""How strongly a coefficient that the recordings do not determine is held at its roofline value."""
+"""Weight with which a coefficient that the recordings do not determine is held at its roofline value."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
 """Shares that cannot be more, or more work would take less time."""
 

@@ -25,7 +25,7 @@ _REACH = 4.0
 
 
 _USUAL = Pace(host=0.1, gpu=0.01)
-"""How far machines usually lie apart, as shares: what a recording does not tell is held so close to 1."""
+"""Usual distances between machines, as shares: what a recording does not tell is held so close to 1."""
 _USUAL_WEIGHT = 5.0
 
 

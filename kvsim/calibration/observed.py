@@ -26,7 +26,7 @@ class Observed:
 
     name: str
     machine: str
-    """Which machine it was; its own name where the recording does not say."""
+    """The machine that ran it; the recording's own name where it does not say."""
     eager: bool
     """Whether the engine captured no graphs."""
     shape: StepShape
@@ -43,7 +43,7 @@ class Observed:
     """The step that was scheduled right after each step's output; -1 where the engine did something else in between."""
 
     launch_s: FloatArray
-    """How long the host was busy with each step, where it went straight on to the next; NaN elsewhere."""
+    """Seconds that the host was busy with each step, where it went straight on to the next; NaN elsewhere."""
     entry_gap_s: FloatArray
     """Time between two requests that the engine took in one after the other without doing anything else."""
     entry_prompt_tokens: IntArray
@@ -52,7 +52,7 @@ class Observed:
     """Seconds that the host spent on copies between GPU and host memory before it launched each step; zeros without an
     offload, or where what it costs is not known (`with_offload`)."""
     pace: Pace = TYPICAL
-    """How fast that machine is thought to be."""
+    """The assumed pace of that machine."""
 
     def __len__(self) -> int:
         return len(self.start_s)

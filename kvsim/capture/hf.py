@@ -93,7 +93,7 @@ class GenerateRecorder:
         self.allocator: AllocatorHistory | None = None
         """PyTorch's allocation history, once the context has been left."""
         self.known_outputs: Sequence[int] | None = None
-        """Where the rows of the next batch end, if something else than end-of-sequence tokens says so."""
+        """Output tokens of each row of the next batch, if something else than end-of-sequence tokens ends it."""
 
     def __enter__(self) -> GenerateRecorder:
         self._generate = self._model.generate

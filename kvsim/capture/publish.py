@@ -23,9 +23,9 @@ from kvsim.live.address import parse_address
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.1
-"""How long an event may wait before it is sent."""
+"""Seconds that an event may wait before it is sent."""
 _MAX_WAITING_BYTES = 16 << 20
-"""How far the process that serves viewers may fall behind."""
+"""Bytes that may wait for the process that serves viewers."""
 _BACKLOG = 16
 _END_S = 3.0
 """Seconds that the process may take to say farewell."""
@@ -47,7 +47,7 @@ class Publisher:
             bound, bound_port = listener.getsockname()[:2]
             self._process = _serve(listener)
         self.address: str = f"{bound}:{bound_port}"
-        """Where viewers connect."""
+        """The address that viewers connect to, as HOST:PORT."""
         assert self._process.stdin is not None, "it was asked for"
         self._log = self._process.stdin
         self._pump = Pump(

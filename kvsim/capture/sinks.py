@@ -14,7 +14,7 @@ from kvsim.recording import eventlog
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.25
-"""How long an event may wait in memory before it is written."""
+"""Seconds that an event may wait in memory before it is written."""
 
 
 class LogSink(Protocol):

@@ -26,7 +26,7 @@ from kvsim.live.mirror import Mirror
 MAX_VIEWERS = 16
 """Connections that are served at a time; others are told so and closed."""
 MAX_QUEUED_BYTES = 16 << 20
-"""How far a viewer may fall behind."""
+"""Bytes that may wait for one viewer."""
 SNAPSHOT_PERIOD_S = 1.0
 """Seconds between two snapshots: viewers that come in between wait for the next one."""
 ACCEPT_PERIOD_S = 0.01

@@ -29,7 +29,8 @@ _LARGEST: Mapping[str, float] = {
     "max_prompt_tokens": (1 << 31) - 1,
     "max_total_tokens": (1 << 31) - 1,
 }
-"""Beyond what any engine, model or machine has; the smallest values are refused where they are used."""
+"""The largest values that are taken, beyond any engine, model or machine; the smallest are refused where they are used.
+"""
 _OF_SECTIONS = {"Paged cache": "paged", "Contiguous reservations": "contiguous", "Static batches": "static"}
 _NOT_FOR_STATIC = frozenset((
     "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "no_chunked_prefill",

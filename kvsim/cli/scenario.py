@@ -35,7 +35,7 @@ class Scenario:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """On each GPU."""
+    """Bytes of KV cache on each GPU."""
     block_size: int
     """Tokens of a block of a paged cache."""
     max_model_len: int

@@ -64,7 +64,7 @@ _MACHINE = (
     _machine("--oversize", is_flag=True, help="Insist on a model and a cache that the GPU has no memory for."),
     _machine("--block-size", type=int, metavar="TOKENS", help="Tokens per block.  [16; 64 for latent attention]"),
 )
-"""What is served, on what, with how much memory: all that decides how many blocks there are."""
+"""Flags of the model, the GPU and its memory: all that decides how many blocks there are."""
 
 _OPTIONS = (
     _machine(

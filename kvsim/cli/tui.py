@@ -37,7 +37,7 @@ _LIST = "list"
 """The value of --lesson where no lesson is named."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Up to so many are simulated, interpreted, before a person gets impatient."""
+"""The largest number of requests that is simulated, interpreted, before a person gets impatient."""
 
 
 @click.command("tui", cls=SectionedCommand)

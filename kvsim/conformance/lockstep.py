@@ -5,7 +5,7 @@ decided here and compared. Calls that scheduled nothing left no step behind. The
 the engine rests on them: it looks at an output before its pipeline is full only where there was nothing more to
 schedule, and that is checked.
 
-Moments are followed in stretches, and what both engines did in one is compared in columns. Where somebody aborted a
+Moments are followed in stretches, and what both engines did in one is compared in columns. Where a client aborted a
 request, only the recording knows when; a stretch ends there.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.changes import Change
 
 _CopiesDiffer: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""What the recording says of copies, and what was decided here."""
+"""Copies as the recording tells them, and as they were decided here."""
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
 """Steps from which on machine code pays that is at hand, and that is not."""
 
@@ -77,7 +77,7 @@ class _Stretch:
     ours: Account
     theirs: Account
     copies: _CopiesDiffer | None
-    """What the recording says of copies at the last moment and what was decided here, where these differ."""
+    """Copies at the last moment as the recording tells them and as they were decided here, where these differ."""
 
     def first_difference(self) -> int | None:
         """The first moment at which the two are not equal; None if they are."""

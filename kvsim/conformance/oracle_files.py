@@ -35,16 +35,16 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "update": UPDATE_FIELDS + STATE_FIELDS,
     "end": ("engine_calls",),
 }
-"""What a record of each kind must say. The order of the free queue is compared where it was written down."""
+"""Fields that a record of each kind must have. The order of the free queue is compared where it was written down."""
 
 _RECORDS_BYTES = 1 << 29
 """The largest file of records, unpacked: those of a run of half an hour have some megabytes."""
 _TOLD_BY_GROUP = {"groups", "ncached", "crc"}
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""What an oracle with several groups says otherwise: in a list of groups, or as a checksum."""
+"""Fields that an oracle with several groups writes otherwise: in a list of groups, or as a checksum."""
 _LONGEST_MODEL = 131_072
 OFFLOAD_BLOCK_BYTES = 1 << 20
-"""What a block takes on the host, in bytes: a power of two, so that sizes in GiB are exact."""
+"""Bytes that a block takes on the host: a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
 _MOST = 1 << 24
 """No number of blocks, tokens or calls in an oracle workload is larger: the oracle would run for days."""

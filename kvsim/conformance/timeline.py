@@ -25,7 +25,7 @@ class Timeline:
     row: IntArray
     """The request that arrives or leaves, or the step that is scheduled, or whose output is processed."""
     of_change: IntArray
-    """For each row of the memory table, the moment at which it is compared; those behind the last have none."""
+    """The moment at which each row of the memory table is compared; rows behind the last moment have none."""
     breaks_off_at: int
     """The first moment that no engine can follow: its pipeline is full, or nothing is in flight; or their number."""
 
@@ -37,7 +37,7 @@ def timeline_of(recording: Recording, depth: int) -> Timeline:
     """The moments of `recording`, whose engine has at most `depth` steps in flight."""
     kind, row, seq = _told(recording)
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
-    """Behind each moment."""
+    """Steps in flight behind each moment."""
     ended = np.flatnonzero(kind == UPDATE)
     impossible = (in_flight > depth) | (in_flight < 0)
     impossible[ended] |= row[ended] != np.arange(len(ended))
@@ -54,7 +54,7 @@ def timeline_of(recording: Recording, depth: int) -> Timeline:
     inserted = catches_up.astype(np.int32) + looks
     np.add.at(inserted, leaving_before, 1)
     place = np.arange(len(kind), dtype=np.int32) + np.cumsum(inserted, dtype=np.int32)
-    """Where each moment stands, behind what is inserted before it."""
+    """The index of each moment, behind what is inserted before it."""
     first = place - inserted
     kinds, rows = np.repeat(kind, inserted + 1), np.repeat(row, inserted + 1)
     kinds[first[catches_up]] = NOTHING
@@ -75,7 +75,7 @@ def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():
-        # Nobody watched to the end: outputs after the last step were still under way, and were dated afterwards.
+        # The recording ends before the run: outputs after the last step were under way, and were dated afterwards.
         outputs = outputs[outputs < steps.schedule_seq.max(initial=-1)]
     queued = np.flatnonzero(requests.status != RequestStatus.REFUSED)
     # What comes together is handled in this order.
@@ -106,7 +106,7 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 def _takers(taking: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
     """For each change of ownership, which of the moments `taking` it is told with, and whether it came before that.
 
-    Changes behind the last of these moments, which nobody looks at, are left out.
+    Changes behind the last of these moments, which are never compared, are left out.
     """
     taken = np.searchsorted(seq[taking], changes)
     there = taken < len(taking)

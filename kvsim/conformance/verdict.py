@@ -13,7 +13,7 @@ _BEFORE, _AFTER = 2, 3
 _KEYS_SHOWN = 3
 """Entries of a mapping that are shown of those that differ."""
 _ABSENT = object()
-"""What one side has no value for; null is a value."""
+"""The value that one side does not have; null is a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Line:
     """One value as both sides have it."""
 
     label: str
-    """Where the value stands: a field, an index, a key."""
+    """The place of the value: a field, an index, a key."""
     recorded: str
     simulated: str
     differs: bool = True
@@ -33,7 +33,7 @@ class Difference:
     """The first moment at which the two engines are not equal."""
 
     moment: str
-    """Which moment that is, and where the recording says so."""
+    """The moment in words, and the place in the recording that tells it."""
     lines: tuple[Line, ...]
     """Every field that differs there, each list with a few entries around its first difference."""
 
@@ -53,7 +53,7 @@ class Verdict:
     """Blocks that lost a prefix because another request needed the room."""
     num_aborts: int = 0
     difference: Difference | None = None
-    """None if everything is equal."""
+    """The first difference; None if everything is equal."""
 
     @property
     def equal(self) -> bool:

@@ -19,9 +19,9 @@ class StepFacts:
     """Everything that is compared of one scheduled step; requests are rows of their table."""
 
     requests: list[int]
-    """In order of scheduling."""
+    """Requests of the step, in order of scheduling."""
     tokens: list[int]
-    """What each computes."""
+    """Tokens that each request computes."""
     computed_before: list[int]
     evicted: list[int]
     """Blocks that lost a prefix, in order."""

@@ -36,7 +36,7 @@ class Diagnosis:
     measured: Outcome
     """The recording in the figures of an outcome."""
     simulated: Outcome
-    """What kvsim makes of the same requests on the same server."""
+    """The outcome that kvsim simulates for the same requests on the same server."""
     band: dict[str, tuple[float, float]]
     """Around the simulated figures."""
     remedies: tuple[Remedy, ...]

@@ -28,7 +28,7 @@ class Glance:
     verdict: str
     facts: tuple[str, ...]
     unknown: tuple[str, ...]
-    """What cannot be known from metrics."""
+    """Sentences about what metrics cannot tell."""
     to_record: str
     """The command that records what is missing."""
 

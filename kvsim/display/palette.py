@@ -21,7 +21,7 @@ HUES_ON_LIGHT: Final = (
 NUM_HUES: Final = len(HUES_ON_DARK)
 
 TINT_SHARE: Final = 0.62
-"""How much of the background is in the tint of what an owner has not written yet."""
+"""Share of the background in the tint of slots that an owner has not written yet."""
 
 
 def mixed(color: str, other: str, share: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | int | Layout], ...]"
-"""What an engine consists of, in order: names of arrays and their types, of tuples of which the length alone is known,
+"""The parts of an engine, in order: names of arrays and their types, of tuples of which the length alone is known,
 and of named tuples of the same.
 """
 

@@ -17,7 +17,7 @@ from kvsim.engine.state import RECTANGULAR, Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
 IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
-"""What happened last. Nothing is left to do until another request is sent; a step was scheduled; an output was
+"""The last event. Nothing is left to do until another request is sent; a step was scheduled; an output was
 processed; there may be no room to write down another step; the clock reached the time that was given; a request has
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
 batch was formed; more loads began in one step than can be written down.

@@ -42,7 +42,7 @@ class Driver:
         A run that needs more than one slice goes on in the compiled engine that `compile_later` makes for it, if any.
         """
         self.engine = engine
-        """As it is now; what a slice brought stands in its records until the next begins."""
+        """The engine as it is now; the rows of a slice stand in its records until the next slice begins."""
         chosen = act_on_batch if engine.settings[0].memory == RECTANGULAR else act
         self._act: Any = _compiled(chosen) if compiled else chosen
         self._compile_later = compile_later

@@ -44,7 +44,7 @@ class HostSettings:
     submit_s: float = 0.0
     """Host time to hand a copy to the GPU, however small it is."""
     submit_block_s: float = 0.0
-    """Host time that one more GPU block adds to that."""
+    """Host time that one more GPU block adds to submitting a copy, in seconds."""
     step_s: float = 0.0
     """Host time of a step, beside its copies."""
     sequence_s: float = 0.0
@@ -71,9 +71,9 @@ class HostState:
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
     recent_target: float = 0.0
-    """How many blocks ARC wants in `RECENT`."""
+    """Blocks that ARC wants in `RECENT`."""
     num_sparings: int = 0
-    """How often blocks were looked up that must not be evicted."""
+    """Lookups of blocks that must not be evicted, counted."""
     num_jobs: int = 0
     """Copies that were begun and not reported."""
     next_job: int = 0
@@ -194,7 +194,7 @@ class Asked:
     free_after: int = 0
     """The step whose output must be processed before its blocks are free."""
     dead_tokens: Small = 0
-    """What it had computed in these blocks."""
+    """Tokens that the sequence had computed in these blocks."""
     preempted_in: int = 0
 
 
@@ -220,6 +220,6 @@ class HostTier(NamedTuple):
     deferred: Numbers
     """Sequences whose blocks are not free yet, in order."""
     handed_out: Numbers
-    """For every GPU block, the last call of the scheduler that handed it out."""
+    """The last call of the scheduler that handed out each GPU block."""
     copy_rows: Records[CopyRow]
     """Copies that were reported in this slice of the run, if they are written down."""

@@ -56,7 +56,8 @@ _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIG
 _MOST_ENTRIES = 1 << 28
 _MOST_BLOCKS = 1 << 22
 _MOST_LISTED = 1 << 24
-"""More numbers than this stand in an array even where the engine is interpreted: it is slower, and takes less room."""
+"""Length from which numbers stand in an array even where the engine is interpreted: it is slower, and takes less room.
+"""
 _GIB, _GIGA = 1 << 30, 1e9
 
 Column = npt.NDArray[np.int64]

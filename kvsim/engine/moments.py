@@ -11,9 +11,10 @@ from kvsim.engine.compiled import part
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, TIERED, WAITING, Engine
 
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
-"""What may happen: nothing that is the engine's doing; a sequence is queued; a step is scheduled; the same, but nothing
-is found to schedule; the output of the oldest step in flight is processed; a sequence is dropped, for whom outputs may
-be under way; a sequence is dropped if it has been there for a while and holds no memory whose release would tell.
+"""Events that a caller orders: nothing that is the engine's doing; a sequence is queued; a step is scheduled; the same,
+but nothing is found to schedule; the output of the oldest step in flight is processed; a sequence is dropped, for whom
+outputs may be under way; a sequence is dropped if it has been there for a while and holds no memory whose release would
+tell.
 """
 
 

@@ -26,7 +26,7 @@ _NEVER_CALLED = frozenset(
 )  # fmt: skip
 """Functions of numba that raise an error in Python, which the engine never does. No others are there without numba."""
 _loaded: list[Any] = []
-"""What holds the memory of loaded code, which stays to the end of the process."""
+"""Owners of the memory of loaded code, which stays to the end of the process."""
 
 
 class ObjectCode(NamedTuple):

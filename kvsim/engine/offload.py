@@ -17,7 +17,7 @@ from kvsim.engine.records import NEVER, Numbers
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, Engine
 
 LATER = -1
-"""It cannot be said yet how much the host has for a sequence."""
+"""The answer of a lookup that has to be asked again later: a block is being written, or read by another load."""
 
 
 @part

@@ -104,7 +104,7 @@ class OwnRules:
         self._alone: int | None = None
         """The request that computes by itself, while it does."""
         self._next: Iterator[ServedRequest] | None = None
-        """Whom to admit, where the policy makes the step itself."""
+        """Requests to admit, where the policy makes the step itself."""
 
     def served(self, engine: Engine, node: int) -> Served:
         """The request as the policy sees it: one object for the whole run."""

@@ -158,7 +158,7 @@ class Settings:
     num_units: int = 0
     """Units that can be handed out."""
     memory: int = 0
-    """What the memory is: see `PAGED` and its neighbours in `state`."""
+    """The kind of memory: see `PAGED` and its neighbours in `state`."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
@@ -168,7 +168,7 @@ class Settings:
     """Slots of one token in all tables together, where it is in each."""
     entries_per_place: int = 0
     first_hit: int = 0
-    """Where the blocks stand, among the entries, that were found for the head of the queue."""
+    """Index of the first entry that keeps the blocks found for the head of the queue."""
     cache_tokens: int = 0
     """Tokens that are cached together: the least common multiple of the groups' block sizes."""
     retention_tokens: int = 0
@@ -211,7 +211,7 @@ class Settings:
     records_memory: bool = False
     """Changes of ownership are written down."""
     records_schedule: bool = False
-    """What each sequence computes is written down."""
+    """Whether the tokens that each sequence computes are written down."""
     checking: bool = False
     """The account is checked at every step."""
     most_steps: int = 0
@@ -229,7 +229,7 @@ class State:
     """The host's clock."""
     gpu_free_s: float = 0.0
     throttle: float = 0.0
-    """How far the GPU's clock had given way to sustained arithmetic."""
+    """Share by which the GPU's clock had given way to sustained arithmetic."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
     seq: int = 0
@@ -249,7 +249,7 @@ class State:
     num_running: int = 0
     num_in_flight: int = 0
     next_launched: int = 0
-    """Where the next step that is launched stands among those under way."""
+    """Index of the next launched step among those under way."""
     awaiting: bool = False
     """The engine call under way goes on with the output of the oldest step."""
     unflushed: bool = False
@@ -259,9 +259,10 @@ class State:
     num_listed: int = 0
     """Sequences of the step being scheduled that stand in `batch`."""
     num_quiet: int = 0
-    """The others, which only decode and are left alone."""
+    """Running sequences that only decode and are left alone."""
     quiet_tokens: int = 0
-    """What these had computed when they were left alone, less the number of the step before, added up."""
+    """Tokens that the sequences left alone had computed when they were, less the number of the step before, added up.
+    """
     num_prefill_tokens: int = 0
     """Tokens of prompts in the step being scheduled."""
     context_tokens: int = 0
@@ -276,7 +277,7 @@ class State:
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
     num_counts: int = 0
-    """How often it was counted what has expired."""
+    """Number of times that expired tokens were counted."""
     num_uncached: int = 0
     """Tokens that some groups held of the head of the queue when others did not."""
     num_admitted: int = 0
@@ -329,7 +330,7 @@ class Sequence(Alike):
     full_tokens: Small = 0
     """Tokens that are computed for it in the end."""
     stops_late: bool = False
-    """Only its output reveals the stop, which a step scheduled ahead notices one token late."""
+    """Whether only the output reveals the stop, which a step scheduled ahead notices one token late."""
     is_refused: bool = False
     priority: Small = 0
     reservation: Small = 0
@@ -348,15 +349,15 @@ class Sequence(Alike):
     parked_tokens: Small = 0
     """Computed tokens whose blocks are on the host."""
     place: Small = 0
-    """Which of the tables is its own, or where its extent begins."""
+    """Index of the sequence's table, or the address at which its extent begins."""
     num_units: Small = 0
     """Blocks, or slots, that it holds."""
     requested: Small = 0
     """Slots of its extent that it asked for; the allocator may have rounded up."""
     moves_to: Small = 0
-    """Where its extent begins after the compaction under way."""
+    """Address at which its extent begins after the compaction under way."""
     room_tokens: Small = 0
-    """Up to so many tokens it can compute without touching its table."""
+    """Tokens up to which the sequence computes without touching its table."""
     cache_at: Small = 0
     """Known tokens from which on another block of it can be cached."""
     preemptions: Small = 0
@@ -364,7 +365,7 @@ class Sequence(Alike):
     num_keys: Small = 0
     """Full blocks of its prompt whose keys are known."""
     first_key: int = 0
-    """Where their keys begin among all."""
+    """Index of the prompt's first key among all keys."""
     quiet_since: Small = 0
     """The last step before it was left alone, counted from 1."""
     open_row: Small = 0
@@ -405,7 +406,7 @@ class Lists:
     """Lists that not every step looks at, kept side by side: record `i` holds the i-th of each."""
 
     order: int = 0
-    """As they are compacted."""
+    """Sequences in the order in which they are compacted."""
     preempted: int = 0
     """Preempted by the step being scheduled, in that order."""
     late: int = 0
@@ -424,7 +425,7 @@ class Group:
     window: int = 0
     """Tokens of the window or of the chunk."""
     mode: int = 0
-    """Which states a recurrent group keeps."""
+    """The states that a recurrent group keeps: see `LIVE_STATE` and its neighbours in `state`."""
     cap_blocks: int = 0
     """Blocks that one sequence holds at most, where that is looked at."""
     hashes_per_block: int = 0
@@ -437,7 +438,7 @@ class Group:
     keeps_some: bool = False
     """Whether some full blocks are never put into the prefix cache: no lookup would end behind them."""
     first_entry: int = 0
-    """Where its table begins among the entries of a place."""
+    """Index of the first entry of the group's table among the entries of a place."""
     next_alike: int = 0
     """The next group of layers that are alike, which are looked up together; -1 for none."""
     next_leader: int = 0
@@ -489,9 +490,9 @@ class Block(Alike):
     seen_in: Small = 0
     """The count, of what has expired, in which a holder of the block that reads a part of it no more was last met."""
     num_seen: Small = 0
-    """How many they are."""
+    """Holders of the block that were met in that count."""
     least_expired: Small = 0
-    """Tokens, or states, that none of these reads any more."""
+    """Tokens, or states, that none of the holders met in that count reads any more."""
 
 
 @dataclass(slots=True)
@@ -534,7 +535,7 @@ class Rectangle:
     """Rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """What these rows will have generated in the end."""
+    """Tokens that these rows will have generated in the end."""
     next_end: int = 0
     """The first step in which one row fewer is live."""
 

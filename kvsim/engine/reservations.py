@@ -13,7 +13,7 @@ from kvsim.engine.records import NEVER
 from kvsim.engine.state import BUDDY, Engine
 
 GIVEN, DOUBLING = range(2)
-"""How long a reservation is: known beforehand, or twice as much whenever it is full."""
+"""Lengths of a reservation: known beforehand, or twice as much whenever it is full."""
 
 
 @part

@@ -29,16 +29,16 @@ from kvsim.engine.records import (
 )  # fmt: skip
 
 PAGED, RESERVED, TIERED, OWN, RECTANGULAR = range(5)
-"""What the memory is: blocks, contiguous reservations, blocks with a second tier of them on the host, units that a
+"""Kinds of memory: blocks, contiguous reservations, blocks with a second tier of them on the host, units that a
 user's own allocator hands out, or the rectangle of a static batch."""
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
-"""Where a sequence stands; one that loads waits, and has blocks."""
+"""States of a sequence; one that loads waits, and has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
-"""What a group of layers keeps: every token, the last ones, those of a chunk, or one state."""
+"""Kinds of groups, by what their layers keep: every token, the last ones, those of a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
-"""Which states a recurrent group keeps: the live one, that of every block, or that of every step's end."""
+"""States that a recurrent group keeps: the live one, that of every block, or that of every step's end."""
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
-"""Which hole an extent is cut from."""
+"""Rules for the hole that an extent is cut from."""
 NO_KEY = -(1 << 63)
 """The key of a block that holds no prefix; no block of any request has it."""
 
@@ -50,13 +50,13 @@ class Engine(NamedTuple):
     """
 
     memory: tuple[int, ...]
-    """As many zeros as `Settings.memory` says: a tuple, so that its type tells compiled code what the memory is."""
+    """`Settings.memory` zeros: a tuple, so that its type tells compiled code what the memory is."""
     rules: tuple[Any, ...]
     """A policy in Python at work (see `own`), which is never compiled; empty for the built-in ones."""
     settings: Records[Settings]
     """One record, as is `state`."""
     step_times: Records[Any]
-    """The step-time model; compiled, its coefficients under the names that they have there."""
+    """The step-time model; compiled, its coefficients under the names that compiled code has for them."""
     state: Records[State]
     sequences: Records[Sequence]
     times: Records[Times]
@@ -64,14 +64,14 @@ class Engine(NamedTuple):
     running: Numbers
     """The running sequences, in order of admission."""
     quiet_until: Numbers
-    """For each running sequence, the last step in which it is left alone, counted from 1; 0 if it is not: see `quiet`.
+    """The last step in which each running sequence is left alone, counted from 1; 0 if it is not: see `quiet`.
     """
     batch: Numbers
     """The step being scheduled: sequences in order of scheduling, but for those that are left alone."""
     batch_tokens: Numbers
-    """What each sequence of the step computes."""
+    """Tokens that each sequence of the step computes."""
     emitting: Numbers
-    """For each of the two steps that may be in flight, the sequences that it yields an output for."""
+    """Sequences that each of the two steps that may be in flight yields an output for."""
     lists: Records[Lists]
     launched: Records[Launched]
     """Steps under way, at most two."""
@@ -92,12 +92,12 @@ class Engine(NamedTuple):
     rectangle: Records[Rectangle]
     """One record."""
     first_uses: Any
-    """For every step of a static batch, how long choosing kernels takes and, behind all of these, how many
+    """Seconds that choosing kernels takes in every step of a static batch and, behind all of these, how many
     have to be built."""
     right_drafts: Numbers
-    """For every draw of speculative decoding, how many drafts from it on are right in a row."""
+    """Number of drafts that are right in a row from each draw of speculative decoding on."""
     moments: Records[Moment]
-    """What the caller orders next, where the engine does not run on its clock."""
+    """Events that the caller orders next, where the engine does not run on its clock."""
     steps: Records[Step]
     """The steps of this slice of the run."""
     outputs: Records[Output]

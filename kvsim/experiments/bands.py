@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PREEMPTED_SHARE = 0.05
 """Preemptions per request from which on a run gets a band."""
 MOST_REQUESTS = 20_000
-"""Beyond so many, the runs of a band would take minutes."""
+"""The largest number of requests that a band is made for: with more, its runs would take minutes."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Where in the band the step times of each run lie, in typical errors."""
+"""Places in the band at which the step times of each run lie, in typical errors."""
 _HOST = 2.0
 """Hosts differ more than GPUs: so many times the error of the times as a whole."""
 
@@ -39,7 +39,7 @@ class Band:
     """The least and the largest of each figure."""
 
     percent: float
-    """How much shorter and longer the step times were."""
+    """Percentage by which the step times were shorter and longer."""
     ranges: Mapping[str, tuple[float, float]]
     """Seconds of mean TTFT, TPOT and end to end, output tokens per second, preemptions."""
 

@@ -32,7 +32,7 @@ class Rung:
 
     name: str
     change: str
-    """What is new, in a few words."""
+    """The change to the rung below, in a few words."""
     policy: Policy
     captured: bool
     """Whether steps are launched as captured graphs."""
@@ -82,13 +82,13 @@ class Climbed:
     change: str
     tokens_per_s: float
     ample_tokens_per_s: float
-    """With memory for everything."""
+    """Output tokens per second with memory for everything."""
     mean_batch: float
     """Sequences at a time, over time."""
     duration_s: float
     preemptions: int
     gain: float
-    """How many times the throughput of the rung below; 1 on the first."""
+    """Throughput as a multiple of that of the rung below; 1 on the first."""
     memory_gain: float
     """The part of the gain that is memory: `gain` is this times `time_gain`."""
 

@@ -45,7 +45,7 @@ class Point:
     """One run to be made."""
 
     settings: Mapping[str, Setting]
-    """What tells it from the other points; columns of the table."""
+    """Settings that tell the point from the others; columns of the table."""
     workload: Workload
     policy: AnyPolicy
     machine: Machine

@@ -74,13 +74,13 @@ class Validation:
     measured: Recording
     simulated: Recording
     times_from: str
-    """Where the step times come from, in words."""
+    """The source of the step times, in words."""
     held_out: bool
     """Whether the profile was fitted without this recording."""
     extrapolates: tuple[str, ...]
-    """Where the simulated steps left the range that was fitted, in words."""
+    """Sentences about simulated steps that left the range that was fitted."""
     assumes: tuple[str, ...]
-    """What is taken to be so because the recording does not say, in words."""
+    """Sentences about assumptions that were made because the recording does not say."""
     rows: tuple[Row, ...]
 
     def __repr__(self) -> str:

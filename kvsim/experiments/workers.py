@@ -20,9 +20,11 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _WATCH_S = 1.0
-"""How often a worker looks whether the process that started it is still there."""
+"""Seconds after which a worker looks again whether the process that started it is still there."""
 _DEATHS = ("TerminatedWorkerError", "KilledWorker", "WorkerCrashedError", "OutOfMemoryError")
-"""What joblib, Dask and Ray raise when a worker has died; the latter two are not installed everywhere."""
+"""Names of the errors that joblib, Dask and Ray raise when a worker has died; the latter two are not installed
+everywhere.
+"""
 
 
 class WorkerDiedError(Exception):

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""With more requests, a track is a lane that serves one after the other: the viewer cannot draw more."""
+"""The most requests that get a track each; of more, a track is a lane that serves one after the other: the viewer
+cannot draw more.
+"""
 _ENGINE, _REQUESTS, _POOL, _HOST = 1, 2, 3, 4
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
-"""What is written by the column stays in a processor's cache."""
+"""Rows that are written at once: so many columns stay in a processor's cache."""
 _NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
 _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 

@@ -23,7 +23,7 @@ META_BYTES = 1 << 28
 TABLE_BYTES = 1 << 31
 """The largest text with a request in every line, plain or unpacked; published traces have some hundred megabytes."""
 UNPACKED_TABLE_BYTES = 1 << 29
-"""The same of one that is packed: a few kilobytes may unpack to gigabytes."""
+"""Largest size of a compressed table when it is decompressed, in bytes: a few kilobytes may become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 
 

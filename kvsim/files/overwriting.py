@@ -27,7 +27,7 @@ MARKED = (
 )  # fmt: skip
 """Commands whose files say that they wrote them."""
 MARK_KEY = "made_by"
-"""Where a Parquet file has its mark: in the metadata of its schema."""
+"""Key of a Parquet file's mark in the metadata of its schema."""
 _ENDS_BYTES = 1 << 16
 """A mark stands this near to the beginning or the end of a file."""
 _META_BYTES = 1 << 28

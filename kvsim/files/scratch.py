@@ -20,7 +20,7 @@ from pathlib import Path
 
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"
-"""Where in a scratch folder the target waits that another one is about to replace."""
+"""Name, in a scratch folder, of the target that another one is about to replace."""
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths are relative to the working directory; the two names change places."""

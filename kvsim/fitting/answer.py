@@ -22,7 +22,7 @@ class Answer:
     """What a load meets on a server, and what would help."""
 
     server: Server
-    """As it starts: with a `max_model_len` that fits."""
+    """The server as it starts: with a `max_model_len` that fits."""
     load: Load
     goal: Goal
     outcome: Outcome

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from kvsim.fitting.server import Server
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
-"""Above that, vLLM's own estimate of what it needs beside the cache may not hold."""
+"""Values of `gpu_memory_utilization` that are tried; above the last, vLLM's own estimate of what it needs beside the
+cache may not hold.
+"""
 _SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _WATERMARKS = (0.01, 0.05)
@@ -38,9 +40,11 @@ class Kind(IntEnum):
 
     SETTING = 0
     TYPE = 1
-    """What the model computes differs slightly: its cache or its weights in fewer bits."""
+    """A change of a type: the cache or the weights in fewer bits, so that the model computes slightly different
+    numbers.
+    """
     GPUS = 2
-    """More, or others."""
+    """More GPUs, or other ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +52,9 @@ class Change:
     """A server that differs from another in a few places."""
 
     words: str
-    """What was changed, for people: `max_num_seqs 1,024 to 64`."""
+    """The change in words: `max_num_seqs 1,024 to 64`."""
     fields: tuple[str, ...]
-    """What was changed, by name: changes of the same fields are alternatives."""
+    """Names of the fields that were changed: changes of the same fields are alternatives."""
     kind: Kind
     server: Server
 

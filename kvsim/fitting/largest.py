@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _CLOSE = 0.04
-"""How closely it is found, as a share of it."""
+"""Precision with which the largest load is found, as a share of it."""
 _MOST_TIMES = 16
-"""It is looked for up to so many times the load that was asked for."""
+"""The largest load that is looked at, as a multiple of the one that was asked for."""
 
 
 def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> float | None:

@@ -40,7 +40,7 @@ class Outcome:
     """What a load meets on a server. Means and percentiles are of requests that met it at work (`load.steady`)."""
 
     error: str = ""
-    """Why nothing could be simulated: the server does not start, or a request can never be served."""
+    """The reason why nothing could be simulated: the server does not start, or a request can never be served."""
     num_blocks: int = 0
     """vLLM's number on each GPU, null block included."""
     kv_bytes: int = 0
@@ -65,13 +65,13 @@ class Outcome:
     """Requests that wait for their first step on average, once the first rush is over."""
     refused_share: float = 0.0
     overload: float = 0.0
-    """In an open loop, seconds by which the wait in the queue grows in each second; 0 where the server keeps up."""
+    """Seconds by which the wait in the queue grows in each second of an open loop; 0 where the server keeps up."""
     mean_batch: float = np.nan
     peak_occupancy: float = np.nan
     limit: Limit | None = None
     shares: TimeShares | None = None
     label: str = ""
-    """What the step times rest on."""
+    """The basis of the step times, in words."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""

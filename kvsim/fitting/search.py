@@ -36,12 +36,12 @@ _FIGURES = {
 }
 """Figures that have a band, and which known error is theirs."""
 _RERUN = 2.3
-"""By so many times the root of their number preemptions differ when an engine serves one load again, four times out of
+"""Spread of the number of preemptions, in square roots of it, when an engine serves one load again, four times out of
 five: 44, 52, 52 and 75 were recorded on two machines."""
 _NOTICED = 0.98
 """A change that brings less than the rest to 1 is not worth making."""
 _NEARER = 0.95
-"""What still lacks after a change that helps, of what lacked before, at most."""
+"""The most that still lacks after a change that helps, as a share of what lacked before."""
 _SHOWN = 6
 """Changes that are told of."""
 _WORTH_COMPILING = 2_000_000
@@ -57,7 +57,7 @@ class Remedy:
     fits: bool
     shortfall: float
     band: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each figure, between which values it is expected; empty where it was not asked for."""
+    """Bounds between which each figure is expected; empty where they were not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _MANY_SEQS = 512
-"""Beyond so many, `max_num_seqs` makes no difference to step times."""
+"""Value from which `max_num_seqs` makes no difference to step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Server:
 
     gpu: Gpu
     model: Model
-    """As it is served: with its types and parallel sizes."""
+    """The model as it is served: with its types and parallel sizes."""
     gpu_memory_utilization: float = 0.92
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
@@ -58,14 +58,14 @@ class Server:
     num_blocks: int | None = None
     """`num_gpu_blocks_override`: blocks of the pool, the null block included; None: what the account leaves."""
     unaccounted_bytes: int = 0
-    """What a recorded pool had on each GPU beyond the account of its settings; negative where it had less."""
+    """Bytes that a recorded pool had on each GPU beyond the account of its settings; negative where it had fewer."""
     name: str = ""
-    """What `vllm serve` is given; empty: the model's own name."""
+    """The name that `vllm serve` is given; empty for the model's own."""
     replicas: int = 1
     times: str | None = None
     """A profile or a machine card, by file or by name; None for the best that ships."""
     pace: Pace = TYPICAL
-    """How much longer host and GPU take than those times say, where a recording of this machine tells."""
+    """Factors by which host and GPU take longer than those times say, where a recording of this machine tells."""
 
     def __repr__(self) -> str:
         several = f"{self.replicas} of " if self.replicas > 1 else ""

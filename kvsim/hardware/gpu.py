@@ -18,7 +18,7 @@ class Gpu:
     memory_gb: int
     """The size on the box, a label rather than a measure."""
     memory_bytes: int
-    """What the driver reports as the device's total, and so what `gpu_memory_utilization` is a share of."""
+    """Bytes that the driver reports as the device's total: `gpu_memory_utilization` is a share of them."""
     bandwidth_bytes_per_s: float
     """Peak bandwidth of the device's memory."""
     dense_flops: float
@@ -29,7 +29,7 @@ class Gpu:
     """Clock that they reach when neither power nor heat holds them back."""
     architecture: str
     sources: tuple[str, ...]
-    """Where the figures were seen."""
+    """Sources of the figures."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s in fp8, or None where the tensor cores have no fp8."""
     from_memory: tuple[str, ...] = ()

@@ -17,7 +17,9 @@ FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
 _LAYERS_IN_FULL = 2
-"""Where no temporary is large, layers from here on repeat what the ones before did to the small pool."""
+"""Number of layers that are followed one by one: where no temporary is large, later ones repeat what these did to the
+small pool.
+"""
 
 
 class Forward:

@@ -43,9 +43,9 @@ class GenerateMemory:
     """The allocator's counters after each step, batch after batch; columns named as in a recording's steps."""
 
     baseline_allocated_bytes: int
-    """Before the first batch: weights, perhaps the workspace, and what else the process holds."""
+    """Bytes allocated before the first batch: weights, perhaps the workspace, and what else the process holds."""
     baseline_reserved_bytes: int
-    """Before the first batch, with what earlier batches left cached."""
+    """Bytes reserved before the first batch, with what earlier batches left cached."""
     allocated_bytes: IntArray
     reserved_bytes: IntArray
     inactive_split_bytes: IntArray
@@ -54,7 +54,7 @@ class GenerateMemory:
     peak_allocated_bytes: IntArray
     """The most that was allocated at any moment so far."""
     num_retries: int
-    """How often the GPU was full, and everything cached was given back to it."""
+    """Number of times that the GPU was full, and everything cached was given back to it."""
 
 
 def generate_memory(
@@ -165,12 +165,13 @@ class _Call:
         prompts = [self._take(batch.rows * self._width * INT64_BYTES) for _ in range(5)]
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
-        """What the last token was chosen from; transformers drops it only once the next takes its place."""
+        """Addresses of the tensors that the last token was chosen from: they live until the next ones take their place.
+        """
         self._logits: int | None = None
 
     def step(self) -> None:
-        """One forward pass, and one more token for every row, as far as to the question whether to go on: whoever
-        records asks the allocator there, with the logits still alive.
+        """One forward pass, and one more token for every row, as far as to the question whether to go on: a
+        recorder asks the allocator there, with the logits still alive.
         """
         self._drop_logits()
         self._logits = self._pass()

@@ -17,12 +17,14 @@ from kvsim.recording import Recording
 from kvsim.steptime.kernels import Batch
 
 _OUTSIDE_BYTES = 552_402_944
-"""What CUDA keeps to itself: 150,109,880,320 bytes of an H200, of which 149,557,477,376 were free in a new process."""
+"""Bytes that CUDA keeps to itself: 150,109,880,320 bytes of an H200, of which 149,557,477,376 were free in a new
+process.
+"""
 _WARM_UP_TOKENS = 4
 """New tokens of the warm-up that a recording is taken to have had if it does not say."""
 _GRAPH_BYTES = 174 * MIB
-"""What the captured graphs of a static cache keep, where a recording does not say: a second cuBLAS workspace of 32 MiB,
-two pieces of 60 MiB, one of 20 and one of 2, as `hf-h200-granite-350m-heldout-batch32-static` says of itself.
+"""Bytes that the captured graphs of a static cache keep, where a recording does not say: a second cuBLAS workspace of
+32 MiB, two pieces of 60 MiB, one of 20 and one of 2, as `hf-h200-granite-350m-heldout-batch32-static` says of itself.
 """
 
 

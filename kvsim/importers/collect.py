@@ -22,7 +22,7 @@ class Requests:
 
     source: Source
     what: str
-    """What the file is: "Azure LLM inference trace"."""
+    """Name of the kind of file: "Azure LLM inference trace"."""
     hash_unit_tokens: int = 16
     num_silent: int = 0
     arrival_s: list[float] = field(default_factory=list)

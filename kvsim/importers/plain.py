@@ -38,7 +38,7 @@ _ALIASES = {
         "completion_tokens", "completion", "generated_tokens", "generation_tokens", "response_tokens", "tokens_out",
     ),
 }  # fmt: skip
-"""What columns are called, ours first; capitals, spaces and hyphens make no difference."""
+"""Names of the columns, ours first; capitals, spaces and hyphens make no difference."""
 _EXAMPLE = "0.5,200,100"
 _INT32 = 2**31
 _MILLI = 1e-3

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 UNIT_TOKENS = 16
 _LONGEST_PROMPT = 1 << 24
-"""Beyond any model's context; a prompt has a hash for each of its units."""
+"""Tokens of the longest prompt that is taken, beyond any model's context; a prompt has a hash for each of its units."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 

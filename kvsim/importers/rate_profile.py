@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import os
 
 _TIMES = {"time_s": 1.0, "minute": 60.0, "hour": 3600.0}
-"""What the column of times may be called, and its unit in seconds."""
+"""Names that the column of times may have, each with its unit in seconds."""
 _RATES = {"rate_per_s": 1.0, "rate_per_min": 1 / 60, "rate_per_hour": 1 / 3600}
 _EXAMPLE = "hour,rate_per_s then 0,0.5 then 12,4 then 24,0.5"
 

@@ -27,7 +27,7 @@ _HOME = {
     "pipeline_stages": "kvsim.kv_groups.grouping",
     "plan_cache": "kvsim.kv_groups.plan",
 }
-"""Where each name lives."""
+"""The module that each name lives in."""
 
 __all__ = [
     "CacheKind",

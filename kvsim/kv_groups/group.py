@@ -39,7 +39,7 @@ class MambaMode(StrEnum):
     """Which recurrent states are kept for prefixes to be hit."""
 
     NONE = "none"
-    """Only the live state: one block a sequence, for as long as it runs."""
+    """The live state alone: one block a sequence, for as long as it runs."""
     ALL = "all"
     """The state at the end of every block."""
     ALIGN = "align"
@@ -65,7 +65,7 @@ class KVCacheGroup:
     spec: int = 0
     """Groups of layers that are alike share this number. Prefixes are looked up once for all of them."""
     mamba_mode: MambaMode | None = None
-    """None unless the kind is `mamba`."""
+    """The states that a recurrent group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
     """Blocks that a recurrent group holds beside, one for every drafted token."""
 

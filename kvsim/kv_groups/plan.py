@@ -28,7 +28,7 @@ class CachePlan:
     bytes_per_block: tuple[int, ...]
     """Bytes of one block id on a GPU of every stage of the pipeline."""
     settings: CacheSettings
-    """As given, with the `max_model_len` that was found where it was to be found."""
+    """The settings as given, with the `max_model_len` that was found where it was to be found."""
 
     @property
     def concurrency(self) -> float:

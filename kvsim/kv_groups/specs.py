@@ -80,7 +80,7 @@ class CacheSettings:
     block_size: int | None = None
     """Tokens of a block of full attention; None: what the attention backend prefers."""
     enable_prefix_caching: bool | None = None
-    """None: on, but off for models with recurrent layers, as in vLLM."""
+    """Whether prefixes are cached; None for vLLM's choice: on, but off for models with recurrent layers."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get groups of their own (`--disable-hybrid-kv-cache-manager` says no)."""
     uniform: bool = False

@@ -35,7 +35,7 @@ class LiveFeed:
         """
         self.name = address
         self.ended: str | None = None
-        """Why the feed has ended, as a sentence; None while it goes on."""
+        """The reason why the feed has ended, as a sentence; None while it goes on."""
         self._ended_by_itself = False
         self._follower = Follower(address)
         self._lock = threading.Lock()

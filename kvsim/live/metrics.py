@@ -21,7 +21,7 @@ HISTOGRAMS = {
     "queue": "vllm:request_queue_time_seconds",
     "e2e": "vllm:e2e_request_latency_seconds",
 }
-"""What we call a distribution, and what vLLM does; all in seconds."""
+"""Our name of each distribution, and vLLM's; all in seconds."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
 """Names of vLLM before 0.11."""
 
@@ -33,7 +33,7 @@ class Histogram:
     bounds_s: tuple[float, ...] = ()
     """Ascending, in seconds; the last is infinite."""
     counts: tuple[float, ...] = ()
-    """For each bound, the times that were not larger."""
+    """Number of times that were not larger than each bound."""
     sum_s: float = 0.0
 
     @property
@@ -81,14 +81,14 @@ class ServerMetrics:
     deferred: int
     """Waiting requests that something else than capacity holds back."""
     preemptions: int
-    """Since the server started; so are the following."""
+    """Preemptions since the server started; the following are counted from then too."""
     finished: int
     prompt_tokens: int
     generation_tokens: int
     queried_tokens: int
     """Prompt tokens that were looked up in the prefix cache."""
     hit_tokens: int
-    """Those that were found there."""
+    """Tokens that were found in the prefix cache."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
     """Histograms, by the keys of `HISTOGRAMS`."""
 

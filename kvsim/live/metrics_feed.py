@@ -76,7 +76,7 @@ class MetricsFeed:
         """
         self.name = _with_page(url)
         self.ended: str | None = None
-        """Why there will be no more, as a sentence; None while there may be."""
+        """The reason why there will be no more, as a sentence; None while there may be."""
         self.restarts = 0
         """Times that the server's counters have begun anew; the looks before are forgotten then."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock

@@ -16,12 +16,14 @@ _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
 """The card whose efficiencies a data sheet borrows."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
-"""How much more of its peak a chip reaches in large products than an H200, which reaches 0.72: one that draws less
+"""Share of its peak that a chip reaches in large products, as a multiple of an H200's 0.72: one that draws less
 power keeps its clock. An RTX 4090 prefills 1.4 times as fast as an H200's share of its peak says; the other figures are
-guesses, and chips that are not here are taken to reach as much as an H200."""
+guesses, and chips that are not here are taken to reach as much as an H200.
+"""
 _MIXED = 1.0
-"""How much longer attention reads beside a prompt where it has no kernels for Hopper: decodes of a thousand tokens and
-a chunk took 49 ms on an RTX PRO 6000, and 21 ms apart."""
+"""Share by which attention reads longer beside a prompt where it has no kernels for Hopper: decodes of a thousand
+tokens and a chunk took 49 ms on an RTX PRO 6000, and 21 ms apart.
+"""
 _LAUNCH_S = 6.4e-6
 """Host time of a launch: the middle of three machines."""
 _LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")

@@ -21,7 +21,7 @@ from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, generate_time
 from kvsim.steptime.card import Card, load_card
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
-"""What an engine's settings say of how a model is served."""
+"""Settings of an engine that say how a model is served."""
 
 
 class Meta(Protocol):

@@ -6,8 +6,8 @@ from kvsim.steptime.card import Card
 
 _GIGA = 1e9
 _LOAD_SHARE, _STORE_SHARE = 0.65, 0.73
-"""What vLLM 0.25.1 reaches of a link: it copies each layer of a block by itself, for Llama-3-8B in pieces of 64 KiB. In
-a recorded run on an H200, whose link carries 55 GB/s, loads ran at 35.7 GB/s and stores at 40.5 GB/s.
+"""Shares of a link that vLLM 0.25.1 reaches: it copies each layer of a block by itself, for Llama-3-8B in pieces of 64
+KiB. In a recorded run on an H200, whose link carries 55 GB/s, loads ran at 35.7 GB/s and stores at 40.5 GB/s.
 """
 
 
@@ -18,7 +18,7 @@ _HOST_LAUNCHES = {
     "offload_sequence_s": 0.7,
     "offload_deferred_block_s": 0.7,
 }
-"""What the offload costs the host, in launches of one kernel: read off the clock around every call of vLLM 0.25.1's
+"""Costs of the offload for the host, in launches of one kernel: read off the clock around every call of vLLM 0.25.1's
 connector, in six runs on an H200 whose host launches a kernel in 6.1 us. The last was found in what steps that preempt
 take longer than their work explains: 3.4, 4.1 and 6.2 us a block in three runs, whose victims had 36, 199 and 35 each.
 """

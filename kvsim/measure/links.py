@@ -15,7 +15,7 @@ import torch
 from kvsim.measure.timing import seconds_per_call
 
 SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
-"""From 4 KiB to 256 MiB."""
+"""Sizes of the copies, from 4 KiB to 256 MiB."""
 _COPY_BYTES = 1 << 28
 
 

@@ -51,7 +51,7 @@ class Counters:
     allocated_bytes: int
     """Blocks in use. Equal to its `active_bytes`, which also counts freed blocks that another stream still uses."""
     requested_bytes: int
-    """What was asked for, before any rounding."""
+    """Bytes that were asked for, before any rounding."""
     reserved_bytes: int
     """Segments held, used or not."""
     inactive_split_bytes: int
@@ -89,7 +89,7 @@ class CachingAllocator:
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.num_retries = 0
-        """How often all cached segments were given back because the driver had nothing left."""
+        """Number of times that all cached segments were given back because the driver had nothing left."""
         self._place = place or self._below_the_last
         self._lowest = _HIGHEST_ADDRESS
         self._segments: dict[int, int] = {}

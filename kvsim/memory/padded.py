@@ -70,14 +70,14 @@ class Rectangle:
         self.prompt_width = int(prompt.max())
         """Columns that the prefill writes."""
         self.is_padded = bool((prompt < self.prompt_width).any())
-        """Whether any row is shorter than that."""
+        """Whether any row is shorter than the longest."""
         self.num_steps = int(output.max())
         """The prefill and all decode steps."""
         self.preallocated = preallocated
         self.stride = self.prompt_width + (max_new_tokens if preallocated else self.num_steps) - 1
         """Slots from where one row begins to where the next does: the row's width at the end, or as preallocated."""
         self.by_step = self._count_slots()
-        """Where the slots go right after each step, rows that end in it being live still: int64[num_steps] each."""
+        """Slots by state right after each step, rows that end in it being live still: int64[num_steps] each."""
 
     @property
     def num_addresses(self) -> int:

@@ -51,7 +51,7 @@ class Latencies:
     e2e_s: FloatArray
     """End to end: from arrival to the last output."""
     wait_s: FloatArray
-    """In the queue: from arrival until first scheduled."""
+    """Seconds in the queue: from arrival until first scheduled."""
 
 
 def latencies(recording: Recording) -> Latencies:

@@ -36,7 +36,7 @@ class Verdict:
     is_good: bool
     """Everything was served, nothing was computed twice, and no limit kept requests waiting."""
     limit: Limit | None
-    """What held most back; None where nothing did, or it is not known."""
+    """The limit that held back most; None where there was none, or it is not known."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:

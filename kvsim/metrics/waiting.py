@@ -73,4 +73,4 @@ class WaitingFor:
 
 _ROUNDING = 1e-9
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)
-"""What is known of an engine whose limits are not known, or in which no time passes."""
+"""The value for an engine whose limits are not known, or in which no time passes."""

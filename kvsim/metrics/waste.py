@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
-"""Above any number of slots, and far enough from overflow to be added to."""
+"""A number above any number of slots, and far enough from overflow to be added to."""
 _RUNS_AT_ONCE = 1 << 20
 """So many take some 100 MB on the way."""
 
@@ -146,9 +146,9 @@ class _Asked:
     """Slots in all tables at every frame, a unit that several list counted for each: int64[num_frames]."""
 
     requested: npt.NDArray[np.int64]
-    """What was asked for."""
+    """Slots that were asked for."""
     lengths: npt.NDArray[np.int64]
-    """What was given."""
+    """Slots that were given."""
     within_full: npt.NDArray[np.int64]
     """Slots that were asked for, up to each request's last token."""
     within_pad: npt.NDArray[np.int64]

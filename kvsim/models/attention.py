@@ -16,7 +16,7 @@ MOST_LAYERS = 10_000
 """Layers that a model may have: far more than any has."""
 
 Caches = list[tuple["Layer", ...]]
-"""For every layer of a model, what it keeps."""
+"""The caches that each layer of a model keeps."""
 
 
 def num_layers(config: Config) -> int:

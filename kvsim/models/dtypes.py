@@ -18,7 +18,7 @@ KV_CACHE_DTYPES = (
     "int4_per_token_head",
     "nvfp4",
 )
-"""What `--kv-cache-dtype` takes; `auto` is the model's own type."""
+"""Values of `--kv-cache-dtype`; `auto` is the model's own type."""
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -69,7 +69,7 @@ RULES: Mapping[str, Rule] = {
     "Qwen3_5ForCausalLM": recurrent.qwen_linear,
     "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
 }
-"""What layers keep, by the class that `architectures` names."""
+"""Rules for what layers keep, by the class that `architectures` names."""
 
 _WRAPPERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -192,7 +192,7 @@ def _architecture(config: Config) -> str:
 
 
 _MOST_SCALED = 1e6
-"""More than any scaling of positions; a factor beyond it is none."""
+"""The largest factor that is taken for a scaling of positions; one beyond it is none."""
 
 
 def _longest(text: Config) -> int:

@@ -58,7 +58,7 @@ class Parameters(NamedTuple):
 
     total: int
     active: int
-    """Those that one token passes through."""
+    """Parameters that one token passes through."""
     expert: int
     """Parameters of all routed experts."""
 

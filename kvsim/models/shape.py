@@ -55,7 +55,7 @@ class Model:
     layer_kinds: tuple[Layer, ...] = ()
     """The kinds of layers that keep something for a sequence, each once; empty: all layers are full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
-    """For every layer of the model, the indices in `layer_kinds` of what it keeps: none (a bare feed-forward layer),
+    """The indices in `layer_kinds` of what each layer of the model keeps: none (a bare feed-forward layer),
     one, or two (attention beside a recurrent layer, a latent beside its index)."""
     mamba_chunk_size: int | None = None
     """Tokens that the kernels of a recurrent layer take at a time."""
@@ -68,7 +68,7 @@ class Model:
     num_encoder_parameters: int = 0
     """Parameters of towers for images or sound. They are loaded, and no token of text passes through them."""
     quantization: Quantization | None = None
-    """How the weights are stored; None: in `dtype`."""
+    """The format in which the weights are stored; None for `dtype`."""
     stored_weight_bytes: int | None = None
     """Size of the published weights, where it is known and not what `quantization` says."""
     kv_cache_dtype: str = "auto"
@@ -78,7 +78,7 @@ class Model:
     pipeline_parallel_size: int = 1
     """GPUs, or groups of them, each of which holds a run of layers."""
     sources: tuple[str, ...] = ()
-    """Where the shape was seen."""
+    """Sources of the shape."""
     from_memory: tuple[str, ...] = ()
     """Figures that no source was seen for."""
     note: str = ""

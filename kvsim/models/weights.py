@@ -36,7 +36,7 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "mxfp4": Quantization(method="mxfp4", linear_bits=0, expert_bits=_MXFP4),
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
 }
-"""What `--quantization` takes: fp8 with a float32 scale for every 128 x 128 weights, 4 bits in groups of 128 weights
+"""Values of `--quantization`: fp8 with a float32 scale for every 128 x 128 weights, 4 bits in groups of 128 weights
 with a 16-bit scale and a zero point, mxfp4 (experts alone) in groups of 32 with an 8-bit scale."""
 
 

@@ -33,7 +33,7 @@ from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 
 FILMS = {".gif": write_gif, ".mp4": write_mp4, ".html": write_page}
-"""What writes a film, by the ending of the file's name."""
+"""Functions that write a film, by the ending of the file's name."""
 
 __all__ = [
     "FIGURES",

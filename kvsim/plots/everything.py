@@ -37,27 +37,27 @@ OF_SEVERAL: dict[str, Callable[..., Picture]] = {
     "lifetimes": lifetimes,
     "free-runs": free_runs,
 }
-"""What compares recordings, or shows a single one."""
+"""Figures that compare recordings, or show a single one."""
 
 OF_ONE: dict[str, Callable[..., Picture]] = {
     "waste-over-time": waste_over_time,
     "memory-map": memory_map,
     "roofline": roofline,
 }
-"""What shows exactly one recording."""
+"""Figures that show exactly one recording."""
 
 OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
     "throughput-memory": throughput_memory,
     "throughput-block-size": throughput_block_size,
     "hits-capacity": hits_capacity,
 }
-"""What makes each recording, or each row of a table, one point."""
+"""Figures in which each recording, or each row of a table, is one point."""
 
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
-"""What sets a simulation beside the run it is of."""
+"""Figures that set a simulation beside the run it is of."""
 
 OF_A_LADDER: dict[str, Callable[..., Picture]] = {"ladder": ladder}
-"""What shows the rungs of `kvsim compare --ladder`."""
+"""Figures that show the rungs of `kvsim compare --ladder`."""
 
 FIGURES = OF_SEVERAL | OF_A_LADDER | OF_ONE | OF_A_SWEEP | OF_A_PAIR
 """Name on the command line -> what draws it."""
@@ -97,9 +97,9 @@ class Plan:
     kind: str
     """A key of `FIGURES`."""
     rows: tuple[int, ...]
-    """Which of the recordings it shows."""
+    """Indices of the recordings that it shows."""
     file_stem: str
-    """What to call it: the kind, and the recording's name where several have one each."""
+    """Name of its file: the kind, and the recording's name where several have one each."""
     draw: Callable[..., Picture]
     """Takes `purpose` and `size`."""
 

@@ -20,7 +20,9 @@ _METADATA: dict[str, tuple[str, dict[str, Any]]] = {
     ".svg": ("Creator", {"Date": None}),
     ".pdf": ("Creator", {"Producer": None, "CreationDate": None}),
 }
-"""Where a file says which command drew it. No dates and no versions: a picture changes only when what it shows does."""
+"""Field in which a file says which command drew it, by ending. No dates and no versions: a picture changes only when
+what it shows does.
+"""
 
 
 def file_type(path: str | os.PathLike[str]) -> str:

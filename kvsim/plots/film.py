@@ -63,7 +63,7 @@ class Film:
     """float64[frames], evenly spaced."""
     reels: tuple[Reel, ...]
     source: str
-    """Where it comes from, as a sentence."""
+    """The source of the film, as a sentence."""
 
     @property
     def alt_text(self) -> str:

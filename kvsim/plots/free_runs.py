@@ -39,9 +39,9 @@ class FreeMemory:
     num_runs: float
     """Pieces at a moment."""
     asked_slots: float
-    """What a request's contiguous reservation asks for, at the median; 0 where memory is handed out in blocks."""
+    """Slots that a request's contiguous reservation asks for, at the median; 0 where memory is handed out in blocks."""
     too_short_percent: float
-    """Percent of the free slots in runs shorter than that."""
+    """Percent of the free slots in runs shorter than `asked_slots`."""
 
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:

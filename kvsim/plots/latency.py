@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _QUANTILES = np.linspace(0, 1, 501)
 """A curve through these cannot be told from one through a million requests."""
 _NO_LATENCY_S = (1e-3, 1.0)
-"""What an axis shows where no request took any time: a log axis has no 0."""
+"""Limits of an axis, in seconds, where no request took any time: a log axis has no 0."""
 _PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
 
 

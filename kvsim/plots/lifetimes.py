@@ -29,7 +29,7 @@ _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
 """Pieces of a run that grew for thousands of steps: a curve through more looks no different."""
 _MAX_USES = 32
-"""More uses are counted as this many: beyond it a curve has nothing to add."""
+"""The largest number of uses that is told apart: beyond it a curve has nothing to add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WIDTH, _ROW, _MARGIN = 860, 46, 16
 _LABEL, _RESULT = 210, 200
 _TIMES = 2.5
-"""How many times the fastest run's duration the film covers, if nothing else is asked for."""
+"""Duration that the film covers, as a multiple of the fastest run's, if nothing else is asked for."""
 _POINTS = 48
 
 

@@ -41,7 +41,7 @@ class Shown:
     """Its path inside the report's folder."""
     alt_text: str
     command: str
-    """What draws it again."""
+    """The command that draws it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Facts:
     results: tuple[tuple[str, tuple[str, ...]], ...]
     """Rows of a table: what happened in each."""
     commands: tuple[str, ...]
-    """What made the recordings and this report."""
+    """Commands that made the recordings and this report."""
     source: str
 
 

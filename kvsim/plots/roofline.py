@@ -33,7 +33,7 @@ class StepWork:
     streamed_bytes: FloatArray
     """The weights once, and the keys and values of every scheduled sequence."""
     duration_s: FloatArray
-    """From the previous output to this one, where steps overlap; from its schedule, where they do not."""
+    """Seconds from the previous output to this one, where steps overlap; from its schedule, where they do not."""
     prefill: npt.NDArray[np.bool_]
     """Whether the step computed prompt tokens: bool[num_steps]."""
 

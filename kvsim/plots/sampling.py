@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 NUM_BINS = 600
-"""More than a column of print resolves; on a slide each is about three pixels."""
+"""Number of bins: more than a column of print resolves; on a slide each is about three pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +24,7 @@ class TimeBins:
     """Equal slices of a recording's time."""
 
     edges_s: FloatArray
-    """From the first step to the end: float64[num_bins + 1]."""
+    """Edges of the bins in seconds, from the first step to the end: float64[num_bins + 1]."""
 
     @classmethod
     def of(cls, recording: Recording, num_bins: int = NUM_BINS) -> TimeBins:

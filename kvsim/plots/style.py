@@ -64,7 +64,7 @@ STATE_LABELS = {
     SlotState.FREE: "free",
 }
 OWNER_COLORS = tuple(HUES_ON_LIGHT)
-"""What requests are told apart by, by their row in the recording."""
+"""Colours that tell requests apart, by their row in the recording."""
 OWNER_TINTS = tuple(mixed(hue, "#ffffff", TINT_SHARE) for hue in HUES_ON_LIGHT)
 """Colours of what a request holds and has not written yet, by the request's row in the recording."""
 LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
@@ -170,7 +170,7 @@ class Picture(Figure):
     """A figure that knows its medium: downwards a title, a legend, the panels, and where the data comes from."""
 
     alt_text = ""
-    """What it shows, in words, for readers who cannot see it."""
+    """The contents in words, for readers who cannot see the picture."""
 
     def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
         """An empty figure of `size` inches; by default as wide as the medium, and on the web `aspect` times as high."""

@@ -68,9 +68,9 @@ class Static:
 
 
 Policy: TypeAlias = Paged | Contiguous | Static
-"""What comes with kvsim, and is compiled."""
+"""A policy that comes with kvsim, and is compiled."""
 AnyPolicy: TypeAlias = Policy | OwnPolicy
-"""And what is written by others, in Python."""
+"""A policy that comes with kvsim, or one of a user's own in Python."""
 POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
 
 

@@ -144,14 +144,14 @@ class OwnPolicy(Protocol):
     """
 
     name: str = "own"
-    """What tables, figures and recordings call it."""
+    """The name of the policy in tables, figures and recordings."""
     scheduler: ContinuousSettings = ContinuousSettings()
     """The limits of a step; the order of the queue is that of arrival unless `order` says otherwise."""
     cache: PagedSettings = PagedSettings()
     """vLLM's cache. With an allocator of your own, only its `block_size` counts: the tokens of a unit."""
     allocator: Callable[[int, int], Allocator] | None = None
-    """Where memory comes from; None for vLLM's cache. It is called once when a run begins, as a rule a class, with the
-    number of units of the pool and the tokens of each.
+    """The allocator that memory comes from; None for vLLM's cache. It is called once when a run begins, as a rule a
+    class, with the number of units of the pool and the tokens of each.
     """
 
     def admit(self, step: StepInMaking) -> ServedRequest | None:

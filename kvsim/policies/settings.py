@@ -184,7 +184,7 @@ class ContiguousSettings:
     fit: str = "first"
     """`first`, `best`, `next` or `buddy`; see `kvsim.engine.extents`."""
     growth: Growth = Growth.MOVE
-    """For `Reserve.DOUBLING` alone: the other reservations never grow."""
+    """The way in which reservations grow, for `Reserve.DOUBLING` alone: the others never grow."""
     compaction: bool = False
     """Slide all extents together whenever that makes the hole that a request waits for; the copies take time."""
     request_level: bool = False
@@ -202,7 +202,8 @@ class StaticSettings:
     """
     max_model_len: int = 8192
     timeout_s: float = 0.0
-    """How long the oldest request waits for a batch to fill up; with 0, the requests that are there make a batch."""
+    """Seconds that the oldest request waits for a batch to fill up; with 0, the requests that are there make a batch.
+    """
     sort_by_length: bool = False
     """Give the oldest request the company of those whose prompts are most like its own, instead of the next oldest."""
     memory_guard: bool = True

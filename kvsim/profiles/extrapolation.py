@@ -28,7 +28,7 @@ class Watched:
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times
-        """Who computes times without asking here takes them from these, and tells `saw`."""
+        """Step times for code that computes without asking here, and tells `saw` instead."""
         self.label = profile.label
         self.calibrated = profile.calibrated
 

@@ -27,7 +27,7 @@ _COEFFICIENTS = {
     "full_seqs": (1e-3, 1e6),
     "max_captured_tokens": (0, 1 << 20),
 }
-"""What the coefficients that are no times may be."""
+"""Ranges of the coefficients that are no times."""
 
 
 def load(path: str | os.PathLike[str]) -> Profile:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
 
 RESHUFFLE = {"alpaca": 0.2, "sharegpt": 0.035}
-"""How often a token makes beams change places: a property of model and text, chosen in the light of Figure 15b."""
+"""Share of tokens that make beams change places: a property of model and text, chosen in the light of Figure 15b."""
 _WIDTHS = (2, 6)
 _NUM_REQUESTS = 160
 _SOURCE = "Kwon et al., SOSP 2023 (PagedAttention), Figure 15, from memory"

@@ -45,16 +45,16 @@ class Row:
     """A published table, diagram or sentence, and the run that reproduces it."""
 
     name: str
-    """What it is called on the command line."""
+    """The name of the row on the command line."""
     title: str
     source: str
     band: str
-    """How far ours may be off, and why so far, in words."""
+    """The band within which ours must lie, and the reason for its width, in words."""
     figures: tuple[Figure, ...]
     reproduce: Callable[[ProgressCallback], Sequence[float]]
     """Our numbers, in the order of `figures`."""
     note: str = ""
-    """What was assumed, and what was chosen in the light of the published figures themselves."""
+    """Assumptions, and what was chosen in the light of the published figures themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Outcome:
 
     row: Row
     ours: tuple[float, ...]
-    """In the order of `row.figures`."""
+    """Our figures, in the order of `row.figures`."""
 
     @property
     def passed(self) -> bool:

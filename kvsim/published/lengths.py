@@ -30,7 +30,7 @@ class PairedLengths:
 
     name: str
     about: str
-    """Where the figures come from, for a workload's description."""
+    """The source of the figures, for a workload's description."""
     limit_tokens: int
     """The longest sequence, prompt and answer together."""
     prompt_quantiles: tuple[float, ...]

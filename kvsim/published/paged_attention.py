@@ -31,7 +31,9 @@ _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b"
 _NUM_SATURATING = 1200
 _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
-"""Of arrivals, where time and not memory limits a batch: close to overload, it moves by a tenth from one to another."""
+"""Draws of arrivals, where time and not memory limits a batch: close to overload, the result moves by a tenth from one
+to another.
+"""
 
 
 def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time

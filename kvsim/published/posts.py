@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Of the 500 questions, as many as the recording has; the rate does not depend on how many follow."""
+"""Questions of the 500 that the recording has; the rate does not depend on how many follow."""
 _SHARE = 0.25
 _BAND = "25%: a data sheet is no better than that on a GPU where nothing was measured"
 _H200_KV_BYTES = 40 * GIB
-"""More than 500 answers need, as on the recorded machine."""
+"""Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
 
 
 def _seconds(recording: Recording) -> float:

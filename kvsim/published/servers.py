@@ -54,7 +54,7 @@ SERVERS: dict[str, Policy] = {
     "Orca (Oracle)": orca(Reserve.ORACLE),
     "vLLM": vllm(),
 }
-"""In the paper's order."""
+"""The servers of the paper, in its order."""
 
 
 def machine(policy: Policy, model: Model | None = None) -> Machine:

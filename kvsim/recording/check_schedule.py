@@ -187,8 +187,8 @@ def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray
 
 
 _MOST_STEPS = 1 << 32
-"""More steps than any recording has."""
+"""A number of steps that no recording has."""
 _CLOCK_S = 1e-6
-"""What two readings of one clock may differ by when they are written down."""
+"""Seconds by which two readings of one clock may differ when they are written down."""
 _NOTICED_S = 10.0
 """An engine that does nothing else has noticed by then what its last step brought."""

@@ -15,7 +15,7 @@ from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""How often a folder is read that is replaced meanwhile, with longer and longer pauses: a second in all."""
+"""Number of times that a folder is read that is replaced meanwhile, with longer and longer pauses: a second in all."""
 
 
 def read(path: str | os.PathLike[str]) -> Recording:

@@ -36,7 +36,7 @@ class Holdings:
     table: IntArray
     """The number of that table: one for each residency and group, in order."""
     position: IntArray
-    """Where the run stands in its table, in units."""
+    """Position of the run in its table, in units."""
     address: IntArray
     length: IntArray
     """Units in the end, when the run has stopped growing."""

@@ -19,11 +19,11 @@ from kvsim.recording.tables import IntArray
 
 FILE_NAME = "meta.json"
 IDENTITY_KEY = b"kvsim_identity"
-"""Where a Parquet file says which recording it is a part of: in the metadata of its schema."""
+"""Key under which the metadata of a Parquet file's schema says which recording it is a part of."""
 
 _HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
-"""Beyond these, numbers of a pool would not fit where its slots and bytes are added up."""
+"""The largest numbers of a pool: larger ones would not fit where its slots and bytes are added up."""
 _GROUPS = "kv_cache_groups"
 _META_KEYS = frozenset(
     (

@@ -29,7 +29,7 @@ WHOLE_TABLE = -1
 """The address of a release that frees a whole table."""
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
-"""What a column of texts may take in memory."""
+"""The most bytes that a column of texts may take in memory."""
 
 
 class RequestStatus(IntEnum):
@@ -48,7 +48,7 @@ class CopyKind(IntEnum):
     STORE = 0
     """A copy to the host."""
     LOAD = 1
-    """From the host."""
+    """A copy from the host to the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +173,13 @@ class Steps(Table):
     waiting: IntArray = column("int32")
     preempted: IntArray = column("int32")
     free_units: IntArray = column("int32")
-    """Free after scheduling, units that still hold a prefix included; -1 where the engine has no pool."""
+    """Units free after scheduling, units that still hold a prefix included; -1 where the engine has no pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Of the free units, those in pieces that cannot serve the request at the head of the queue although their sum
-    could.
-    """
+    """Free units in pieces that cannot serve the request at the head of the queue although their sum could."""
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Copied to the host, as the step decided; absent where blocks go to no host memory."""
+    """Units copied to the host, as the step decided; absent where blocks go to no host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
-    """Copied back from there."""
+    """Units copied back from the host, as the step decided; absent where blocks go to no host memory."""
     allocated_bytes: IntArray | None = optional_column("int64")
     reserved_bytes: IntArray | None = optional_column("int64")
     inactive_split_bytes: IntArray | None = optional_column("int64")
@@ -224,11 +222,11 @@ class Memory(Table):
     requested: IntArray | None = optional_column("int32")
     """Units asked for, where the allocator rounded up; `length` where absent."""
     cached: IntArray | None = optional_column("int32")
-    """On a release: how many leading units of the table keep a prefix that could be hit."""
+    """Leading units of the table that keep a prefix which could be hit, on a release."""
     group: IntArray | None = optional_column("int32")
     """The KV-cache group whose table changed; 0 where absent. Evictions concern no table."""
     repeat: IntArray | None = optional_column("int32")
-    """On an append: the row holds for so many consecutive steps, each adding `length` units behind those before."""
+    """Consecutive steps that the row holds for, on an append; each adds `length` units behind those before."""
 
     @property
     def groups(self) -> IntArray:

@@ -23,7 +23,7 @@ class ByUnit:
     unit: IntArray
     """The unit of each operation, in that order."""
     first: npt.NDArray[np.intp]
-    """Where in that order each unit begins."""
+    """Index in that order at which each unit begins."""
 
     @classmethod
     def of(cls, address: IntArray, end_of_pool: int) -> ByUnit:
@@ -64,7 +64,7 @@ class Heirs:
     last_op: npt.NDArray[np.int32]
     """The operation that gives each run back; those that are never given back come after all others."""
     longest: npt.NDArray[np.int32]
-    """For each unit, the last operation of whichever of its runs so far ends last."""
+    """The last operation of whichever run of each unit so far ends last."""
 
     @classmethod
     def of(cls, num_ops: int, num_runs: int, end_of_pool: int) -> Heirs:

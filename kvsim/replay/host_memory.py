@@ -74,7 +74,7 @@ class _Crossings:
 
     begun_step: IntArray
     reported_step: IntArray
-    """Beyond every step where that is not known."""
+    """The step that reports the copy; beyond every step where that is not known."""
     slot: IntArray
     request: IntArray
 

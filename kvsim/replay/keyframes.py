@@ -13,10 +13,10 @@ from kvsim.replay.ledger import Ledger
 _OPS_PER_KEYFRAME = 16_384
 """Operations between two keyframes, where memory allows: about 100 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
-"""What all keyframes together may cost."""
+"""The most bytes that all keyframes together may take."""
 
 Columns = tuple[npt.NDArray[Any], ...]
-"""Of every unit, in address order: its owner, its position, how many hold it, and whether it is cached; and, where
+"""Columns over the units, in address order: owner, position, number of holders, and whether it is cached; and, where
 there are several, the KV-cache group of the table that holds it.
 """
 
@@ -34,7 +34,7 @@ class Keyframes:
         num_ops, frame_bytes = len(ledger.seq), sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
-        """How many operations each has behind it."""
+        """Number of operations before each keyframe."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
         self._newest: Columns = tuple(column.copy() for column in empty)
         self._num_made = 0

@@ -25,7 +25,7 @@ from kvsim.replay.progress import Progress
 NO_OWNER = -1
 """The owner of a unit that is free."""
 _ALL = np.int64(1 << 40)
-"""More units than any table has."""
+"""A number of units that no table has."""
 _OPS_AT_ONCE = 1 << 16
 """Operations that are looked at together: what is known of them on the way stays in a processor's cache."""
 
@@ -43,11 +43,11 @@ class Ledger:
     owner: IntArray
     """A request that holds the run afterwards, or `NO_OWNER`."""
     position: IntArray
-    """Where the run stands in the owner's table, in units."""
+    """Position of the run in the owner's table, in units."""
     group: IntArray | None
     """The KV-cache group of that table; None where a model has one."""
     refs: npt.NDArray[np.int32]
-    """How many requests hold it afterwards."""
+    """Number of requests that hold the run afterwards."""
     cached: npt.NDArray[np.bool_]
     """Free afterwards, but still holding a prefix that could be hit."""
     held_change: npt.NDArray[np.int8]

@@ -49,7 +49,7 @@ class Replay:
         self.unit_tokens = pool.unit_tokens
         self.unit_slots = pool.unit_slots
         self.groups = table_groups(pool)
-        """What the tables of each KV-cache group hold; one group of full attention in most models."""
+        """The tables of each KV-cache group; one group of full attention in most models."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))

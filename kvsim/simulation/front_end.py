@@ -24,7 +24,7 @@ from kvsim.steptime.card import Card
 _REQUEST_LAUNCHES = 850
 """Host time from a request's arrival until the engine has it, beside its tokens, in launches of one kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""What one more token of its prompt adds to that."""
+"""Host time that one more token of the prompt adds before the engine has the request, in launches of one kernel."""
 _ANSWER_LAUNCHES = 260
 """Host time from the engine's first token until the client has it."""
 _TOKEN_LAUNCHES = 12
@@ -36,11 +36,11 @@ class FrontEnd:
     """vLLM's HTTP front end, one process of it, on some host. Times are in seconds."""
 
     request_s: float
-    """Per request, to and from the engine."""
+    """Seconds per request, to and from the engine."""
     prompt_token_s: float
-    """Per token of its prompt."""
+    """Seconds per token of a prompt."""
     token_s: float
-    """Of the process, per output token of any request."""
+    """Seconds of the process per output token of any request."""
 
     @property
     def most_tokens_per_s(self) -> float:

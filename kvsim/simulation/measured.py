@@ -30,7 +30,7 @@ class Frame(NamedTuple):
     written: float
     """Computed tokens, over all tables."""
     padding: float
-    """Beside what is written: pad tokens, and rows of a batch that have ended."""
+    """Slots of padding beside what is written: pad tokens, and rows of a batch that have ended."""
     requested: float
     """Slots that were asked for, over all tables."""
     useful: float

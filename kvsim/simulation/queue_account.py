@@ -27,7 +27,7 @@ class QueueAccount:
         self.num_free = 0
         """Blocks in the queue."""
         self.num_cached = 0
-        """Of these, those that hold a prefix."""
+        """Free blocks that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
         """Take over where the blocks now stand that were `written` to, and no others.

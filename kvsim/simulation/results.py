@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _TOGETHER = 512
 """Steps that are added up at once: slices of a closed loop have few, and adding up costs most by the slice."""
 _MOST_TOGETHER = 4_096
-"""More than these do not stay in the processor's cache while they are added up."""
+"""The most steps that are added up at once: more do not stay in the processor's cache."""
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
-"""What `Sequence.open_row` says where there is none."""
+"""The value of `Sequence.open_row` where there is none."""
 _SHAPE_COLUMNS = {
     "num_seqs": "num_scheduled",
     "num_tokens": "num_tokens",

@@ -177,7 +177,7 @@ class Options(TypedDict, total=False):
     Times and recordings are the same bit for bit.
     """
     earlier: tuple[Batch, ...]
-    """What the process of `generate()` has behind it: it has those batches' kernels."""
+    """Batches that the process of `generate()` has behind it: it has their kernels."""
     check: bool
     """Verify the account of every unit and every slot at every step."""
     progress: ProgressCallback | None

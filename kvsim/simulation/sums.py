@@ -21,7 +21,7 @@ from kvsim.simulation.measured import TIMELINE_POINTS, Frame, Measured, Timeline
 
 Column: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.int64]"
 NOTHING = Frame(*[0.0] * len(Frame._fields))
-"""Before the first step."""
+"""The sums before the first step."""
 USEFUL = Frame._fields.index("useful")
 
 

@@ -20,13 +20,13 @@ RESIDUAL_COPIES = 3
 """Tensors of the residual stream's width that are alive while a feed-forward layer works."""
 
 OUTSIDE_BYTES = 358 << 20
-"""What libraries take once a model has run: contexts, workspaces, loaded kernels."""
+"""Bytes that libraries take once a model has run: contexts, workspaces, loaded kernels."""
 
 COMMUNICATOR_BYTES = 300 << 20
-"""What a group of GPUs takes on each of them to exchange results."""
+"""Bytes that a group of GPUs takes on each of them to exchange results."""
 
 GRAPH_BYTES = 450 << 20
-"""What the older of vLLM's two model runners sets aside for captured graphs."""
+"""Bytes that the older of vLLM's two model runners sets aside for captured graphs."""
 
 SAMPLER_BYTES = 4
 """Bytes of a logit's copy in float32."""

@@ -42,7 +42,7 @@ class BudgetTerm:
     size_bytes: int
     """Positive where memory comes in, negative where it goes."""
     why: str
-    """Where the figure comes from."""
+    """The source of the figure, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class Budget:
 
     gpu: Gpu
     model: Model
-    """As it is served: with the types and the parallel sizes that hold."""
+    """The model as it is served: with the types and the parallel sizes that hold."""
     plan: CachePlan
     terms: tuple[BudgetTerm, ...]
-    """In the order of the account; they add up to `kv_bytes`."""
+    """Terms of the account, in its order; they add up to `kv_bytes`."""
     stage: int = 0
     """The stage of the pipeline with the least room, whose GPU the account is of."""
 

@@ -65,7 +65,7 @@ class Card:
     copy_bytes_per_s: float
     """Reading and writing it at once, both counted."""
     kernel_s: float
-    """From one small kernel to the next inside a captured graph."""
+    """Seconds from one small kernel to the next inside a captured graph."""
     launch_s: float
     """Host time to launch one small kernel from Python: the pace of everything that an engine's host does."""
     to_gpu_bytes_per_s: float
@@ -76,8 +76,9 @@ class Card:
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """How many times longer an engine takes here than the card says, by part (gpu, host, woken: a host that has slept,
-    front_end), as fitted to recordings; 1 where it is not said."""
+    """Factors by which an engine takes longer here than the card says, by part (gpu, host, woken: a host that has
+    slept, front_end), as fitted to recordings; 1 where it is not said.
+    """
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NEAREST = 4
 """Measured weights that tell about weights in between."""
 _CAPTURED = 512
-"""Up to here a step is padded to a measured size, and kernels differ from one size to the next."""
+"""The largest size, in tokens, to which a step is padded; kernels differ from one measured size to the next."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
@@ -58,11 +58,11 @@ class AttentionCost(NamedTuple):
     byte_s: float
     """Per byte of the cache that is read for many sequences."""
     lone_share: float
-    """How much longer that takes for few sequences."""
+    """Share by which reading a byte takes longer for few sequences."""
     flop_s: float
     """Per operation of a prompt's queries against its keys."""
     mixed_share: float
-    """How much longer reading takes with a prompt in the same launch."""
+    """Share by which reading takes longer with a prompt in the same launch."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)

@@ -26,20 +26,22 @@ from kvsim.hardware import Gpu
 from kvsim.models import Model
 
 _COMPILATIONS = (1.0, 1.5)
-"""What compiling costs the first time, and the second, with the length left open: 16.8 and 25.4 s, 21.5 and 31.8 s."""
+"""Costs of compiling for the first time, and for the second, with the length left open: 16.8 and 25.4 s, 21.5 and 31.8
+s.
+"""
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Up to how many keys a decode step takes them in tiles of 32, of 64 (twice as many where heads are few), and without
+"""The most keys that a decode step takes in tiles of 32, of 64 (twice as many where heads are few), and without
 sharing them out among processors (which only the fewest heads do beyond that).
 """
 _LARGEST_ALIGNMENT = 8
 """Tokens: a length that is a multiple of more has no kernel of its own for that."""
 _PLAN = {"prefill": 1.4, "decode": 1.0}
-"""What choosing kernels takes, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
+"""Cost of choosing kernels, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
 1.5 in recordings on the host with the fitted profiles.
 """
 _KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""What building attention's takes, by step and length, in kernels for decoding even lengths: the means of 61 stalls in
-seven processes, five of six of which are within a tenth of what this says.
+"""Cost of building attention's kernels, by step and length, in kernels for decoding even lengths: the means of 61
+stalls in seven processes, five of six of which are within a tenth of what this says.
 """
 _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
 """Both where no prompt is padded, in what they take with a mask."""
@@ -68,7 +70,9 @@ class FirstUses(NamedTuple):
     """What a step is the first of its process to need."""
 
     shapes: float
-    """Not 0 if kernels have to be chosen, or compiled, for its size and length; in those of a usual decode step."""
+    """Cost of kernels that have to be chosen, or compiled, for its size and length, in those of a usual decode step;
+    else 0.
+    """
     kernels: float
     """Kernels that have to be built or loaded, in those of a usual decode step."""
 
@@ -83,7 +87,7 @@ class KernelsSeen:
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
         """Begin with what `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """With so many rows or fewer there is a processor for every head, with half as many there are two."""
+        """The most rows with a processor for every head; with half as many there are two."""
         self._seen: set[tuple[object, ...]] = set()
         self._planned: dict[tuple[int, bool], set[int]] = {}
         """The lengths at which so many rows have decoded, padded or not."""

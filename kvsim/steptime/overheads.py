@@ -15,14 +15,14 @@ KERNELS_PER_LAYER = 11
 KERNEL_S = 4e-6
 """Start and drain of one kernel, during which memory idles even inside a captured graph."""
 SEQUENCE_LAYER_S = 0.3e-6
-"""What one more sequence adds to a layer's decode attention, beside the bytes it reads."""
+"""Seconds that one more sequence adds to a layer's decode attention, beside the bytes it reads."""
 
 MAX_CAPTURED_TOKENS = 512
 """Largest step that vLLM captures as a graph by default."""
 REQUEST_S = 0.1e-3
 """Host time to take in one request: check it, hash its blocks, put it into the queue."""
 REQUEST_TOKEN_S = 0.14e-6
-"""What one more token of its prompt adds to that."""
+"""Host time that one more token of its prompt adds to taking in a request."""
 HOST_STEP_S = 0.5e-3
 """Host time of a step whatever it holds: schedule, prepare inputs, sample."""
 HOST_SEQUENCE_S = 10e-6
@@ -34,13 +34,13 @@ HOST_TOKEN_S = 1e-6
 TURNAROUND_STEP_S = 80e-6
 """Host time between an output and the next decision: handing over the output, looking for new requests."""
 TURNAROUND_SEQUENCE_S = 2.4e-6
-"""What one more sequence adds to that."""
+"""Host time that one more sequence adds between an output and the next decision."""
 EXPOSED_SHARE = 0.2
 """Streaming and arithmetic overlap well, but not perfectly, where they take equally long."""
 LONE_SHARE = 0.5
 """Decode attention reads at two thirds of the full rate while there are fewer heads to read for than processors."""
 SHARED_SAVING = 0.4
-"""Of the keys and values that several sequences of a step share, what is found in the GPU's cache the second time."""
+"""Share of shared keys and values that the GPU's cache still has when a second sequence of the step reads them."""
 THROTTLE_SHARE = 0.1
 """Dense arithmetic draws more power than a card may for long: its clock gives way by so much."""
 PIECEWISE_S = 0.3e-3
@@ -53,7 +53,9 @@ EAGER_LAYER_S = 0.35e-3
 HF_LAYER_S = 0.5e-3
 """Host time to launch a layer of Hugging Face's unfused modules."""
 HF_MASK_LAYER_S = 0.08e-3
-"""What a mask adds to that: attention then wants it in another form, and keys and values once per query head."""
+"""Host time that a mask adds to launching a layer: attention then wants it in another form, and keys and values once
+per query head.
+"""
 PLAN_S = 31e-3
 """Host time that cuDNN takes to plan attention for a batch of a size and length that the process has not seen."""
 KERNEL_BUILD_S = 0.4
@@ -69,4 +71,5 @@ HF_ARITHMETIC_EFFICIENCY = 0.4
 HF_COPY_EFFICIENCY = 0.45
 """Share of the peak bandwidth of strided copies of keys and values."""
 HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
-"""What one more row of the batch adds to a layer's masked attention, which starts every query head of its own."""
+"""Seconds that one more row of the batch adds to a layer's masked attention, which starts every query head of its own.
+"""

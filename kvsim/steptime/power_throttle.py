@@ -15,7 +15,7 @@ class PowerThrottle(NamedTuple):
     """How far a GPU's clock has given way to sustained arithmetic."""
 
     level: float
-    """From 0 after a rest towards 1 in prefill upon prefill."""
+    """Level of the throttle, from 0 after a rest towards 1 in prefill upon prefill."""
     at_s: float
     """Time of that level, in seconds; it fades from then on."""
 

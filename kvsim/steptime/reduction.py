@@ -31,26 +31,27 @@ SMALL_KERNEL = 1.75
 """A norm or an activation of a few tokens, in the small kernels of a card: 1.5 to 2.1 us, and each hides part of the
 start of the next."""
 ELEMENT_SHARE = 0.93
-"""Of the streaming rate, what norms and activations of many tokens reach: 0.89 on H200, 0.98 on H100."""
+"""Share of the streaming rate that norms and activations of many tokens reach: 0.89 on H200, 0.98 on H100."""
 SPLIT_S = 4.5e-6
-"""What a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut into parts
-that a second kernel adds up: 2 to 7 us."""
+"""Seconds that a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut
+into parts that a second kernel adds up: 2 to 7 us.
+"""
 FP8_READ_SHARE = 1.5
-"""How much longer a byte of an fp8 cache takes to read than one of bf16: 1.4 to 1.7."""
+"""Factor by which a byte of an fp8 cache takes longer to read than one of bf16: 1.4 to 1.7."""
 FP8_QUERY_S = 3e-6
-"""What a layer takes longer because its queries are brought to fp8."""
+"""Seconds that a layer takes longer because its queries are brought to fp8."""
 REDUCE_WAIT_S = 2e-6
-"""How long GPUs wait for each other at a sum, beyond the sum itself."""
+"""Seconds that GPUs wait for each other at a sum, beyond the sum itself."""
 STEP_KERNELS = 100
 """Kernels around the layers (inputs, sampling, copies) and the way from one graph to the next, in small kernels."""
 SAMPLED_BYTES = 14
 """Bytes that sampling moves for each logit: converted, perturbed, compared."""
 STATE_SHARE = 0.85
-"""Of the streaming rate, what reading and writing recurrent states reaches."""
+"""Share of the streaming rate that reading and writing recurrent states reaches."""
 EXPERT_SHARE = 0.7
-"""Of the rates of plain products, what those of experts reach. Not measured."""
+"""Share of the rates of plain products that those of experts reach. Not measured."""
 FOUR_BIT_SHARE = 0.75
-"""Of the streaming rate of plain weights, what those in 4 bits reach. Not measured."""
+"""Share of the streaming rate of plain weights that those in 4 bits reach. Not measured."""
 
 PLAIN_KERNELS = 11
 """Kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
@@ -61,7 +62,7 @@ PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168}
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252}
 """Host time to launch a layer kernel by kernel, compiled."""
 UNCOMPILED_SHARE = 0.8
-"""Of that, what a layer takes where nothing is compiled."""
+"""Share of `EAGER_LAUNCHES` that a layer takes where nothing is compiled."""
 SEQUENCE_LAUNCHES = 2.4
 TOKEN_LAUNCHES = 0.05
 NEW_SEQUENCE_LAUNCHES = 8
@@ -73,7 +74,7 @@ REQUEST_LAUNCHES = 20
 REQUEST_TOKEN_LAUNCHES = 0.025
 """Host time to take in a request, and what one more token of its prompt adds to it."""
 WOKEN = 1.45
-"""How many times longer a host takes on average, for plain Python and launches alike, where it sleeps at every step
+"""Factor by which a host takes longer on average, for plain Python and launches alike, where it sleeps at every step
 until its GPU is done: it wakes with cold caches, and beside the process that took its place meanwhile. Read off the
 launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps: 1.3 to 1.6 in the runs of six
 machines, 1.1 on two earlier ones. A loop of plain Python in the same process took 13 us for seconds, and 23 us for

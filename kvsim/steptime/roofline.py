@@ -57,23 +57,24 @@ class Roofline:
     logits_s: float
     """GPU: arithmetic of one sequence's output projection; overlaps with streaming the weights."""
     exposed_share: float
-    """Of the shorter of streaming and arithmetic, what the longer fails to hide where both are equal; at most 0.5."""
+    """Share of the shorter of streaming and arithmetic that the longer fails to hide where both are equal; at most 0.5.
+    """
     sequence_s: float
     """GPU, per sequence, beside the bytes it reads."""
     context_token_s: float
     """GPU: reading one token's keys and values in all layers, with many sequences to read for."""
     lone_share: float
-    """How much longer that takes for few sequences, whose heads cannot occupy the whole GPU."""
+    """Share by which reading takes longer for few sequences, whose heads cannot occupy the whole GPU."""
     full_seqs: float
-    """So few: with as many, every processor has one head to read for; twice as many draw the full bandwidth."""
+    """Sequences that give every processor one head to read for; twice as many draw the full bandwidth."""
     shared_saving: float
-    """Of keys and values that several sequences share, what reading them again does not cost; at most 1."""
+    """Share of the keys and values shared by several sequences that reading them again does not cost; at most 1."""
     piecewise_s: float
     """GPU, per captured step that holds prompt tokens: its attention stands between captured pieces."""
     attention_pair_s: float
     """GPU: arithmetic of one query against one key in all layers."""
     throttle_share: float
-    """How much longer arithmetic takes where it has been going on for long and the clock has given way."""
+    """Share by which arithmetic takes longer where it has been going on for long and the clock has given way."""
     window_tokens: float = 0.0
     """Tokens that sliding layers look back; 0 where none slides."""
     window_token_s: float = 0.0
@@ -81,14 +82,15 @@ class Roofline:
     window_pair_s: float = 0.0
     """GPU: arithmetic of one query against one key in the sliding layers."""
     mixed_share: float = 0.0
-    """How much longer reading takes in a step that holds prompt tokens as well."""
+    """Share by which reading takes longer in a step that holds prompt tokens as well."""
     piecewise_floor_s: float = 0.0
     """GPU, least time of a captured step that holds prompt tokens: a worker process launches it piece by piece while
     the scheduler's host goes on."""
     eager_floor_s: float = 0.0
     """GPU, least time of a step too large for a captured graph, for the same reason."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all that."""
+    """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all other times here.
+    """
 
     def uncaptured(self) -> Roofline:
         """This machine where the engine captures no graphs and compiles nothing (vLLM's `enforce_eager`)."""

@@ -22,8 +22,8 @@ class StepShape(NamedTuple):
     attention_pairs: int
     """Pairs of a query and a key it attends to, summed over the sequences being prefilled."""
     new_shape: float = 0.0
-    """Not 0 if the engine chooses or compiles kernels for a batch of this size and length for the first time: how long
-    that takes, in those of a usual decode step.
+    """Time to choose or compile kernels for a batch of this size and length, as a multiple of that of a usual decode
+    step; 0 where it is not the first such batch.
     """
     new_kernels: float = 0.0
     """Kernels that the step needs and its process has not built or loaded yet, in those of a usual decode step."""

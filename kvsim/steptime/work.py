@@ -24,7 +24,9 @@ _ACTIVATION_BYTES = 2
 _SMALL_KERNELS = 5
 """Kernels of a compiled layer beside products and attention: two norms, rotation, activation, cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""More where norms stand behind layers as well as before them (Gemma), and in layers with a latent or a recurrence."""
+"""Additional small kernels where norms stand behind layers as well as before them (Gemma), and in layers with a latent
+or a recurrence.
+"""
 
 
 class Weights(NamedTuple):
@@ -61,7 +63,7 @@ class Work:
 
     num_layers: int
     products: Mapping[Weights, int]
-    """How often each matrix is multiplied in a step, but for experts and the output projection."""
+    """Number of times that each matrix is multiplied in a step, but for experts and the output projection."""
     weight_bits: float
     """Bits of one weight in those products."""
     output: Weights
@@ -77,13 +79,13 @@ class Work:
     """Recurrent state that a step reads, and writes, for every sequence."""
     num_recurrent_layers: int
     element_bytes: float
-    """What norms, rotations and activations read and write for one token, in all layers."""
+    """Bytes that norms, rotations and activations read and write for one token, in all layers."""
     num_small_kernels: int
     num_kernels_of_attention_layer: int
     """Products and attention among them."""
     num_latent_layers: int
     reduced_bytes: int
-    """What one token adds to each sum over the GPUs."""
+    """Bytes that one token adds to each sum over the GPUs."""
     num_reduces: int
     """Sums over the GPUs in a step; 0 on one GPU."""
 

@@ -88,7 +88,7 @@ class KvsimApp(Careful, Playbacks):
         super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
         self.failure: KvsimError | None = None
-        """Why there was nothing to show."""
+        """The error because of which there was nothing to show."""
         self.flash_s = flash_s
         # Without colours, states are read from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)

@@ -44,7 +44,7 @@ _HOME = {
     "check_fits": "kvsim.workload.table",
     "generate": "kvsim.workload.synthetic",
 }
-"""Where each name lives."""
+"""The module that each name lives in."""
 
 __all__ = [
     "LONGEST_S",

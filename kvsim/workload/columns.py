@@ -80,7 +80,7 @@ class Ragged(Generic[Integer]):
         self.values: NDArray[Integer] = int_column("values", values, dtype)
         """All rows end to end, of `dtype`."""
         self.offsets: Int64Array = int_column("offsets", offsets, np.int64)
-        """Where each row begins, and where the last one ends: int64[num_rows + 1]."""
+        """Index at which each row begins, and at which the last one ends: int64[num_rows + 1]."""
         _check_offsets(self.offsets, self.values.size)
 
     @classmethod

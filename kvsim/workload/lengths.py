@@ -93,7 +93,7 @@ class Empirical:
     """Lengths that were seen, drawn again with replacement."""
 
     values: Sequence[int]
-    """At least one length in tokens."""
+    """Lengths in tokens, one or more."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(int_column("values", self.values, np.int64).tolist()))

@@ -12,7 +12,7 @@ class SharedPrefix:
     group: str
     """Requests of one group begin alike: any two share the smaller of their `tokens`."""
     tokens: int
-    """How many leading tokens of the prompt are the group's, at least 1."""
+    """Leading tokens of the prompt that are the group's, at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Request:
     """Seconds since the workload's time zero."""
     prompt_tokens: int
     output_tokens: int
-    """Where the answer really ends; only an oracle knows it beforehand."""
+    """Tokens after which the answer really ends; only an oracle knows them beforehand."""
     max_tokens: int
     """The limit on the answer that was asked for: at least `output_tokens`."""
     priority: int = 0

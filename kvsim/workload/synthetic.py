@@ -30,7 +30,7 @@ class SharedPrefixes:
 
     num_groups: int
     tokens: int
-    """How long each of the shared texts is."""
+    """Tokens of each of the shared texts."""
     skew: float = 0.0
     """Group k is chosen in proportion to (k + 1) ** -skew: 0 is all alike, 1 is Zipf's law."""
 

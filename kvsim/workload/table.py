@@ -34,7 +34,7 @@ class WorkloadSummary:
 
     num_requests: int
     duration_s: float
-    """From the first arrival to the last."""
+    """Seconds from the first arrival to the last."""
     rate_per_s: float | None
     """Arrivals per second of the duration; None if all arrive at once."""
     gap_cv: float | None
@@ -71,14 +71,14 @@ class Workload:
     """Leading tokens of the prompt that are the group's, 0 where nothing is shared."""
     prefix_names: Sequence[str]
     prompt_hashes: Ragged[np.int64]
-    """At most one chained hash per full `hash_unit_tokens` tokens of each prompt: int64 values."""
+    """Chained hashes of each prompt, at most one per full `hash_unit_tokens` tokens: int64 values."""
     hash_unit_tokens: int
     prompt_token_ids: Ragged[np.int32] | None
     """Each prompt's token ids, or an empty row where they are not known."""
     ids: Sequence[str]
     name: str
     description: str
-    """Where the requests come from, in a sentence."""
+    """The source of the requests, in a sentence."""
 
     def __init__(
         self,

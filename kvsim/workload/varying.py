@@ -24,7 +24,7 @@ class Varying:
     """
 
     time_s: Sequence[float]
-    """At least two times, rising, the first 0."""
+    """Times in seconds, two or more, rising, the first 0."""
     rate_per_s: Sequence[float]
     """Requests per second at each of them, 0 or more."""
     repeats: bool = False

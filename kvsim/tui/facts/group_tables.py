@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..pool.kinds import LayerKind
 
 LET_GO, HELD, AHEAD = range(3)
-"""What a part of a sequence is in a table: given back or never held, held, not there yet."""
+"""States of a part of a sequence in a table: given back or never held, held, not there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ class Preemption:
 
     frame: int
     num_units: int
-    """What it held."""
+    """Units that the victim held."""
     num_tokens: int
-    """What had been computed for it, and must be computed again."""
+    """Tokens that had been computed for the victim, and must be computed again."""
     takers: tuple[str, ...]
     """The requests that were given memory in that step."""
 

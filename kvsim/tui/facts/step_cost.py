@@ -26,17 +26,17 @@ class StepCost:
     kv_bytes: int
     """Keys and values that it reads."""
     weights_s: float
-    """How long reading the weights takes at the rate that memory is really read at."""
+    """Seconds to read the weights at the rate that memory is really read at."""
     kv_s: float
-    """How long reading the keys and values takes."""
+    """Seconds to read the keys and values."""
     reading_s: float
-    """How long reading both takes at the rate that memory is really read at."""
+    """Seconds to read both at the rate that memory is really read at."""
     gpu_s: float
-    """On the GPU alone."""
+    """Seconds on the GPU alone."""
     captured_s: float
-    """From one decision to the next, with the whole step launched at once from a captured graph."""
+    """Seconds from one decision to the next, with the whole step launched at once from a captured graph."""
     eager_s: float
-    """From one decision to the next, with every kernel launched by the host."""
+    """Seconds from one decision to the next, with every kernel launched by the host."""
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:

@@ -77,7 +77,7 @@ class CaptionSpec:
     """A caption as it stands in the file: its moment is a phrase, its figures are names."""
 
     key: str
-    """Where it stands, for messages."""
+    """The place in the file, for messages."""
     at: str
     title: str
     text: str
@@ -101,11 +101,11 @@ class Lesson:
     runs: tuple[Run, ...]
     workload: Workload
     try_this: str
-    """What a person may do at the end; empty for nothing."""
+    """A thing to try at the end; empty for nothing."""
     shows_schedule: bool
     """Whether who is served when is drawn below the pools."""
     color_by: ColorBy | None
-    """What colour means at first, where it is not what it usually means."""
+    """The first meaning of colour, where it is not the usual one."""
     shows_step: bool
     """Whether the cost of a step is drawn beside the pool."""
     captions: tuple[CaptionSpec, ...]

@@ -18,7 +18,7 @@ class Feed(Protocol):
 
     name: str
     ended: str | None
-    """Why there will be no more, as a sentence; None while there may be."""
+    """The reason why there will be no more, as a sentence; None while there may be."""
 
     @property
     def quiet_s(self) -> float:

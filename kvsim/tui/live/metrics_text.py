@@ -25,7 +25,7 @@ _TIMES: Final = {
     "queue": "in the queue",
     "e2e": "end to end",
 }
-"""How distributions of times are called on the screen; "between two" tokens."""
+"""Names of the distributions of times on the screen; "between two" tokens."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 

@@ -20,7 +20,7 @@ class StateLook:
 
     name: str
     meaning: str
-    """What the legend says, in at most 20 characters."""
+    """The words of the legend, in at most 20 characters."""
     color: str
     glyph: str
     letter: str
@@ -68,11 +68,11 @@ class Palette:
 
     states: dict[SlotState, str]
     hues: tuple[str, ...]
-    """What owners are told apart by. Neighbours differ in hue and in lightness, whatever eyes look at them."""
+    """Hues that tell owners apart. Neighbours differ in hue and in lightness, whatever eyes look at them."""
     shared: str
-    """What several requests hold at once."""
+    """Colour of units that several requests hold at once."""
     changes: tuple[str, str, str, str]
-    """What has just been taken, freed, hit, evicted."""
+    """Colours of units that have just been taken, freed, hit, evicted."""
     free_glyph: str
     """Free memory as a glyph: a dot in its area's colour would not be seen."""
     void: str
@@ -89,7 +89,7 @@ class Palette:
 
 
 LEAST_CONTRAST: Final = 1.65
-"""How much free memory differs from what is no memory at all."""
+"""The least contrast between free memory and the background."""
 
 DARK: Final = Palette(
     states={state: look.color for state, look in LOOKS.items()},

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 LABELS: Final = {"static": "static batches", "contiguous": "contiguous", "paged": "paged"}
-"""What the policies are called where there is room for two words."""
+"""Names of the policies where there is room for two words."""
 _SHORTEST_PLAY_S = 8.0
 """Wall seconds that the fastest run takes at the speed that the player begins with: the others show the gap."""
 
@@ -58,7 +58,7 @@ class Comparison:
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
-        """How fast each lane's answers would come with memory for everything; empty where that is not known."""
+        """Output tokens per second of each lane with memory for everything; empty where that is not known."""
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
             np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),

@@ -19,7 +19,7 @@ class Stay:
 
     request: int
     generation: int
-    """How many times the unit had been filled afresh when the stay began, this time included."""
+    """Number of times that the unit had been filled afresh when the stay began, this time included."""
     begin_frame: int
     end_frame: int
     """The first frame in which it has gone."""

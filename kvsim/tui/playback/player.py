@@ -17,7 +17,7 @@ DEFAULT_PLAY_S = 45.0
 """Wall seconds that a whole recording takes at the speed that the player begins with."""
 _MANTISSAS = (1.0, 2.0, 5.0)
 _SPEED_RANGE = 12
-"""How many times the speed may be raised or lowered from where it began: four powers of ten either way."""
+"""Number of times that the speed may be raised or lowered from where it began: four powers of ten either way."""
 
 
 def speed_at(index: int) -> float:

@@ -83,7 +83,7 @@ class Session:
         self.followed: int | None = None
         """The request that a person wants to see more of."""
         self.story: Story | None = None
-        """What the run is about, if the screen should say so."""
+        """The story of the run, if the screen should tell it."""
         self.selected: int | None = None
         """The unit under the cursor, from 0 in address order."""
         self.hovered: int | None = None

@@ -15,4 +15,4 @@ class Story:
 
     frame: int
     parts: tuple[str, ...]
-    """From the most to the least important."""
+    """Parts of the headline, from the most to the least important."""

@@ -37,7 +37,7 @@ LEDGE: Final = 19
 HOLLOW: Final = 20
 """An outline in the first paint on the second."""
 DIGIT: Final = 21
-"""How many eighths are written, as a digit: the first of nine shapes, for states where there are no colours."""
+"""Key of the first of nine digits that say how many eighths are written, for states where there are no colours."""
 _SHAPE: Final = 16
 _REVERSE = 1 << 24
 """Set in the key of a character under the cursor."""

@@ -33,7 +33,7 @@ class Changes:
     hit: npt.NDArray[np.int64]
     """Found in the prefix cache, and taken or shared as they are."""
     evicted: npt.NDArray[np.int64]
-    """Have lost the prefix that they kept, because they were taken."""
+    """Units that lost the prefix that they kept, because they were taken."""
 
     def __len__(self) -> int:
         return sum(map(len, (self.taken, self.freed, self.hit, self.evicted)))

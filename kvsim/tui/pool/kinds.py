@@ -32,12 +32,12 @@ class LayerKind:
     """Layers that keep their keys and values, or their states, in the same way."""
 
     group: TableGroup
-    """What a table of this kind holds."""
+    """The contents of a table of this kind."""
     numbers: tuple[int, ...]
     """The KV-cache groups of this kind: each has a table for every sequence."""
 
     place: int
-    """Among the paints of kinds: full attention is always painted alike, and so are windows, and states."""
+    """Index among the paints of kinds: full attention is always painted alike, and so are windows, and states."""
 
     @property
     def paint(self) -> int:

@@ -51,25 +51,25 @@ AGE: Final = TINT + NUM_HUES
 HOLDERS: Final = AGE + AGES
 """The first paint of numbers of holders."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
-"""Up to how many holders each paint of `HOLDERS` stands for; one more paint for all above."""
+"""The most holders that each paint of `HOLDERS` stands for; one more paint for all above."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
 """The first paint of what a kind of layers has written: full attention, two windows, two states, all others."""
 _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
-"""None of these is near the colour of what has left a window."""
+"""Hues of the kinds of layers, none of them near the colour of what has left a window."""
 KIND_TINT: Final = KIND + len(_KIND_HUES)
 """The first paint of what a kind of layers has not written yet."""
 DIM: Final = 128
 """Added to the paint of a cell that is not part of the request being followed."""
 SHADE: Final = 0.55
-"""How much of the background is in what lies in shade."""
+"""Share of the background in what lies in shade."""
 REUSABLE: Final = KIND_TINT + len(_KIND_HUES)
 """A cached unit among owners: muted, because the green of cached memory is near the hues of some owners."""
 _MUTED: Final = 0.6
-"""How much of free memory's colour is in that of a cached unit among owners."""
+"""Share of free memory's colour in that of a cached unit among owners."""
 NUM_PAINTS: Final = REUSABLE + 1
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
-"""What is seen in a cell of many units even if only one of them is it."""
+"""Paints that are seen in a cell of many units even if a single unit has them."""
 
 
 def importance() -> list[int]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .changes import Lights
 
 _UNITS_PER_TOUCH = 4
-"""How many units are recomputed, all in a row, in the time that finding out about one touched unit takes."""
+"""Units that are recomputed, all in a row, in the time that finding out about one touched unit takes."""
 
 
 class DrawnUnits:

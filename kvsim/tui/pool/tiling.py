@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 _MOST_WIDE, _MOST_TALL = 12, 4
-"""How large the cell of one unit is drawn at most, in characters and in lines of characters."""
+"""The largest cell that one unit is drawn in, in characters and in lines of characters."""
 _LEAST_FILL = 0.9
 """Share of the picture that the pool should take."""
 
@@ -175,7 +175,7 @@ def levels(
 
 
 _UNIT = {True: Detail.HALF, False: Detail.MIX}
-"""How a unit without an inside is drawn alone, where half characters can be told apart and where they cannot."""
+"""Detail of a unit without an inside, where half characters can be told apart and where they cannot."""
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:

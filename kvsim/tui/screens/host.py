@@ -20,7 +20,7 @@ class Host(App[None]):
     """Shows one screen that plays on top of another, and owns the clock."""
 
     symbols: Symbols
-    """How to draw."""
+    """Symbols and colours to draw with."""
     flash_s: float
     """Wall seconds for which what has changed is lit up."""
 

@@ -7,7 +7,7 @@ from typing import Final
 from textual.binding import Binding
 
 ASCII_KEYS: Final = {"left": "left/", "right": "right"}
-"""How keys with arrows on them are called where those cannot be drawn."""
+"""Names of keys with arrows on them where those cannot be drawn."""
 _STEP = Binding.Group("Step", compact=True)
 _EVENT = Binding.Group("Event", compact=True)
 _SPEED = Binding.Group("Speed", compact=True)

@@ -60,7 +60,7 @@ class PlaybackScreen(Screen[None]):
         self.symbols = symbols
         self.guided = guided
         self.story: Story | None = None
-        """What the run is about, where the screen begins with it."""
+        """The story of the run, where the screen begins with it."""
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []

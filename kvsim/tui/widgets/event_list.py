@@ -66,7 +66,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         super().__init__(id="events")
         self._symbols = symbols
         self._shown: tuple[Events, int, int] | None = None
-        """What was drawn last: the events, which of them is current, and how many have happened."""
+        """The last state drawn: the events, the index of the current one, and how many have happened."""
         self.open(session)
 
     def open(self, session: Session) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LABEL = 14
 _MOST_TIMES = 4
-"""How many times the fastest run's duration the axis shows at most, where the slowest takes more than twice as long."""
+"""The longest axis, as a multiple of the fastest run's duration, where the slowest takes more than twice as long."""
 
 
 class Race(Scrubber):
