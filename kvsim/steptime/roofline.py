@@ -28,6 +28,13 @@ class Roofline:
     """Host, per prompt token, before the first kernel."""
     new_sequence_s: float = 0.0
     """Host, per sequence that joins the batch, before the first kernel."""
+    worker_step_s: float = 0.0
+    """Worker process, per step, before the first kernel: it prepares what it launches while the scheduler's host goes
+    on. 0 where one process does both."""
+    worker_sequence_s: float = 0.0
+    """Worker process, per sequence, before the first kernel."""
+    worker_token_s: float = 0.0
+    """Worker process, per prompt token, before the first kernel."""
     turnaround_step_s: float
     """Host, per step, after its output."""
     turnaround_sequence_s: float
@@ -110,7 +117,7 @@ class Roofline:
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * captured_size(num_tokens) + eager * num_tokens
-        prepare_s = (
+        host_s = (
             self.host_step_s
             + self.host_sequence_s * num_seqs
             + self.host_token_s * num_prefill_tokens
@@ -118,8 +125,11 @@ class Roofline:
             + self.new_shape_s * shape.new_shape
             + self.new_kernel_s * shape.new_kernels
         )
+        prepare_s = (
+            host_s + self.worker_step_s + self.worker_sequence_s * num_seqs + self.worker_token_s * num_prefill_tokens
+        )
         launch_s = (
-            prepare_s
+            host_s
             + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
             + self.eager_launch_s * eager
             + self.masked_launch_s * (num_seqs > 1)

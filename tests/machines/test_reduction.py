@@ -100,6 +100,15 @@ def test_two_gpus_take_more_than_half_as_long_as_one() -> None:
     assert two.step_time(prefill(200)).launch_s < one.step_time(prefill(200)).launch_s, "workers launch"
 
 
+@pytest.mark.parametrize("shape", [decode(8, 500), prefill(200), prefill(4096)], ids=["decode", "captured", "large"])
+def test_a_worker_prepares_a_step_while_the_scheduler_goes_on(shape: StepShape) -> None:
+    """Its GPU waits for that as one's does whose host does both; the scheduler's host is free at once."""
+    one, two = reduce(CARD, LLAMA), reduce(LINKED, LLAMA.served(tensor_parallel_size=2))
+    alone, dealt_out = one.step_time(shape), two.step_time(shape)
+    assert dealt_out.launch_s < alone.prepare_s <= alone.launch_s
+    assert 0.9 * alone.prepare_s < dealt_out.prepare_s < 1.5 * alone.prepare_s
+
+
 def test_smaller_types_take_less_where_they_are_streamed() -> None:
     plain = reduce(CARD, LLAMA)
     for bits, kinds in ((8, "fp8"), (4, "awq")):
