@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         (0, 4, "finished"),
         (1, 0, "waiting"),
         (1, 2, "preempted, waits again"),
-        (1, 4, "running: computing again what it lost"),
+        (1, 4, "running: recomputing"),
         (1, 5, "running: generating"),
         (2, 0, "refused: it can never fit"),
     ],
@@ -71,7 +71,7 @@ def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recor
             assert facts.generated_tokens > 0
             assert not facts.holds
         if frame in (spans[1][0], spans[2][0]):
-            assert facts.state == "running: computing again what it lost"
+            assert facts.state == "running: recomputing"
     assert outputs == sorted(outputs), "what has been put out stays so"
     assert outputs[-1] == requests.output_tokens[request]
     assert [preemptions.index(number) + spans[0][0] for number in (1, 2)] == [spans[0][1], spans[1][1]]

@@ -8,7 +8,10 @@ import shutil
 from typing import TYPE_CHECKING
 
 import matplotlib.image
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
@@ -21,8 +24,10 @@ from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.export import picture_file
 from kvsim.tui.export.svg import CELL
+from kvsim.tui.facts.block_runs import block_runs
 from kvsim.tui.facts.headlines import headline
 from kvsim.tui.facts.units import unit_heading, unit_story
+from kvsim.tui.look.states import COLOR
 from kvsim.tui.playback.comparison import Comparison
 from kvsim.tui.playback.events import EventFilter, EventKind
 from kvsim.tui.playback.session import Session
@@ -32,9 +37,12 @@ from kvsim.tui.widgets.inspector import Inspector
 from kvsim.tui.widgets.pool_view import PoolView
 from kvsim.workload import Ragged, Workload
 
+from .test_app import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from random import Random
 
     from kvsim.recording import Recording
 
@@ -93,7 +101,7 @@ def test_generations_of_a_block(pressure: Recording) -> None:
             assert session.replay.refs[unit] > 0
     session.player.go_to_frame(taken[2].begin_frame)
     assert unit_heading(session, unit) == f"block 130#{taken[2].generation}"
-    story = dict(unit_story(session, unit))
+    story = dict(unit_story(session, unit, 3))
     assert story["filled"] == f"{taken[2].generation} of {len(appended)} times in all"
     assert story["before, #1"].startswith(session.request_name(taken[0].request))
 
@@ -103,8 +111,8 @@ def test_whoever_shares_a_block_is_named_and_so_is_its_hash(tiny: Recording) -> 
 
     hashes = Ragged.from_rows([[-1], [5], []], tiny.requests.prompt_hashes[0].dtype)
     session = Session(replace(tiny, requests=replace(tiny.requests, prompt_hashes=hashes)), at_s=1.0)
-    assert dict(unit_story(session, 0))["prefix hash"] == "f" * 16
-    assert "prefix hash" not in dict(unit_story(session, 1))
+    assert dict(unit_story(session, 0, 3))["prefix hash"] == "f" * 16
+    assert "prefix hash" not in dict(unit_story(session, 1, 3))
 
 
 async def test_what_is_under_the_mouse_is_in_the_tooltip_and_in_the_inspector(
@@ -221,6 +229,60 @@ async def test_the_tables_of_a_followed_request_have_a_row_for_each_kind_of_laye
     for kind in layer_kinds(session.replay):
         assert kind.words in lines
     assert "held" in lines
+
+
+async def test_a_block_table_that_is_too_long_counts_what_it_hides_and_scrolls(pressure: Recording) -> None:
+    session = Session(pressure, at_s=3.1)
+    session.followed = pressure.row_of("r112")
+    app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(BlockTable)
+
+        def lines() -> list[str]:
+            return [table.render_line(y).text.strip() for y in range(table.size.height)]
+
+        assert table.num_lines > table.size.height
+        newest = lines()
+        assert newest[0] == f"… {table.num_lines - table.size.height + 1} blocks before, scroll"
+        assert newest[-1] == "16–60 → 1417–1373"
+        table.focus()
+        await pilot.press(*["up"] * 20)
+        oldest = lines()
+        assert oldest[0].startswith("0→")
+        assert oldest[-1].endswith("blocks after, scroll")
+        await pilot.press(*["down"] * 20)
+        assert lines() == newest
+
+
+async def test_an_inspector_without_room_leaves_out_earlier_holders_first(pressure: Recording) -> None:
+    session = Session(pressure, at_s=9.0)
+    session.followed = int(session.replay.live_requests()[-1])
+    app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=(120, 60)) as pilot:
+        app.query_one(PoolView).select(300)
+        await pilot.pause()
+        roomy = text_of(app.query_one(Inspector))
+        assert "before, #" in roomy
+        await pilot.resize_terminal(120, 38)
+        await pilot.pause()
+        tight = text_of(app.query_one(Inspector))
+    assert "before, #" not in tight
+    assert "waited" in tight
+
+
+@given(st.lists(st.integers(0, 40), unique=True, max_size=30), st.randoms(use_true_random=False))
+def test_runs_of_a_table_tell_each_of_its_blocks_once(addresses: list[int], random: Random) -> None:
+    order = list(range(len(addresses)))
+    random.shuffle(order)
+    runs = block_runs(np.array(order, np.int64), np.array([addresses[at] for at in order], np.int64))
+    told = [(run.position + at, run.address + run.step * at) for run in runs for at in range(run.length)]
+    assert told == list(enumerate(addresses))
+    assert [run.words(COLOR) for run in block_runs(np.arange(5), np.array([7, 6, 5, 9, 2]))] == [
+        "0–2 → 7–5",
+        "3→9",
+        "4→2",
+    ]
 
 
 def test_a_headline_counts_the_gpus_of_a_model() -> None:

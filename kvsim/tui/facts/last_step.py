@@ -38,7 +38,7 @@ def last_step(session: Session) -> list[tuple[Change | None, str]]:
     if len(finished):
         names = ", ".join(session.request_name(int(request)) for request in finished[:_NAMED])
         parts.append((None, f"{names if len(finished) <= _NAMED else plural(len(finished), 'request')} finished"))
-    return parts
+    return parts or [(None, f"no {unit} taken or freed")]
 
 
 def _preemptions(session: Session, frame: int) -> list[tuple[Change | None, str]]:

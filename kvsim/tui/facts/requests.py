@@ -109,7 +109,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
         return "waiting for the host's blocks"
     begun = computed - replay.pad[request] >= session.recording.requests.prompt_tokens[request]
     again = _computes_again(session, request)
-    doing = "computing again what it lost" if again else "generating" if begun else "reading its prompt"
+    doing = "recomputing" if again else "generating" if begun else "reading its prompt"
     return f"running: {doing}"
 
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-_STAYS_SHOWN = 3
-"""Earlier holders of a unit that are named."""
-
-
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     """A unit of the pool, as labels and values."""
     replay = session.replay
@@ -46,7 +42,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     if len(replay.groups) == 1:
         return [*lines, ("held by", holders), ("its slots", place)]
     what = ("state after", place) if group.state_slots else ("its tokens", place)
-    return [*lines, ("held by", holders), ("table", f"{number}: {group_words(group)}"), what]
+    return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), what]
 
 
 def unit_heading(session: Session, unit: int) -> str:
@@ -58,8 +54,11 @@ def unit_heading(session: Session, unit: int) -> str:
     return f"{number}#{past[-1]}" if past else number
 
 
-def unit_story(session: Session, unit: int) -> list[tuple[str, str]]:
-    """What there is to know about a unit beyond the moment: who shares it, what it is known by, who had it before."""
+def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, str]]:
+    """What there is to know about a unit beyond the moment: who shares it, what it is known by, who had it before.
+
+    The last `num_stays` of those are named.
+    """
     replay, frame = session.replay, session.player.frame
     past = [stay for stay in session.stays(unit) if stay.begin_frame <= frame]
     lines = []
@@ -71,7 +70,7 @@ def unit_story(session: Session, unit: int) -> list[tuple[str, str]]:
     if replay.unit_tokens > 1 and len(replay.groups) == 1 and position < len(hashes):
         lines.append(("prefix hash", f"{int(hashes[position]) & (1 << 64) - 1:016x}"))
     resolution_s = session.player.duration_s / 1000
-    for stay in [stay for stay in past if stay.end_frame <= frame][: -_STAYS_SHOWN - 1 : -1]:
+    for stay in [stay for stay in past if stay.end_frame <= frame][: -num_stays - 1 : -1]:
         begin, end = (seconds(float(session.times_s[at]), resolution_s) for at in (stay.begin_frame, stay.end_frame))
         lines.append((f"before, #{stay.generation}", f"{session.request_name(stay.request)}, {begin} to {end}"))
     if past and replay.unit_tokens > 1:

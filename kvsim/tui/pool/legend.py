@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def legend_segments(by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int) -> list[Segment]:
+def legend_entries(by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int) -> list[list[Segment]]:
     """The legend of the pool's colours, with samples; with one of each kind where `room` characters are few."""
-    entries, segments = legend(by, session), list[Segment]()
+    entries = legend(by, session)
     if sum(len(paints) + len(text) + 3 for paints, text in entries) - 2 > room:
         entries = [(paints[:1], text) for paints, text in entries]
+    found = list[list[Segment]]()
     for paints, text in entries:
-        if segments:
-            segments.append(Segment("  ", style))
+        segments = [Segment("  ", style)] if found else []
         for paint in paints:
             sample = paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
-        segments.append(Segment(f" {text}", style))
-    return segments
+        found.append([*segments, Segment(f" {text}", style)])
+    return found
 
 
 def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:

@@ -10,8 +10,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..facts.last_step import last_step
-from ..pool.legend import legend_segments
+from ..pool.legend import legend_entries
 from ..pool.swatches import paint_swatch
+from .entries import whole_entries
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -39,26 +40,29 @@ class BelowPool(Widget):
 
     def render_line(self, y: int) -> Strip:
         """The legend, then the change."""
-        line = self._legend() if y == 0 else self._change()
-        width, style = self.size.width, self._style("text")
-        strip = Strip(line)
-        if strip.cell_length > width:
-            strip = Strip([*strip.crop(0, width - len(self._symbols.cut)), Segment(self._symbols.cut, style)])
-        return strip.adjust_cell_length(width, style)
+        label, entries = self._legend() if y == 0 else self._change()
+        style = self._style("weak")
+        begin = Strip([label])
+        room = self.size.width - begin.cell_length
+        line = Strip.join([begin, whole_entries(entries, room, style, self._symbols.cut)])
+        return line.adjust_cell_length(self.size.width, self._style("text"))
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"below--{name}")
 
-    def _legend(self) -> list[Segment]:
+    def _legend(self) -> tuple[Segment, list[list[Segment]]]:
         key = Segment("o ", self._style("strong"))
         room = self.size.width - key.cell_length
-        return [key, *legend_segments(self._pool.color_by, self._session, self._symbols, self._style("weak"), room)]
+        by = self._pool.color_by
+        return key, legend_entries(by, self._session, self._symbols, self._style("weak"), room)
 
-    def _change(self) -> list[Segment]:
-        segments = [Segment("last step  ", self._style("weak"))]
+    def _change(self) -> tuple[Segment, list[list[Segment]]]:
+        entries = list[list[Segment]]()
         for change, text in last_step(self._session):
+            gap = "  " if entries else ""
+            entry = [Segment(gap, self._style("text"))]
             if change is not None:
                 swatch = paint_swatch(change, self._symbols)
-                segments.append(Segment(f"{swatch.text} ", self._style("text") + (swatch.style or Style())))
-            segments.append(Segment(f"{text}  ", self._style("strong" if "preempted" in text else "text")))
-        return segments
+                entry.append(Segment(f"{swatch.text} ", self._style("text") + (swatch.style or Style())))
+            entries.append([*entry, Segment(text, self._style("strong" if "preempted" in text else "text"))])
+        return Segment("last step  " if entries else "", self._style("weak")), entries

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from rich.segment import Segment
+from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
+from ..facts.block_runs import block_runs
 from ..facts.group_tables import AHEAD, HELD, LET_GO, table_rows, uniform_words
+from ..look.words import plural
 from .panel import Panel
 
 if TYPE_CHECKING:
-    from kvsim.recording.tables import IntArray
+    from textual import events
 
     from ..look.states import Symbols
     from ..playback.session import Session
 
 
-_MOST_LINES = 13
-"""Lines of a table that takes as many as it needs."""
+class BlockTable(Panel, can_focus=True, inherit_bindings=False):
+    """Logical units to physical ones, newest last. Lines without room are counted, and can be scrolled to."""
 
-
-class BlockTable(Panel):
-    """Where the followed request's tokens are: logical units to physical ones."""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="table.up"),
+        Binding("down,j", "scroll_lines(1)", "Down", show=False, id="table.down"),
+        Binding("escape", "leave", "Leave table", show=False, id="table.leave"),
+    ]
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="table")
@@ -32,29 +36,72 @@ class BlockTable(Panel):
         self.border_title = (
             f"{unit} tables, by kind of layers" if several else f"{unit} table: logical {symbols.arrow} physical"
         )
+        self._lines_back = 0
+        """Lines that a person has scrolled back from the newest."""
+
+    def allow_focus(self) -> bool:
+        """The keyboard comes here where there is anything to scroll to."""
+        return self.num_lines > self.size.height
+
+    def action_scroll_lines(self, lines: int) -> None:
+        """Show earlier (-1) or later (1) lines."""
+        self._lines_back -= lines
+        self.show_frame()
+
+    def action_leave(self) -> None:
+        """Give the arrow keys back to the player."""
+        self.screen.set_focus(None)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Show earlier lines."""
+        event.stop()
+        self.action_scroll_lines(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Show later lines."""
+        event.stop()
+        self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """Runs of neighbouring units, newest last; the newest are kept where there are too many."""
+        """The lines that there is room for; the first and the last say how much there is before and after them."""
+        lines = self._lines_of_table()
+        self.num_lines, height = len(lines), max(self.size.height, 1)
+        hidden = max(len(lines) - height, 0)
+        self._lines_back = min(max(self._lines_back, 0), hidden)
+        begin = hidden - self._lines_back
+        end = min(begin + height, len(lines))
+        shown = [line for line, _ in lines[begin:end]]
+        # A line that counts others takes the place of one, which it counts too.
+        if begin:
+            shown[0] = self._hint(sum(size for _, size in lines[: begin + 1]), "before")
+        if end < len(lines) and height > 1:
+            shown[-1] = self._hint(sum(size for _, size in lines[end - 1 :]), "after")
+        return shown
+
+    def _hint(self, number: int, where: str) -> Strip:
+        noun = "line" if len(self.session.replay.groups) > 1 else self.session.unit_name
+        return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
+
+    def _lines_of_table(self) -> list[tuple[Strip, int]]:
+        """Every line, and how much it tells of: units, or itself where a table has a row for each kind of layers."""
         session = self.session
         if session.followed is None:
-            return [Strip([self.text("follow a request to see its table", "weak")])]
+            return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]
         positions, addresses = session.replay.block_table(session.followed)
         if not len(positions):
-            return [Strip([self.text("it holds no memory now", "weak")])]
+            return [(Strip([self.text("it holds no memory now", "weak")]), 0)]
         if len(session.replay.groups) > 1:
-            return self._group_rows(session.followed)
-        order = np.argsort(positions)
-        entries = [self._entry(*run) for run in _runs(positions[order], addresses[order])]
+            return [(line, 1) for line in self._group_rows(session.followed)]
+        runs = block_runs(positions, addresses)
+        entries = [run.words(self.symbols) for run in runs]
         width = max(map(len, entries)) + 2
         per_line = max(self.size.width // width, 1)
-        room = (_MOST_LINES if self.styles.is_auto_height else max(self.size.height, 1)) * per_line
-        hidden = len(entries) - room
-        if hidden > 0:
-            more = self.symbols.cut + f" {hidden + 1:,} more"
-            entries = [more[: width - 1], *entries[hidden + 1 :]]
         return [
-            Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))])
-            for at in range(0, len(entries), per_line)
+            (
+                Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))]),
+                sum(run.length for run in runs[at : at + per_line]),
+            )
+            for at in range(0, len(runs), per_line)
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:
@@ -73,17 +120,3 @@ class BlockTable(Panel):
         if words := uniform_words(self.session, request):
             strips.append(Strip([self.text(words, "weak")]))
         return strips
-
-    def _entry(self, position: int, address: int, length: int) -> str:
-        arrow, dash = self.symbols.arrow, self.symbols.dash
-        if length == 1:
-            return f"{position}{arrow}{address}"
-        return f"{position}{dash}{position + length - 1} {arrow} {address}{dash}{address + length - 1}"
-
-
-def _runs(positions: IntArray, addresses: IntArray) -> list[tuple[int, int, int]]:
-    """Runs of neighbours that stay neighbours, as (position, address, length); blocks of short runs stand alone."""
-    breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(addresses) != 1)) + 1
-    begins = np.concatenate(([0], breaks))
-    lengths = np.diff(np.append(begins, len(positions)))
-    return list(zip(positions[begins].tolist(), addresses[begins].tolist(), lengths.tolist(), strict=True))

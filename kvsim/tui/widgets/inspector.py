@@ -11,6 +11,7 @@ from ..facts.requests import RequestFacts, request_facts, request_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.stack import stacked
 from ..look.states import STACK
+from ..look.words import plural
 from ..pool.paint import OWNER, hue_of
 from ..pool.swatches import stack_cells
 from .panel import Panel
@@ -18,6 +19,10 @@ from .panel import Panel
 if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.session import Session
+
+
+_MOST_STAYS = 3
+"""Earlier holders of a unit that are named where there is room."""
 
 
 class Inspector(Panel):
@@ -28,13 +33,23 @@ class Inspector(Panel):
         self.border_title = "inspector"
 
     def write(self) -> list[Strip]:
-        """The unit first, then the request."""
+        """The unit first, then the request; where there is no room for all, without earlier holders of the unit."""
+        lines = self._everything(num_stays=_MOST_STAYS)
+        self.num_lines, height = len(lines), max(self.size.height, 1)
+        if len(lines) > height:
+            lines = self._everything(num_stays=0)
+        if len(lines) > height:
+            more = f"{self.symbols.cut} {plural(len(lines) - height + 1, 'line')} more"
+            lines = [*lines[: height - 1], Strip([self.text(more, "weak")])]
+        return lines
+
+    def _everything(self, num_stays: int) -> list[Strip]:
         session = self.session
         lines = []
         if session.selected is not None:
             unit = session.selected
             lines += [Strip([self.text(unit_heading(session, unit), "strong")])]
-            lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit))
+            lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit, num_stays))
         elif session.hovered is not None:
             # What a tooltip says must not be known to mice alone.
             lines += [Strip([self.text(unit_heading(session, session.hovered), "strong")])]

@@ -9,9 +9,10 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..look.states import LOOKS, STACK
-from ..pool.legend import legend_segments
+from ..pool.legend import legend_entries
 from ..pool.paint import ColorBy
 from ..pool.swatches import swatch
+from .entries import whole_entries
 
 if TYPE_CHECKING:
     from kvsim.memory.waste import SlotState
@@ -41,13 +42,13 @@ class Legend(Widget):
             metas = [session.recording.meta for session in self._sessions]
             telling = [(len(meta.pool.groups), meta.prefix_caching) for meta in metas]
             session = self._sessions[telling.index(max(telling))]
-            strip = Strip(legend_segments(self.color_by, session, self._symbols, style, width))
-            return strip.crop(0, width).adjust_cell_length(width, style)
+            entries = legend_entries(self.color_by, session, self._symbols, style, width)
+            return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
-        entries = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
+        words = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
         segments = [
             segment
-            for state, text in zip(self._states, entries, strict=True)
+            for state, text in zip(self._states, words, strict=True)
             for segment in (swatch(state, self._symbols), Segment(text + " ", style))
         ]
         return Strip(segments).adjust_cell_length(width, style)

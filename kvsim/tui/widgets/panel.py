@@ -45,6 +45,8 @@ class Panel(Widget):
         self.session = session
         self.symbols = symbols
         self._lines: list[Strip] = []
+        self.num_lines = 0
+        """Lines that there are to show; there may be room for fewer."""
         self._laid_out = 0
         """Lines that the layout knows of, where it asks."""
 
@@ -61,9 +63,11 @@ class Panel(Widget):
         if not self.size.area:
             return
         rest = self.get_component_rich_style("panel--text")
+        self.num_lines = 0
         lines = [line.adjust_cell_length(self.size.width, rest) for line in self.write()]
+        self.num_lines = max(self.num_lines, len(lines))
         # The style sheet may make the height automatic after the lines were written.
-        grown = self.styles.is_auto_height and len(lines) != self._laid_out
+        grown = self.styles.is_auto_height and self.num_lines != self._laid_out
         if grown or lines != self._lines:
             self._lines = lines
             self.refresh(layout=grown)
@@ -71,7 +75,7 @@ class Panel(Widget):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """As many lines as there are, where the style sheet leaves it open."""
         del container, viewport, width
-        self._laid_out = len(self._lines)
+        self._laid_out = self.num_lines
         return max(self._laid_out, 1)
 
     def render_line(self, y: int) -> Strip:

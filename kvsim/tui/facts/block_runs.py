@@ -1,0 +1,51 @@
+"""A block table in few words: runs of neighbours instead of single blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
+
+    from ..look.states import Symbols
+
+
+class BlockRun(NamedTuple):
+    """Blocks that follow each other in a table, and whose addresses rise or fall by one."""
+
+    position: int
+    """Index in the table of the first block."""
+    address: int
+    """Block id of the first block."""
+    length: int
+    step: int
+    """1 where addresses rise, -1 where they fall: blocks that were freed together come back from last to first."""
+
+    def words(self, symbols: Symbols) -> str:
+        """`12→407`, or `13-20 → 408-415` for a run."""
+        if self.length == 1:
+            return f"{self.position}{symbols.arrow}{self.address}"
+        last = self.length - 1
+        ends = (f"{self.position + last}", f"{self.address + self.step * last}")
+        positions, addresses = (
+            f"{begin}{symbols.dash}{end}" for begin, end in zip((self.position, self.address), ends, strict=True)
+        )
+        return f"{positions} {symbols.arrow} {addresses}"
+
+
+def block_runs(positions: IntArray, addresses: IntArray) -> list[BlockRun]:
+    """The runs of a table, by position; each is as long as it can be, from the first block on."""
+    order = np.argsort(positions)
+    positions, addresses = positions[order].astype(np.int64), addresses[order].astype(np.int64)
+    steps = np.where(np.diff(positions) == 1, np.diff(addresses), 0).tolist()
+    runs, begin = list[BlockRun](), 0
+    while begin < len(positions):
+        step = steps[begin] if begin < len(steps) and abs(steps[begin]) == 1 else 0
+        end = begin + 1
+        while step and end <= len(steps) and steps[end - 1] == step:
+            end += 1
+        runs.append(BlockRun(int(positions[begin]), int(addresses[begin]), end - begin, step or 1))
+        begin = end
+    return runs

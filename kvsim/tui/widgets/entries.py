@@ -1,0 +1,29 @@
+"""Entries of a line, each shown whole or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.style import Style
+
+
+def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str) -> Strip:
+    """As many of `entries`, from the first on, as `room` characters hold, and how many more there are.
+
+    The first is always there: where it does not fit by itself, its end gives way to `cut`.
+    """
+    for kept in range(len(entries), 0, -1):
+        shown = Strip(segment for entry in entries[:kept] for segment in entry)
+        hidden = len(entries) - kept
+        more = Strip([Segment(f" +{hidden} more", style)] if hidden else [])
+        if shown.cell_length + more.cell_length <= room:
+            return Strip.join([shown, more])
+    if not entries:
+        return Strip([])
+    return Strip.join([shown.crop(0, room - more.cell_length - len(cut)), Strip([Segment(cut, style)]), more])
