@@ -16,7 +16,7 @@ from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import Validation, matching_profile, validate
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis, card_of, from_card, served_model, sheet_card
+from kvsim.machines import Basis, card_of, from_card, is_in_process, served_model, sheet_card
 from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
 from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
@@ -28,20 +28,19 @@ CARDS = Path(__file__).with_name("cards")
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
 MANY_PREEMPTIONS = 20
 """With fewer, a share of the count says little."""
-SERVED = ("served", "served-again")
-"""Behind an HTTP server, whose host does something else besides."""
+BESIDE = (Path(__file__).with_name("recordings") / "vllm-h200-llama-3.2-3b-served",)
+"""Recordings that do not ship."""
 
 Found = tuple[str, Validation]
 """What told the prediction, and how it went."""
 
 
 def recordings() -> dict[str, Recording]:
-    """Every shipped recording of vLLM with captured graphs and without host memory."""
+    """Every recording of vLLM with captured graphs and without host memory."""
     found = {name: read(find(name)) for name in shipped_names() if name.startswith("vllm")}
+    found |= {folder.name: read(folder) for folder in BESIDE}
     return {
-        name: item
-        for name, item in found.items()
-        if not item.meta.engine.get("enforce_eager") and not name.endswith(SERVED) and item.copies is None
+        name: item for name, item in found.items() if not item.meta.engine.get("enforce_eager") and item.copies is None
     }
 
 
@@ -50,8 +49,9 @@ def machine_of(recording: Recording) -> str:
 
 
 def by_card(card: Card, recording: Recording) -> Validation:
-    model = served_model(recording.meta)
-    return validate(from_card(card, find_gpu(recording.meta.gpu), model, "vllm"), recording)
+    meta = recording.meta
+    times = from_card(card, find_gpu(meta.gpu), served_model(meta), "vllm", in_process=is_in_process(meta))
+    return validate(times, recording)
 
 
 def own_card(recording: Recording) -> Card:

@@ -75,7 +75,7 @@ def main() -> None:
     for file in sorted((Path(__file__).parent / "steps").glob("*.npz")):
         _, gpu, rest = file.stem.split("-", 2)
         log = observed(file)
-        times = reduce(card_of(find_gpu(gpu)), MODELS[rest.rpartition("-")[0]])
+        times = reduce(card_of(find_gpu(gpu)), MODELS[rest.rpartition("-")[0]], in_process=True)
         error, duration = step_errors(times, log), step_durations(log)
         tokens, prompt = np.asarray(log.shape.num_tokens), np.asarray(log.shape.num_prefill_tokens) > 0
         captured = tokens <= times.max_captured_tokens

@@ -7,8 +7,9 @@ robust fit follows the median: hosts stall now and then, and a fit that takes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvsim.calibration.observed import Observed, observe_on
 from kvsim.calibration.predict import step_durations, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.machines import linked, served_model
+from kvsim.machines import is_in_process, linked, served_model
 from kvsim.profiles import Residual
 from kvsim.recording import Recording
 from kvsim.steptime.card import Card
@@ -48,12 +49,16 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     plain = replace(card, factors={})
     awake = {item.name: _awake(plain, item) for item in recordings}
     observed = [observe_on(plain, item) for item in recordings]
-    factors = _factors(card.launch_s, [(awake[item.name], item) for item in observed])
-    residuals = tuple(residual_of(item, on_machine(awake[item.name], card.launch_s, factors)) for item in observed)
+    times_with = {
+        item.name: partial(on_machine, awake[item.name], card.launch_s, in_process=is_in_process(item.meta))
+        for item in recordings
+    }
+    factors = _factors([(times_with[item.name], item) for item in observed])
+    residuals = tuple(residual_of(item, times_with[item.name](factors)) for item in observed)
     return replace(card, factors={**card.factors, **factors}), residuals
 
 
-def _factors(launch_s: float, observed: Sequence[tuple[Roofline, Observed]]) -> dict[str, float]:
+def _factors(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def factors(logarithms: Any) -> dict[str, float]:
@@ -63,10 +68,8 @@ def _factors(launch_s: float, observed: Sequence[tuple[Roofline, Observed]]) -> 
         found = factors(logarithms)
         missed = [
             share
-            for awake, item in observed
-            for share in _missed(
-                on_machine(awake, launch_s, found), replace(item, offload_s=found["host"] * item.offload_s)
-            )
+            for times_with, item in observed
+            for share in _missed(times_with(found), replace(item, offload_s=found["host"] * item.offload_s))
         ]
         unusual = np.asarray(logarithms) / list(_USUAL.values())
         return np.concatenate([np.array(missed) / _COUNTS, unusual])

@@ -160,6 +160,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "watermark": scheduling.watermark,
             "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
             "load_format": str(config.load_config.load_format),
+            "in_process": multiprocessing.parent_process() is None,
         },
         "model": _shape(model, num_gpus, cache_dtype, plain=layout.is_uniform),
         "policy": {

@@ -13,7 +13,7 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.experiments.validation import as_sent, concurrency_of, policy_of
 from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
-from kvsim.machines import served_model
+from kvsim.machines import is_in_process, served_model
 from kvsim.policies import Paged
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import TYPICAL, Pace, Roofline
@@ -64,6 +64,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
         async_scheduling=scheduler.async_scheduling,
         captured=not engine.get("enforce_eager"),
+        in_process=is_in_process(meta),
         times=times,
     )
     server = replace(server, pace=_pace(recording, server))

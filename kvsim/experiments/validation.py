@@ -20,7 +20,7 @@ from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.importers import workload_of
-from kvsim.machines import card_of, host_link, served_model, step_times
+from kvsim.machines import card_of, host_link, is_in_process, served_model, step_times
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.policies import Paged, Policy, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
@@ -134,7 +134,15 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
     captured = not recording.meta.engine.get("enforce_eager")
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
     num_seqs = recording.meta.engine.get("max_num_seqs")
-    return step_times(gpu, model, engine_of(recording), source=source, captured=captured, max_num_seqs=num_seqs)
+    return step_times(
+        gpu,
+        model,
+        engine_of(recording),
+        source=source,
+        captured=captured,
+        max_num_seqs=num_seqs,
+        in_process=is_in_process(recording.meta),
+    )
 
 
 def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None) -> Validation:

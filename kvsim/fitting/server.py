@@ -55,6 +55,8 @@ class Server:
     async_scheduling: bool = True
     captured: bool = True
     """Steps are launched as captured graphs."""
+    in_process: bool = False
+    """The engine has no process of its own."""
     num_blocks: int | None = None
     """`num_gpu_blocks_override`: blocks of the pool, the null block included; None: what the account leaves."""
     unaccounted_bytes: int = 0
@@ -176,7 +178,8 @@ class Server:
 
     def step_time(self) -> StepTimeModel:
         """How long its steps take; the label says what that rests on."""
-        usual = _step_times(self.gpu, self.model, self.times, self.captured, min(self.max_num_seqs, _MANY_SEQS))
+        num_seqs = min(self.max_num_seqs, _MANY_SEQS)
+        usual = _step_times(self.gpu, self.model, self.times, self.captured, num_seqs, self.in_process)
         if self.pace == TYPICAL:
             return usual
         told = f"host times {self.pace.host:.2f} and GPU times {self.pace.gpu:.2f} by the recording"
@@ -184,8 +187,12 @@ class Server:
 
 
 @lru_cache(maxsize=64)
-def _step_times(gpu: Gpu, model: Model, source: str | None, captured: bool, max_num_seqs: int) -> StepTimeModel:
-    return step_times(gpu, model, "vllm", source=source, captured=captured, max_num_seqs=max_num_seqs)
+def _step_times(
+    gpu: Gpu, model: Model, source: str | None, captured: bool, max_num_seqs: int, in_process: bool
+) -> StepTimeModel:
+    return step_times(
+        gpu, model, "vllm", source=source, captured=captured, max_num_seqs=max_num_seqs, in_process=in_process
+    )
 
 
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:

@@ -5,7 +5,7 @@ sheet. The error of each kind is that of predictions for recordings that were le
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
-from kvsim.machines.choice import card_named, from_card, is_card, served_model, step_times
+from kvsim.machines.choice import card_named, from_card, is_card, is_in_process, served_model, step_times
 from kvsim.machines.errors import Basis, basis_of, known_errors
 from kvsim.machines.host_link import host_link
 
@@ -17,6 +17,7 @@ __all__ = [
     "from_card",
     "host_link",
     "is_card",
+    "is_in_process",
     "known_errors",
     "linked",
     "served_model",

@@ -35,6 +35,10 @@ class Meta(Protocol):
     def model(self) -> Mapping[str, Any]:
         """The model's shape."""
 
+    @property
+    def command(self) -> str:
+        """What made the recording; empty where that is not known."""
+
 
 PROFILE_LAUNCH_S = 4.7e-6
 """Launch time of the hosts that the profiles of Hugging Face were fitted on: the one at which they meet the host of a
@@ -56,6 +60,13 @@ def served_model(meta: Meta) -> Model:
     except RecordingError:
         whole = Model.from_shape({key: value for key, value in meta.model.items() if key not in _SERVED})
         return whole.served(**served)
+
+
+def is_in_process(meta: Meta) -> bool:
+    """Whether the engine of a recording shared a process with what sent its requests, as engines that kvsim drives do;
+    vLLM gives its own a process each. Recorders that do not say were behind a server only where their command has one.
+    """
+    return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))
 
 
 def is_card(name: str) -> bool:
@@ -82,6 +93,7 @@ def step_times(
     source: str | None = None,
     captured: bool = True,
     max_num_seqs: int | None = None,
+    in_process: bool = False,
 ) -> StepTimeModel:
     """The step times of `engine` with `model`, as it is served, on `gpu`; their label says what they rest on.
 
@@ -94,11 +106,13 @@ def step_times(
         captured: False in an engine that captures no graphs.
         max_num_seqs: sequences of vLLM's largest batch: it captures graphs of steps of up to twice as many tokens, and
             launches larger ones kernel by kernel. None for so many that it makes no difference.
+        in_process: True for an engine without a process of its own, as one that kvsim drives; a card knows that its
+            host is slower then.
 
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
     """
-    times = _chosen(gpu, model, engine, source, captured=captured)
+    times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process)
     if engine != "vllm" or max_num_seqs is None:
         return times
     if isinstance(times, Watched):
@@ -111,19 +125,21 @@ def _captured_up_to(times: Roofline, num_tokens: int) -> Roofline:
     return times if times.max_captured_tokens <= num_tokens else replace(times, max_captured_tokens=num_tokens)
 
 
-def _chosen(gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool) -> StepTimeModel:
+def _chosen(
+    gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool
+) -> StepTimeModel:
     size = model.tensor_parallel_size
     if source is not None and source != "none":
         if is_card(source):
-            return from_card(load_card(source), gpu, model, engine, captured=captured)
+            return from_card(load_card(source), gpu, model, engine, captured=captured, in_process=in_process)
         profile = carried(find(source), gpu, model, engine, tensor_parallel_size=size)
     elif source is None:
         found = match(gpu, model, engine, tensor_parallel_size=size)
         if found is None:
-            return from_card(card_of(gpu, size), gpu, model, engine, captured=captured)
+            return from_card(card_of(gpu, size), gpu, model, engine, captured=captured, in_process=in_process)
         profile = found
     elif engine == "vllm":
-        return from_card(sheet_card(gpu), gpu, model, engine, captured=captured)
+        return from_card(sheet_card(gpu), gpu, model, engine, captured=captured, in_process=in_process)
     else:
         return _generate(gpu, model, engine)
     basis = Basis.GPU if profile.transferred_from else Basis.MODEL
@@ -132,7 +148,9 @@ def _chosen(gpu: Gpu, model: Model, engine: str, source: str | None, *, captured
     return watched
 
 
-def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> Roofline:
+def from_card(
+    card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True, in_process: bool = False
+) -> Roofline:
     """The step times that follow from a card; one that ships was measured on another host than the user's.
 
     Raises:
@@ -148,7 +166,7 @@ def from_card(card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool
         fitted = match(gpu, model, engine)
         times = at_pace(host, fitted.times if fitted is not None else _generate(gpu, model, engine))
     else:
-        times = reduce(card, model, num_processors=gpu.num_processors)
+        times = reduce(card, model, num_processors=gpu.num_processors, in_process=in_process)
         if not captured:
             times = times.uncaptured()
     guessed = "uncalibrated " if basis is Basis.SHEET else ""

@@ -31,7 +31,10 @@ _AMOUNTS = {
 }
 _SIZES = ("baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches")
 _LISTS_OF_SIZES = ("private_segment_bytes", "given_back_before")
-_FLAGS = {"policy": ("enable_prefix_caching",), "engine": ("enable_prefix_caching", "enforce_eager", "min_new_tokens")}
+_FLAGS = {
+    "policy": ("enable_prefix_caching",),
+    "engine": ("enable_prefix_caching", "enforce_eager", "in_process", "min_new_tokens"),
+}
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:

@@ -73,12 +73,15 @@ TURNAROUND_SEQUENCE_LAUNCHES = 0.5
 REQUEST_LAUNCHES = 20
 REQUEST_TOKEN_LAUNCHES = 0.025
 """Host time to take in a request, and what one more token of its prompt adds to it."""
-WOKEN = 1.45
+WOKEN = 1.2
 """Factor by which a host takes longer on average, for plain Python and launches alike, where it sleeps at every step
-until its GPU is done: it wakes with cold caches, and beside the process that took its place meanwhile. Read off the
-launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps: 1.3 to 1.6 in the runs of six
-machines, 1.1 on two earlier ones. A loop of plain Python in the same process took 13 us for seconds, and 23 us for
-others."""
+until its GPU is done: it wakes with cold caches, and beside the process that took its place meanwhile. Three servers on
+three machines, whose engines had a process of their own, took 1.17, 1.2 and 1.26 times as long."""
+WOKEN_IN_PROCESS = 1.45
+"""Factor by which it takes longer where the engine's process also sends the requests and takes the outputs, as a script
+that drives it does. Read off the launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps:
+1.3 to 1.6 in the runs of six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for
+seconds, and 23 us for others."""
 WORKER_STEP_S = 0.28e-3
 """Way of a step to the worker processes of several GPUs, and of its output back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
@@ -90,9 +93,13 @@ _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
 
 
-def reduce(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """The step times of vLLM serving `model` on the machine of `card`, whose GPUs have `num_processors` each."""
-    return on_machine(never_asleep(card, model, num_processors=num_processors), card.launch_s, card.factors)
+def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
+    """The step times of vLLM serving `model` on the machine of `card`, whose GPUs have `num_processors` each.
+
+    `in_process` says that the engine has no process of its own.
+    """
+    awake = never_asleep(card, model, num_processors=num_processors)
+    return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
@@ -135,9 +142,9 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
     )
 
 
-def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float]) -> Roofline:
+def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float], *, in_process: bool = False) -> Roofline:
     """`awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, on a machine with
-    such factors, whose host sleeps as it does there.
+    such factors, whose host sleeps as it does there; `in_process` says that the engine has no process of its own.
 
     A host that has more to do in a decode step than its GPU never sleeps. One that would have more to do, were it as
     slow as after a sleep, sleeps just so much that both take equally long.
@@ -146,7 +153,8 @@ def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float]) -
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
     launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _FEW * (SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES)
     decode_s = times.step_time(StepShape(_FEW, _FEW, 0, 0, 0)).gpu_s
-    longer = min(decode_s / (launches * host * launch_s), WOKEN * factors.get("woken", 1.0))
+    usual = WOKEN_IN_PROCESS if in_process else WOKEN
+    longer = min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0))
     return at_pace(Pace(host=max(longer, 1.0)), times)
 
 
