@@ -8,6 +8,7 @@
     ├── StalledError                no request can ever make progress: a real engine would wait for ever
     ├── PolicyError                 a policy that a user wrote did what no policy may
     ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
+    ├── WorkerDiedError             a process that worked for this one was killed
     ├── DefectError                 the interface failed: a defect of kvsim
     └── UsageError                  exit code 2: a setting, flag or argument that cannot be right
         ├── UnknownNameError        a model, GPU, policy or recording that is not listed
@@ -70,6 +71,10 @@ class PolicyError(KvsimError):
 
 class IntegrityError(KvsimError):
     """An allocator's books do not balance: a defect of kvsim."""
+
+
+class WorkerDiedError(KvsimError):
+    """A process that worked for this one was killed; whose fault it was is not known."""
 
 
 class DefectError(KvsimError):

@@ -18,7 +18,7 @@ import click
 
 from kvsim import __version__
 from kvsim.display.text import message
-from kvsim.errors import KvsimError, UsageError
+from kvsim.errors import KvsimError, UsageError, shortened
 
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
@@ -65,7 +65,7 @@ class _LazyGroup(click.Group):
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
-        _refuse_empty(args)
+        _check_words(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -82,12 +82,19 @@ def cli() -> None:
     """
 
 
-def _refuse_empty(arguments: list[str]) -> None:
-    """An empty argument is a variable of a shell that was never set. Nothing may be run, or overwritten, in its place.
+def _check_words(arguments: list[str]) -> None:
+    """Make sure that every argument says something, before anything is run or written in its place.
+
+    An empty one is a variable of a shell that was never set. One that is no UTF-8 is a name that Parquet cannot have.
 
     Raises:
-        UsageError: one is empty.
+        UsageError: one does not.
     """
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the argument {shortened(argument)} is not UTF-8; give a name that is.") from None
     for before, argument in pairwise(arguments):
         if not argument or re.fullmatch("--[^=]+=", argument):
             where = argument or (before if before.startswith("-") else f"the argument behind {before}")

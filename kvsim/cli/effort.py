@@ -5,7 +5,11 @@ from __future__ import annotations
 import click
 
 jobs_option = click.option(
-    "--jobs", type=click.IntRange(min=-1), default=-1, show_default=True, help="Runs at a time; -1: one for each core."
+    "--jobs",
+    type=click.IntRange(-1, 1000),
+    default=-1,
+    show_default=True,
+    help="Runs at a time; -1: one for each core.",
 )
 engine_option = click.option(
     "--engine",

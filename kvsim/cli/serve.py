@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 from kvsim.errors import MissingExtraError
 
 try:
     from aiohttp import WSMsgType, web
+    from aiohttp.http_exceptions import HttpProcessingError
     from textual_serve.app_service import AppService
     from textual_serve.server import Server
 except ImportError as error:
@@ -24,11 +27,17 @@ except ImportError as error:
 HOST = "127.0.0.1"
 MAX_BROWSERS = 8
 """Interfaces that run at a time; each is a process."""
+MAX_CONNECTIONS = 64
+"""Sockets that are open at a time; a browser has six or so for each of its pages."""
 MAX_COLUMNS, MAX_ROWS = 1_000, 500
 """The largest terminal: a browser's, over two large screens, in small letters."""
 MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
 """Seconds that an interface may take to end after its browser has gone."""
+_ASK_S = 10.0
+"""Seconds that a connection may take to say what it wants."""
+_IDLE_S = 75.0
+"""Seconds that a connection may take to ask for more."""
 _HEADERS = {
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -36,6 +45,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+log = logging.getLogger("kvsim.serve")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,8 +58,50 @@ class LocalServer(Server):
         names = [f"{host}:{port}" for host in (HOST, "localhost")] + ([HOST, "localhost"] if port == 80 else [])
         self._hosts = frozenset(names)
         self._origins = frozenset(f"http://{name}" for name in names)
+        self._asked = WeakSet[asyncio.BaseTransport]()
+        """Connections that have said what they want."""
         self.num_browsers = 0
         """Interfaces that run now."""
+
+    def serve(self, debug: bool = False) -> None:  # noqa: ARG002  what Textual's server has
+        """Serve until the person presses Ctrl+C."""
+
+        async def wait() -> None:
+            async with self.listening():
+                await asyncio.Event().wait()
+
+        with suppress(KeyboardInterrupt):
+            asyncio.run(wait())
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Serve while this is open, at the port that it yields."""
+        log.addFilter(_is_ours)
+        runner = web.AppRunner(
+            await self._make_app(), logger=log, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_STOP_S
+        )
+        await runner.setup()
+        try:
+            loop = asyncio.get_running_loop()
+            async with await loop.create_server(lambda: self._connection(runner), HOST, self.port) as listener:
+                yield listener.sockets[0].getsockname()[1]
+        finally:
+            await runner.cleanup()
+
+    def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """What answers a new connection: nothing, if there are too many, and not for long, if it says nothing."""
+        server = runner.server
+        assert server is not None
+        if len(server.connections) >= MAX_CONNECTIONS:
+            return _HangUp()
+        handler = server()
+
+        def end_if_silent() -> None:
+            if handler.transport is not None and handler.transport not in self._asked:
+                handler.transport.abort()
+
+        asyncio.get_running_loop().call_later(_ASK_S, end_if_silent)
+        return handler
 
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
@@ -59,6 +111,8 @@ class LocalServer(Server):
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what a page of ours would not ask."""
+        if request.transport is not None:
+            self._asked.add(request.transport)
         origin = request.headers.get("Origin")
         if request.headers.get("Host") not in self._hosts:
             raise web.HTTPForbidden(text="this server is for pages at its own address only")
@@ -108,6 +162,20 @@ class LocalServer(Server):
                 return
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether what is logged is a fault of this server, and not one of a client that knows no HTTP."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+class _HangUp(asyncio.Protocol):
+    """Takes no part in a connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """End it."""
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+
+
 async def _pass_on(text: str, websocket: web.WebSocketResponse, interface: AppService) -> bool:
     """Pass one message on; False if it is none."""
     try:
@@ -150,4 +218,7 @@ async def _stop(interface: AppService) -> None:
     if process is not None and process.returncode is None:
         with suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+    if process is not None:
+        # What it said and no browser took stands in a pipe; it has not ended before that is read.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.communicate(), _STOP_S)

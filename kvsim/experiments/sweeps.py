@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.display.text import in_full
-from kvsim.errors import KvsimError, UsageError
-from kvsim.experiments.workers import Backend, WorkerDiedError, cluster, results
+from kvsim.errors import KvsimError, UsageError, WorkerDiedError
+from kvsim.experiments.workers import Backend, cluster, results
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import whole_file
 from kvsim.files.overwriting import MARK_KEY, mark

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from threading import Thread
 from typing import Any, Literal, TypeVar
 
-from kvsim.errors import MissingExtraError, UsageError
+from kvsim.errors import MissingExtraError, UsageError, WorkerDiedError
 
 Backend = Literal["loky", "dask", "ray"]
 Task = TypeVar("Task")
@@ -25,10 +26,6 @@ _DEATHS = ("TerminatedWorkerError", "KilledWorker", "WorkerCrashedError", "OutOf
 """Names of the errors that joblib, Dask and Ray raise when a worker has died; the latter two are not installed
 everywhere.
 """
-
-
-class WorkerDiedError(Exception):
-    """A worker died; whose fault it was is not known."""
 
 
 def results(
@@ -50,7 +47,10 @@ def results(
         yield from found
     except Exception as error:
         if type(error).__name__ in _DEATHS:
-            raise WorkerDiedError from error
+            raise WorkerDiedError(
+                "a process that simulated a part of this was killed, which a machine does when its memory is full; "
+                "fewer at a time (--jobs) need less of it."
+            ) from error
         raise
 
 
@@ -67,7 +67,9 @@ def cluster(backend: Backend, scheduler: str) -> Iterator[None]:
     if backend == "loky":
         if scheduler:
             raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")
-        with parallel_config(backend="loky", initializer=_end_with, initargs=(os.getpid(),)):
+        with warnings.catch_warnings(), parallel_config(backend="loky", initializer=_end_with, initargs=(os.getpid(),)):
+            # A worker that had nothing to do for long, or grew, is replaced; that is nothing to tell.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             yield
         return
     try:
@@ -91,10 +93,12 @@ def _keyed(call: Callable[[Task], Result], key: str, task: Task) -> tuple[str, R
 def _on_joblib(
     call: Callable[[Task], Result], tasks: Mapping[str, Task], num_jobs: int
 ) -> Iterator[tuple[str, Result]]:
-    from joblib import Parallel, delayed  # noqa: PLC0415
+    from joblib import Parallel, delayed, effective_n_jobs  # noqa: PLC0415
 
+    # joblib starts all workers at once, whether there is work for each or not.
+    at_a_time = max(1, min(effective_n_jobs(num_jobs), len(tasks)))
     # With one job, joblib would compute in this process, and die with it: one of two workers gets it.
-    num_workers, num_sent = (2, 1) if num_jobs == 1 else (num_jobs, "n_jobs")
+    num_workers, num_sent = (2, 1) if at_a_time == 1 else (at_a_time, "n_jobs")
     parallel = Parallel(n_jobs=num_workers, return_as="generator_unordered", pre_dispatch=num_sent)
     yield from parallel(delayed(_keyed)(call, key, task) for key, task in tasks.items())
 

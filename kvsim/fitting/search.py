@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engine.state import PAGED, TIERED
+from kvsim.experiments.workers import cluster, results
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
@@ -70,19 +71,25 @@ class Search:
     progress: Progress | None = None
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What `tasks` return, in their order; on several cores they are handed to processes."""
-        jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
-        returned: Iterable[Any] = (task() for task in tasks)
-        if jobs > 1:
-            from joblib import Parallel, delayed  # noqa: PLC0415  half a second that one point does not need
+        """What `tasks` return, in their order; on several cores they are handed to processes.
 
-            returned = Parallel(n_jobs=jobs, return_as="generator")(delayed(task)() for task in tasks)
-        found = []
-        for result in returned:
-            found.append(result)
+        Raises:
+            WorkerDiedError: one of these died.
+        """
+        jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
+        by_key = {str(nth): task for nth, task in enumerate(tasks)}
+        if jobs <= 1:
+            return self._collected(by_key, ((key, task()) for key, task in by_key.items()))
+        with cluster("loky", ""):
+            return self._collected(by_key, results(_done, by_key, num_jobs=jobs, backend="loky"))
+
+    def _collected(self, keys: Collection[str], returned: Iterable[tuple[str, Any]]) -> list[Any]:
+        found = {}
+        for key, result in returned:
+            found[key] = result
             if self.progress is not None:
-                self.progress(len(found), len(tasks))
-        return found
+                self.progress(len(found), len(keys))
+        return [found[key] for key in keys]
 
     def outcomes(self, points: Sequence[tuple[Server, Load, float]]) -> list[Outcome]:
         """What each server does under its load with step times of a pace, in the order of `points`."""
@@ -129,6 +136,10 @@ class Search:
     ) -> dict[str, tuple[float, float]]:
         """For each figure of one outcome, between which values it is expected; empty where it was not simulated."""
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
+
+
+def _done(task: Callable[[], Any]) -> Any:
+    return task()
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:

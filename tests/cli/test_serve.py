@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("textual_serve")
 
-from aiohttp import ClientSession, ClientWebSocketResponse, WSServerHandshakeError, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSServerHandshakeError
 
 from kvsim.cli import serve
 from kvsim.cli.serve import LocalServer
@@ -39,16 +39,10 @@ while head := sys.stdin.buffer.read(5):
 async def serving(tmp_path: Path) -> AsyncIterator[tuple[LocalServer, str, ClientSession]]:
     (tmp_path / "echo.py").write_text(ECHO)
     server = LocalServer(f"{sys.executable} {tmp_path / 'echo.py'}", 0)
-    runner = web.AppRunner(await server._make_app())
-    await runner.setup()
-    site = web.TCPSite(runner, serve.HOST, 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    server._hosts = frozenset({f"{serve.HOST}:{port}", f"localhost:{port}"})
-    server._origins = frozenset(f"http://{name}" for name in server._hosts)
-    async with ClientSession() as session:
+    async with server.listening() as port, ClientSession() as session:
+        server._hosts = frozenset({f"{serve.HOST}:{port}", f"localhost:{port}"})
+        server._origins = frozenset(f"http://{name}" for name in server._hosts)
         yield server, f"http://{serve.HOST}:{port}", session
-    await runner.cleanup()
 
 
 async def heard(websocket: ClientWebSocketResponse) -> dict[str, Any]:
@@ -145,3 +139,91 @@ async def test_an_interface_that_does_not_end_is_ended(tmp_path: Path, monkeypat
                 break
             await asyncio.sleep(0.05)
         assert server.num_browsers == 0
+
+
+async def connected(url: str, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """So many connections that say nothing."""
+    host, port = url.removeprefix("http://").split(":")
+    return [await asyncio.open_connection(host, int(port)) for _ in range(number)]
+
+
+async def close(connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    for _, writer in connections:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
+    async with serving(tmp_path) as (_, url, session):
+        kept = await connected(url, 4)
+        await asyncio.sleep(0.1)
+        refused = await connected(url, 3)
+        ends = [await asyncio.wait_for(reader.read(), 20) for reader, _ in refused]
+        assert ends == [b""] * 3
+        await close(kept + refused)
+        assert (await session.get(url)).status == 200, "those that leave make room"
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-Endless: "])
+async def test_a_connection_that_asks_for_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(serve, "_ASK_S", 0.2)
+    async with serving(tmp_path) as (_, url, session):
+        [(reader, writer)] = await connected(url, 1)
+        writer.write(said)
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        await close([(reader, writer)])
+        page = await session.get(url)
+        await asyncio.sleep(0.4)
+        assert (await session.get(url)).status == page.status == 200, "one that has asked is left alone"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\0\xff" * 4000, b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: \x1b[31m\r\n\r\n"],
+)
+async def test_what_is_no_request_shows_nothing_on_the_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    async with serving(tmp_path) as (_, url, session):
+        [(reader, writer)] = await connected(url, 1)
+        writer.write(said)
+        with suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 20)
+        await close([(reader, writer)])
+        assert (await session.get(url)).status == 200
+    assert not caplog.records
+
+
+async def test_what_the_interface_says_waits_for_a_browser_that_does_not_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, url, session):
+        (tmp_path / "echo.py").write_text(FLOOD)
+        async with session.ws_connect(f"{url}/ws", origin=url) as websocket:
+            assert websocket._response.connection is not None
+            websocket._response.connection.transport.pause_reading()
+            count, before = tmp_path / "count", -1
+            while not count.exists() or (said := int(count.read_text() or 0)) != before:
+                before = said if count.exists() else -1
+                await asyncio.sleep(0.5)
+            assert 0 < said < 64 << 20
+        for _ in range(400):
+            if not server.num_browsers:
+                break
+            await asyncio.sleep(0.05)
+        assert server.num_browsers == 0
+
+
+FLOOD = """
+import sys, pathlib
+print("__GANGLION__", flush=True)
+count, out = pathlib.Path(__file__).with_name("count"), sys.stdout.buffer
+for said in range(1 << 12):
+    out.write(b"D" + (1 << 16).to_bytes(4, "big") + b"x" * (1 << 16))
+    out.flush()
+    count.write_text(str(said << 16))
+"""
+"""Stands for an interface that says 256 MiB, and notes how much of that was taken."""

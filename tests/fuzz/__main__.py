@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import HANG_S, run_case
+from tests.fuzz.cases import HANG_S, Outcome, run_case, run_flag
+from tests.fuzz.flags import every
 from tests.fuzz.seeds import Seeds, load_seeds, make_seeds, save_seeds
 
 _AT_ONCE = 400
@@ -30,30 +32,34 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no more cases after so many")
+    parser.add_argument("--flags", action="store_true", help="every flag with every value, once, and nothing else")
     parser.add_argument("--only", type=int, help="one case, whose files are kept in ./fuzz-case")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        _work(options.first, options.cases, load_seeds(options.worker))
+        _work(run_flag if options.flags else run_case, options.first, options.cases, load_seeds(options.worker))
         return
     with tempfile.TemporaryDirectory(prefix="kvsim-fuzz-") as scratch:
         seeds = make_seeds(Path(scratch))
         if options.only is not None:
-            print(run_case(options.only, seeds, Path("fuzz-case").absolute()))
+            run = run_flag if options.flags else run_case
+            print(run(options.only, seeds, Path("fuzz-case").absolute()))
             return
         save_seeds(seeds, Path(scratch))
+        if options.flags:
+            options.cases = min(options.cases, len(every(seeds)) - options.first)
         wrong = _run_many(options, Path(scratch))
     sys.exit(bool(wrong))
 
 
-def _work(first: int, num_cases: int, seeds: Seeds) -> None:
+def _work(run: Callable[[int, Seeds, Path], Outcome], first: int, num_cases: int, seeds: Seeds) -> None:
     """Run cases one after the other, and say before and after each what is going on."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_ADDRESSES, _MOST_ADDRESSES))
     say = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     with tempfile.TemporaryDirectory(prefix="kvsim-case-") as folder:
         for number in range(first, first + num_cases):
             say.write(json.dumps({"begins": number}) + "\n")
-            say.write(json.dumps({"number": number, **asdict(run_case(number, seeds, Path(folder, "case")))}) + "\n")
+            say.write(json.dumps({"number": number, **asdict(run(number, seeds, Path(folder, "case")))}) + "\n")
 
 
 def _run_many(options: argparse.Namespace, scratch: Path) -> int:
@@ -61,7 +67,7 @@ def _run_many(options: argparse.Namespace, scratch: Path) -> int:
     wrong, began_s, number = 0, time.monotonic(), options.first
     end = options.first + options.cases
     while number < end and time.monotonic() - began_s < 60 * options.minutes:
-        for outcome in _run_chunk(number, min(_AT_ONCE, end - number), scratch):
+        for outcome in _run_chunk(number, min(_AT_ONCE, end - number), scratch, flags=options.flags):
             number = outcome["number"] + 1
             what = "wrong" if outcome["problem"] else f"exit {outcome['code']}"
             outcomes[f"{outcome['kind']}: {what}"] += 1
@@ -75,7 +81,7 @@ def _run_many(options: argparse.Namespace, scratch: Path) -> int:
     return wrong
 
 
-def _run_chunk(first: int, num_cases: int, scratch: Path) -> list[dict[str, Any]]:
+def _run_chunk(first: int, num_cases: int, scratch: Path, *, flags: bool) -> list[dict[str, Any]]:
     """The outcomes of some cases in a process of their own, up to the first that ends it."""
     command = [
         sys.executable,
@@ -87,10 +93,13 @@ def _run_chunk(first: int, num_cases: int, scratch: Path) -> list[dict[str, Any]
         str(first),
         "--cases",
         str(num_cases),
+        *(["--flags"] if flags else []),
     ]
     found: list[dict[str, Any]] = []
     begun = first
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as worker:
         assert worker.stdout is not None
         selector = selectors.DefaultSelector()
         selector.register(worker.stdout, selectors.EVENT_READ)

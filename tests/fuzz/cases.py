@@ -51,11 +51,22 @@ class Hang(BaseException):
 def run_case(number: int, seeds: Seeds, folder: Path) -> Outcome:
     """Make case `number` in `folder`, which is emptied, and run it."""
     rng = random.Random(number)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    inside = _inside(folder)
     kind = rng.choices(tuple(_KINDS), [weight for weight, _ in _KINDS.values()])[0]
-    arguments = _KINDS[kind][1](rng, seeds, folder)
-    return judge(kind, arguments, folder)
+    return judge(kind, _KINDS[kind][1](rng, seeds, inside), inside)
+
+
+def run_flag(number: int, seeds: Seeds, folder: Path) -> Outcome:
+    """Run the call of that number among those of every flag, in `folder`, which is emptied."""
+    return judge("flags", flags.every(seeds)[number].words, _inside(folder))
+
+
+def _inside(folder: Path) -> Path:
+    """A folder inside `folder`, which is emptied: names that begin with `../..` are inside it, too."""
+    shutil.rmtree(folder, ignore_errors=True)
+    inside = folder / "a" / "b"
+    inside.mkdir(parents=True)
+    return inside
 
 
 def judge(kind: str, arguments: Arguments, folder: Path) -> Outcome:
@@ -74,7 +85,7 @@ def judge(kind: str, arguments: Arguments, folder: Path) -> Outcome:
 
 
 def _run(arguments: Arguments, folder: Path) -> tuple[int | None, str, str, str]:
-    output, complaint = io.StringIO(), io.StringIO()
+    output, complaint = _Stream("strict"), _Stream("backslashreplace")
     code: int | None = 0
     problem = ""
     argv = sys.argv
@@ -92,7 +103,19 @@ def _run(arguments: Arguments, folder: Path) -> tuple[int | None, str, str, str]
         finally:
             sys.argv = argv
 
-    return code, output.getvalue(), complaint.getvalue(), problem
+    return code, output.text(), complaint.text(), problem
+
+
+class _Stream(io.TextIOWrapper):
+    """A stream of a program, which takes no more letters than a terminal or a pipe."""
+
+    def __init__(self, errors: str) -> None:
+        self._bytes = io.BytesIO()
+        super().__init__(self._bytes, encoding="utf-8", errors=errors, write_through=True)
+
+    def text(self) -> str:
+        """What was written."""
+        return self._bytes.getvalue().decode()
 
 
 def _where() -> str:
@@ -278,7 +301,7 @@ def _table(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
 
 def _flags(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
     del folder
-    return flags.arguments(rng, seeds)
+    return flags.some(rng, seeds)
 
 
 _KINDS: dict[str, tuple[int, Callable[[random.Random, Seeds, Path], Arguments]]] = {
@@ -289,5 +312,5 @@ _KINDS: dict[str, tuple[int, Callable[[random.Random, Seeds, Path], Arguments]]]
     "lesson": (2, _lesson),
     "oracle": (3, _oracle),
     "table": (2, _table),
-    "flags": (12, _flags),
+    "flags": (4, _flags),
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvsim.calibration.prior import vllm_prior
+from kvsim.capture.shapes import write_config
 from kvsim.experiments.sweeps import Point, sweep
 from kvsim.hardware import find_gpu
 from kvsim.importers import write_workload
@@ -37,6 +38,8 @@ class Seeds:
     lessons: tuple[Path, ...]
     oracles: tuple[tuple[Path, Path], ...]
     tables: tuple[Path, ...]
+    tiny: Path
+    """A model that runs on any machine: a folder with its shape."""
 
 
 def make_seeds(folder: Path) -> Seeds:
@@ -63,6 +66,7 @@ def make_seeds(folder: Path) -> Seeds:
                  _copied(ROOT / "kvsim" / "tui" / "lessons" / "3-a-page-at-a-time.toml", folder)),
         oracles=(_oracle(folder),),
         tables=(_table(folder, workload),),
+        tiny=_tiny(folder / "tiny"),
     )  # fmt: skip
 
 
@@ -180,6 +184,16 @@ def _workloads(folder: Path, workload: Workload) -> tuple[Path, ...]:
     rows = [{"timestamp": row, "input_length": 160, "output_length": 9, "hash_ids": chunks} for row in range(3)]
     (release / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return (*files, release / "trace.jsonl", write_workload(workload, folder / "workload.parquet"))
+
+
+def _tiny(folder: Path) -> Path:
+    folder.mkdir()
+    shape = replace(
+        find_model("Meta-Llama-3-8B"), num_layers=1, hidden_size=16, num_attention_heads=2, num_kv_heads=1, head_dim=8,
+        intermediate_size=16, vocab_size=64,
+    )  # fmt: skip
+    write_config(shape, folder)
+    return folder
 
 
 def _oracle(folder: Path) -> tuple[Path, Path]:

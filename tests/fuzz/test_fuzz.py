@@ -8,10 +8,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
-from tests.fuzz.cases import impossible, run_case
-from tests.fuzz.kills import digest
+from tests.fuzz import flags
+from tests.fuzz.cases import impossible, run_case, run_flag
+from tests.fuzz.places import files_of
 from tests.fuzz.seeds import ROOT, Seeds, make_seeds
 
 if TYPE_CHECKING:
@@ -38,6 +40,24 @@ def test_whatever_is_read_there_is_a_result_or_a_sentence(seeds: Seeds, tmp_path
     assert not wrong, wrong
 
 
+def test_every_flag_of_every_command_is_tried(seeds: Seeds) -> None:
+    tried = {(" ".join(call.command), call.tried[0]) for call in flags.every(seeds) if call.tried}
+    there = {(name, param.opts[-1]) for name, command in flags.commands() for param in command.params
+             if isinstance(param, click.Option)}  # fmt: skip
+    left_out = {(name, flag) for name, flag in there if name in flags.LEFT_OUT or f"{name} {flag}" in flags.LEFT_OUT}
+    assert there == tried | left_out
+    assert len(there) > 400
+
+
+@pytest.mark.parametrize("first", range(7, 1000, 500))
+def test_a_value_that_is_hardly_right_ends_in_a_result_or_a_sentence(
+    seeds: Seeds, tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nothing is measured
+    outcomes = [run_flag(number, seeds, tmp_path / "case") for number in range(first, len(flags.every(seeds)), 1000)]
+    assert not [outcome for outcome in outcomes if outcome.problem]
+
+
 def test_the_fuzzer_notices_what_cannot_be() -> None:
     good = {"mean_occupancy": 0.5, "ttft_s": {"mean": 1.0}, "waste": {"pool_percent": {"token": 60.0, "free": 40.0}}}
     assert impossible(good) == ""
@@ -50,10 +70,18 @@ def test_the_fuzzer_notices_what_cannot_be() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "import"])
 def test_a_kill_leaves_what_was_there_or_all_that_is_new(command: str) -> None:
-    killing = [sys.executable, "-m", "tests.fuzz.kills", "--kills", "4", "--command", command]
+    killing = [sys.executable, "-m", "tests.fuzz.kills", "--times", "4", "--command", command]
     done = subprocess.run(killing, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{command}: 4 kills, 0 wrong" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_nothing_keeps_what_was_there() -> None:
+    writing = [sys.executable, "-m", "tests.fuzz.disks", "--times", "8", "--command", "run", "--command", "import"]
+    done = subprocess.run(writing, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 obstacles, 0 wrong" in done.stdout
 
 
 EVERY_CHANGE = """
@@ -90,10 +118,10 @@ def test_a_kill_before_any_change_of_the_file_system(seeds: Seeds, tmp_path: Pat
         ).returncode  # fmt: skip
 
     assert run(1000) == 0
-    whole = digest(tmp_path / "out")
+    whole = files_of(tmp_path / "out")
     num_changes = 0
     while run(num_changes) != 0:
-        assert digest(tmp_path / "out") == whole, f"killed before change {num_changes}"
+        assert files_of(tmp_path / "out") == whole, f"killed before change {num_changes}"
         num_changes += 1
         assert num_changes < 60
     assert num_changes > 5

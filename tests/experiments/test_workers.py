@@ -1,0 +1,69 @@
+"""Processes that work for another one: as many as there is work for, and none that outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kvsim.errors import WorkerDiedError
+from kvsim.experiments.workers import cluster, results
+from kvsim.fitting import Search
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are counted in /proc")
+
+
+def children_of(process: int) -> set[int]:
+    """The processes that `process` has started and that compute: joblib has one more, which watches semaphores."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = {int(child) for task in tasks for child in task.read_text().split()}
+    return {child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()}
+
+
+@pytest.mark.parametrize("num_jobs", [300, -1])
+def test_there_are_no_more_workers_than_work(num_jobs: int) -> None:
+    parent = os.getpid()
+    with cluster("loky", ""):
+        found = dict(results(children_of, {"a": parent, "b": parent}, num_jobs=num_jobs, backend="loky"))
+    assert found.keys() == {"a", "b"}
+    assert all(len(children) <= 2 for children in found.values())
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_search_whose_worker_is_killed_ends_in_a_sentence() -> None:
+    with pytest.raises(WorkerDiedError, match="a process that simulated a part of this was killed"):
+        Search(num_jobs=2).results([die, partial(int, 1)])
+    assert Search(num_jobs=2).results([partial(int, number) for number in range(5)]) == list(range(5))
+
+
+ENDLESS = """
+import time
+from kvsim.fitting import Search
+Search(num_jobs=2).results([lambda: time.sleep(100)] * 2)
+"""
+
+
+def test_workers_do_not_outlive_a_search_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDLESS]) as process:
+        until(lambda: len(children_of(process.pid)) == 2)
+        children = children_of(process.pid)
+        process.kill()
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to be")
