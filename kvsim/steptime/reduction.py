@@ -36,8 +36,15 @@ SPLIT_S = 4.5e-6
 """Seconds that a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut
 into parts that a second kernel adds up: 2 to 7 us.
 """
-FP8_READ_SHARE = 1.5
-"""Factor by which a byte of an fp8 cache takes longer to read than one of bf16: 1.4 to 1.7."""
+FP8_READ_SHARE = 1.53
+"""Factor by which reading a byte of an fp8 cache takes longer than one of bf16. This and what follows of such a cache
+is of FlashAttention 3, called as vLLM's engine calls it, for three kinds of heads of 128 elements on an H200."""
+FP8_SEQUENCE_SHARE = 1.7
+"""Factor by which one more sequence takes longer, beside what it reads: 1.7 to 2.0."""
+FP8_PAIR_SHARE = 1.07
+"""Factor by which a query of a prompt against a key takes longer: 1.04 to 1.10."""
+FP8_MIXED_SHARE = 0.28
+"""How much longer reading takes beside a prompt, beyond what it does in bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
 """Seconds that a layer takes longer because its queries are brought to fp8."""
 REDUCE_WAIT_S = 2e-6
@@ -126,7 +133,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
         token_s=token_s,
         logits_s=0.0,
         exposed_share=0.0,
-        sequence_s=sum(reading.num_layers * cost.sequence_s for reading, cost in costs) + logits_s + state_s,
+        sequence_s=sum(_sequence_s(*item) for item in costs) + logits_s + state_s,
         context_token_s=sum(_read_s(*item) for item in costs if not item[0].window),
         window_tokens=float(max((reading.window for reading, _ in costs), default=0)),
         window_token_s=sum(_read_s(*item) for item in costs if item[0].window),
@@ -136,7 +143,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
         piecewise_s=0.0,
         attention_pair_s=sum(_pair_s(*item) for item in costs if not item[0].window),
         window_pair_s=sum(_pair_s(*item) for item in costs if item[0].window),
-        mixed_share=main[1].mixed_share if main else 0.0,
+        mixed_share=main[1].mixed_share + FP8_MIXED_SHARE * main[0].is_fp8 if main else 0.0,
         throttle_share=THROTTLE_SHARE,
         of_size_s=tuple(table),
     )
@@ -221,8 +228,15 @@ def _read_s(reading: Reading, cost: AttentionCost) -> float:
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
+def _sequence_s(reading: Reading, cost: AttentionCost) -> float:
+    """One more sequence in all layers of a kind, beside what it reads."""
+    return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
+
+
 def _pair_s(reading: Reading, cost: AttentionCost) -> float:
-    return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s
+    """One query of a prompt against one key in all layers of a kind."""
+    slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
+    return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
 
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
