@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_there_are_no_more_workers_than_work(num_jobs: int) -> None:
         found = dict(results(children_of, {"a": parent, "b": parent}, num_jobs=num_jobs, backend="loky"))
     assert found.keys() == {"a", "b"}
     assert all(len(children) <= 2 for children in found.values())
+
+
+def test_a_worker_that_is_replaced_is_nothing_to_tell() -> None:
+    """joblib warns of it in a thread of its own, where a warning that is an error ends all the work."""
+    with cluster("loky", ""):
+        warnings.warn("A worker stopped while some jobs were given to the executor.", UserWarning, stacklevel=1)
 
 
 def die() -> None:

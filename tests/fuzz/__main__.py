@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.cases import HANG_S, Outcome, run_case, run_flag
+from tests.fuzz.cases import run_case, run_flag
 from tests.fuzz.flags import every
+from tests.fuzz.judging import HANG_S, Outcome
 from tests.fuzz.seeds import Seeds, load_seeds, make_seeds, save_seeds
 
 _AT_ONCE = 400
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no more cases after so many")
     parser.add_argument("--flags", action="store_true", help="every flag with every value, once, and nothing else")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--only", type=int, help="one case, whose files are kept in ./fuzz-case")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -63,26 +66,35 @@ def _work(run: Callable[[int, Seeds, Path], Outcome], first: int, num_cases: int
 
 
 def _run_many(options: argparse.Namespace, scratch: Path) -> int:
-    outcomes: Counter[str] = Counter()
-    wrong, began_s, number = 0, time.monotonic(), options.first
-    end = options.first + options.cases
-    while number < end and time.monotonic() - began_s < 60 * options.minutes:
-        for outcome in _run_chunk(number, min(_AT_ONCE, end - number), scratch, flags=options.flags):
-            number = outcome["number"] + 1
+    outcomes, wrong, began_s = Counter[str](), 0, time.monotonic()
+    end, until_s = options.first + options.cases, began_s + 60 * options.minutes
+    parts = [(first, min(first + _AT_ONCE, end)) for first in range(options.first, end, _AT_ONCE)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        under_way = [pool.submit(_run_part, *part, scratch, until_s, flags=options.flags) for part in parts]
+        for outcome in (outcome for done in as_completed(under_way) for outcome in done.result()):
             what = "wrong" if outcome["problem"] else f"exit {outcome['code']}"
             outcomes[f"{outcome['kind']}: {what}"] += 1
             if outcome["problem"]:
                 wrong += 1
-                command = " ".join(outcome["arguments"])
-                print(f"case {number - 1}: {outcome['kind']}: kvsim {command}: {outcome['problem']}", flush=True)
+                command = ascii(" ".join(outcome["arguments"]))
+                print(f"case {outcome['number']}: {outcome['kind']}: {command}: {outcome['problem']!a}", flush=True)
     for name, count in sorted(outcomes.items()):
         print(f"{count:8,}  {name}")
     print(f"{outcomes.total():,} cases, {wrong:,} wrong, {time.monotonic() - began_s:,.0f} s")
     return wrong
 
 
-def _run_chunk(first: int, num_cases: int, scratch: Path, *, flags: bool) -> list[dict[str, Any]]:
-    """The outcomes of some cases in a process of their own, up to the first that ends it."""
+def _run_part(first: int, end: int, scratch: Path, until_s: float, *, flags: bool) -> list[dict[str, Any]]:
+    """The outcomes of the cases from `first` to below `end`; those that end their process are gone on behind."""
+    found: list[dict[str, Any]] = []
+    while first < end and time.monotonic() < until_s:
+        found += _run_chunk(first, end - first, scratch, until_s, flags=flags)
+        first = found[-1]["number"] + 1 if found else end
+    return found
+
+
+def _run_chunk(first: int, num_cases: int, scratch: Path, until_s: float, *, flags: bool) -> list[dict[str, Any]]:
+    """The outcomes of some cases in a process of their own, up to the first that ends it, or to a moment."""
     command = [
         sys.executable,
         "-m",
@@ -112,6 +124,9 @@ def _run_chunk(first: int, num_cases: int, scratch: Path, *, flags: bool) -> lis
                 begun = said["begins"]
             else:
                 found.append(said)
+            if time.monotonic() > until_s:
+                worker.kill()
+                return found
         worker.kill()
     if len(found) < num_cases:
         problem = f"hangs, or ends the process: {worker.returncode}"

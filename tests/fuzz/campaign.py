@@ -69,6 +69,7 @@ def run_campaign(disturb: Disturb, what: str, *, times: int, share: int, descrip
                     if problem:
                         num_wrong[name] += 1
                         print(f"{name}, {number}: {problem}", flush=True)
+                print(f"{name}: {num_done[name]} {what} so far", file=sys.stderr, flush=True)
     for name in names:
         print(f"{name}: {num_done[name]} {what}, {num_wrong[name]} wrong")
     print(f"{num_done.total():,} {what}, {num_wrong.total()} wrong, {time.monotonic() - began_s:,.0f} s")

@@ -12,7 +12,8 @@ import click
 import pytest
 
 from tests.fuzz import flags
-from tests.fuzz.cases import impossible, run_case, run_flag
+from tests.fuzz.cases import run_case, run_flag
+from tests.fuzz.judging import impossible
 from tests.fuzz.places import files_of
 from tests.fuzz.seeds import ROOT, Seeds, make_seeds
 
