@@ -19,8 +19,8 @@ from kvsim.tui.look.states import ASCII, COLOR
 from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.brush import Brush
 from kvsim.tui.pool.canvas import Canvas
+from kvsim.tui.pool.levels import levels
 from kvsim.tui.pool.paint import OWNER, ColorBy, paint_colors
-from kvsim.tui.pool.tiling import levels
 from kvsim.workload import Request, Workload
 
 if TYPE_CHECKING:

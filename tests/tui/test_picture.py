@@ -16,10 +16,10 @@ from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
 from kvsim.tui.look.stack import EIGHTHS
 from kvsim.tui.pool.cells import Cells
+from kvsim.tui.pool.levels import levels
 from kvsim.tui.pool.lines import Lines
 from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
 from kvsim.tui.pool.picture import DrawnUnits, Paints
-from kvsim.tui.pool.tiling import levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable

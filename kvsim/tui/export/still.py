@@ -9,9 +9,10 @@ from ..look.words import percent
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
 from ..pool.host_map import map_keys
+from ..pool.levels import best_level, levels
 from ..pool.lines import Lines
 from ..pool.paint import ColorBy
-from ..pool.tiling import best_level, levels, one_cell
+from ..pool.tiling import one_cell
 
 if TYPE_CHECKING:
     from rich.style import Style

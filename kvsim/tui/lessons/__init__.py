@@ -7,7 +7,8 @@ from pathlib import Path
 from kvsim.errors import UnknownNameError
 
 from .guided import Guided
-from .reader import Lesson, read_lesson
+from .lesson import Lesson
+from .reader import read_lesson
 from .table import LessonError
 
 __all__ = ["Guided", "Lesson", "LessonError", "all_lessons", "find_lesson", "read_lesson"]

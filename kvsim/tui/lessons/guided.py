@@ -20,8 +20,8 @@ from ..pool.colors import default_color
 from ..pool.paint import ColorBy
 from .captions import Caption
 from .figures import Figures, UnknownFigureError
+from .lesson import CaptionSpec, Lesson, Run
 from .moments import UnknownMomentError, frame_of
-from .reader import CaptionSpec, Lesson, Run
 from .rows import Rows
 from .table import LessonError
 

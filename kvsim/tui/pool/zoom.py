@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..look.words import plural
-from .tiling import Detail, Tiling, best_level, levels
+from .levels import best_level, levels
+from .tiling import Detail, Tiling
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay

@@ -1,13 +1,11 @@
-"""A screen that plays something on one clock: the transport keys, and the captions of a lesson."""
+"""A screen that plays something on one clock: its headline, its panels, and the captions of a lesson."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
-from textual import on
 from textual.binding import Binding
-from textual.screen import Screen
 from textual.widgets import Static
 
 from ..dialogs.help import HelpScreen
@@ -17,18 +15,15 @@ from ..widgets.headline import Headline
 from ..widgets.scrubber import Scrubber
 from ..widgets.story_line import StoryLine
 from .keys import BINDINGS
+from .transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ..lessons import Guided
     from ..look.states import Symbols
-    from ..playback.events import EventKind
     from ..playback.player import Player
-    from ..playback.session import Session
     from ..playback.story import Story
     from .host import Host
 
@@ -45,7 +40,7 @@ class Readable(Protocol):
         """Draw the player's frame."""
 
 
-class PlaybackScreen(Screen[None]):
+class PlaybackScreen(Transport):
     """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
@@ -55,8 +50,7 @@ class PlaybackScreen(Screen[None]):
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
         """Args: the clock, how to draw, and the lesson that is played, if one is."""
-        super().__init__()
-        self.player = player
+        super().__init__(player)
         self.symbols = symbols
         self.guided = guided
         self.story: Story | None = None
@@ -109,10 +103,6 @@ class PlaybackScreen(Screen[None]):
 
     def headline(self) -> tuple[list[str], list[str]]:
         """What this is, in long words and in short ones; the most important part first."""
-        raise NotImplementedError
-
-    def sessions(self) -> Iterable[Session]:
-        """Every run that is played."""
         raise NotImplementedError
 
     def show_picture(self) -> None:
@@ -210,44 +200,6 @@ class PlaybackScreen(Screen[None]):
             assert self._scrubber is not None  # or it would not be ready
             self._scrubber.show_transport()
 
-    def action_play(self) -> None:
-        """Play or pause."""
-        self.player.toggle()
-        self.show_frame(everything=True)
-
-    def action_step(self, frames: int) -> None:
-        """Pause, and move by engine steps."""
-        self.player.step(frames)
-        self.show_frame(everything=True)
-
-    def action_event(self, direction: int) -> None:
-        """Pause at the next or the previous notable event."""
-        if not self.player.jump(direction):
-            self.notify("There is no further event in this direction.", timeout=3)
-        self.show_frame(everything=True)
-
-    def jump_to_kind(self, kind: EventKind) -> None:
-        """Pause at the next event of one kind in any of the runs."""
-        times_s = [session.times_s[session.events.of_kinds((kind,)).frame] for session in self.sessions()]
-        coming_s = np.concatenate(times_s)
-        coming_s = coming_s[coming_s > self.player.times_s[self.player.frame]]
-        if len(coming_s):
-            self.player.playing = False
-            self.player.go_to_time(float(coming_s.min()))
-        else:
-            self.notify("There is no further one.", timeout=3)
-        self.show_frame(everything=True)
-
-    def action_speed(self, direction: int) -> None:
-        """Play faster or slower."""
-        self.player.change_speed(direction)
-        self.show_transport()
-
-    def action_go(self, share: int) -> None:
-        """Go to the beginning (0) or the end (1)."""
-        self.player.go_to_frame(self.player.last_frame * share)
-        self.show_frame(everything=True)
-
     def action_back(self) -> None:
         """Return to the screen before this one, where there is one."""
         self.app.leave_playback()
@@ -260,11 +212,6 @@ class PlaybackScreen(Screen[None]):
     def action_help(self) -> None:
         """Explain the screen and the keys."""
         self.app.push_screen(HelpScreen(next(iter(self.sessions())), self.symbols))
-
-    @on(Scrubber.Scrubbed)
-    def _scrubbed(self, message: Scrubber.Scrubbed) -> None:
-        self.player.go_to_time(message.time_s)
-        self.show_frame(everything=True)
 
     def _show_caption(self) -> None:
         box = self.query_one(CaptionBox)

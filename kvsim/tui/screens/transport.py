@@ -1,0 +1,81 @@
+"""The clock under the keyboard: play, step, jump to events, change the speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from textual import on
+from textual.screen import Screen
+
+from ..widgets.scrubber import Scrubber
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..playback.events import EventKind
+    from ..playback.player import Player
+    from ..playback.session import Session
+
+
+class Transport(Screen[None]):
+    """Moves `player`, and has what it plays drawn."""
+
+    def __init__(self, player: Player) -> None:
+        super().__init__()
+        self.player = player
+
+    def sessions(self) -> Iterable[Session]:
+        """Every run that is played."""
+        raise NotImplementedError
+
+    def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
+        """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
+        raise NotImplementedError
+
+    def show_transport(self) -> None:
+        """Say whether the clock runs, and let it."""
+        raise NotImplementedError
+
+    def action_play(self) -> None:
+        """Play or pause."""
+        self.player.toggle()
+        self.show_frame(everything=True)
+
+    def action_step(self, frames: int) -> None:
+        """Pause, and move by engine steps."""
+        self.player.step(frames)
+        self.show_frame(everything=True)
+
+    def action_event(self, direction: int) -> None:
+        """Pause at the next or the previous notable event."""
+        if not self.player.jump(direction):
+            self.notify("There is no further event in this direction.", timeout=3)
+        self.show_frame(everything=True)
+
+    def jump_to_kind(self, kind: EventKind) -> None:
+        """Pause at the next event of one kind in any of the runs."""
+        times_s = [session.times_s[session.events.of_kinds((kind,)).frame] for session in self.sessions()]
+        coming_s = np.concatenate(times_s)
+        coming_s = coming_s[coming_s > self.player.times_s[self.player.frame]]
+        if len(coming_s):
+            self.player.playing = False
+            self.player.go_to_time(float(coming_s.min()))
+        else:
+            self.notify("There is no further one.", timeout=3)
+        self.show_frame(everything=True)
+
+    def action_speed(self, direction: int) -> None:
+        """Play faster or slower."""
+        self.player.change_speed(direction)
+        self.show_transport()
+
+    def action_go(self, share: int) -> None:
+        """Go to the beginning (0) or the end (1)."""
+        self.player.go_to_frame(self.player.last_frame * share)
+        self.show_frame(everything=True)
+
+    @on(Scrubber.Scrubbed)
+    def _scrubbed(self, message: Scrubber.Scrubbed) -> None:
+        self.player.go_to_time(message.time_s)
+        self.show_frame(everything=True)
