@@ -58,7 +58,7 @@ def provenance(*recordings: Recording) -> str:
         name, version = label(meta.engine.get("name", meta.source)), label(meta.engine.get("version", ""))
         engine = " ".join(filter(None, (_ENGINES.get(name, name), version)))
         model = label(meta.model.get("name", "")).rpartition("/")[2]
-        step_time = label(meta.engine.get("step_time", ""))
+        step_time = _whole_clauses(str(meta.engine.get("step_time", "")))
         key = (
             f"{'simulated by' if meta.source == 'simulation' else 'measured on'} {engine}",
             *filter(None, (model, label(meta.gpu), step_time and f"step time: {step_time}")),
@@ -67,6 +67,17 @@ def provenance(*recordings: Recording) -> str:
     return "; ".join(
         ", ".join((engine, listed(dict.fromkeys(names)), *rest)) for (engine, *rest), names in policies.items()
     )
+
+
+def _whole_clauses(text: str) -> str:
+    """The first clauses of `text`, which semicolons part, that a name has room for."""
+    first, *others = map(label, text.split("; "))
+    kept = first
+    for clause in others:
+        if len(kept) + len(clause) + 2 > _LONGEST_NAME:
+            break
+        kept = f"{kept}; {clause}"
+    return kept
 
 
 def source_line(recordings: Iterable[Recording]) -> str:

@@ -280,3 +280,11 @@ def test_a_logarithmic_axis_writes_its_numbers_out(paged: Recording) -> None:
     shown = [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
     assert len(shown) >= 2
     assert all(float(text.replace(",", "")) > 0 for text in shown), shown
+
+
+def test_provenance_names_whole_clauses_of_long_step_times(by_hand: Recording) -> None:
+    clauses = ("card of H200", "with " + 150 * "m", "typical error 2 %")
+    meta = replace(by_hand.meta, engine={"name": "kvsim", "step_time": "; ".join(clauses)})
+    assert provenance(replace(by_hand, meta=meta)).endswith(f"step time: {clauses[0]}")
+    meta = replace(by_hand.meta, engine={"name": "kvsim", "step_time": "; ".join(clauses[::2])})
+    assert provenance(replace(by_hand, meta=meta)).endswith("step time: card of H200; typical error 2 %")

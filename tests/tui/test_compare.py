@@ -271,7 +271,7 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         await app.workers.wait_for_complete()
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-        assert screen.count("ample memory 1,234") == 3
+        assert screen.count("1,234 with ample memory") == 3
         assert "is memory" in screen
 
 

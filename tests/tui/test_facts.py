@@ -89,7 +89,7 @@ def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
 
 def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:
     assert request_facts(Session(batch), 0).state == "running: generating"
-    assert request_facts(Session(batch, at_s=1), 0).state == "complete, but its row is held"
+    assert request_facts(Session(batch, at_s=1), 0).state == "complete, row is held"
     assert request_facts(Session(batch, at_s=1), 1).state == "running: generating"
     assert request_facts(Session(batch), 0).pad == 2
 

@@ -104,7 +104,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
     """What a request does that holds memory."""
     replay = session.replay
     if computed > replay.full[request]:
-        return "complete, but its row is held"
+        return "complete, row is held"
     if _comes_from_host(session, request):
         return "waiting for the host's blocks"
     begun = computed - replay.pad[request] >= session.recording.requests.prompt_tokens[request]
@@ -137,16 +137,17 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     """A request, as labels and values."""
     requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
     limit = int(requests.max_tokens[request])
+    noun = "tokens" if len(session.replay.groups) > 1 else "slots"
     lines = [
         ("state", facts.state),
         ("prompt", plural(facts.prompt_tokens, "token")),
-        *([("padding", f"{facts.pad:,} in front of it")] if facts.pad else []),
+        *_padding(facts),
         (
             "output",
             f"{facts.generated_tokens:,} of {facts.output_tokens:,}"
             + (f", at most {limit:,}" if limit > facts.output_tokens else ""),
         ),
-        ("written", f"{facts.computed:,} of {facts.full:,} {'tokens' if len(session.replay.groups) > 1 else 'slots'}"),
+        ("written", f"{min(facts.computed, facts.full):,} of {facts.full:,} {noun}"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
         *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
@@ -163,6 +164,13 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     if begun:
         lines.append(("waited", seconds(waited_s, resolution_s)))
     return lines
+
+
+def _padding(facts: RequestFacts) -> list[tuple[str, str]]:
+    """Slots of a row of a batch that are no token of the request, as label and value; nothing where there is none."""
+    behind = max(facts.computed - facts.full, 0)
+    texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (behind, "after")) if number]
+    return [("padding", ", ".join(texts))] if texts else []
 
 
 def _times(so_far: int, in_all: int) -> str:

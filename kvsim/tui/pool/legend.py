@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 def legend_entries(by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int) -> list[list[Segment]]:
-    """The legend of the pool's colours, with samples; with one of each kind where `room` characters are few."""
+    """The legend of the pool's colours, with samples; with one of each kind and shorter words where `room` characters
+    are few.
+    """
     entries = legend(by, session)
-    if sum(len(paints) + len(text) + 3 for paints, text in entries) - 2 > room:
+    if _length(entries) > room:
         entries = [(paints[:1], text) for paints, text in entries]
+    if _length(entries) > room:
+        entries = [(paints, _in_short(text)) for paints, text in entries]
     found = list[list[Segment]]()
     for paints, text in entries:
         segments = [Segment("  ", style)] if found else []
@@ -32,6 +36,16 @@ def legend_entries(by: ColorBy, session: Session, symbols: Symbols, style: Style
             segments.append(Segment(sample.text, style + (sample.style or Style())))
         found.append([*segments, Segment(f" {text}", style)])
     return found
+
+
+def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:
+    return sum(len(paints) + len(text) + 3 for paints, text in entries) - 2
+
+
+def _in_short(text: str) -> str:
+    for words, fewer in (("sliding window", "window"), ("full attention", "full"), ("not written", "unwritten")):
+        text = text.replace(words, fewer)
+    return text
 
 
 def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:

@@ -141,7 +141,7 @@ class LaneFigures(Widget):
         if self._ample and session.player.duration_s:
             # Of the whole run, as the figure beside it is; so far, it would be another one at every moment.
             in_all = int(session.served[-1]) / session.player.duration_s
-            text = f"{in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}"
+            text = f"{in_all:,.0f} tokens/s, {self._ample:,.0f} with ample memory"
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:

@@ -121,6 +121,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         """Follow the replay to its current frame, and light up what has changed on the way."""
         before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
+        self._show_title()
         if self._flash.flash_s > 0 and self._frame != before:
             self._light_up(before)
         stride = self._stride_now()
@@ -143,6 +144,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def follow(self, request: int | None) -> None:
         """Put everything into shade except what `request` holds; None lights everything."""
         self._canvas.followed = request
+        self._show_title()
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
@@ -208,7 +210,15 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols)
+            unit_tokens, lit = self._replay.unit_tokens, self._lit_name()
+            self.border_title = self._zoom.title(unit_tokens, self.color_by, self._symbols, lit)
+
+    def _lit_name(self) -> str | None:
+        """Name of the followed request if it holds anything: all else is in shade then."""
+        followed = self._canvas.followed
+        if followed is None or not len(self._replay.block_table(followed)[1]):
+            return None
+        return str(self._replay.recording.requests.id[followed])
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

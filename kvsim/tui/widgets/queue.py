@@ -102,8 +102,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             self._requests.append(request)
         strips += [self.blank()]
         idle = self.session.num_idle
-        order = f"{idle:,} more hold a row for nothing" if idle else "newest first"
-        strips += [self._heading("running", len(running) - idle, len(shown_running), order)]
+        held = f"{plural(idle, 'row')} held for nothing" if idle else ""
+        strips += [self._heading("running", len(running) - idle, len(shown_running), "newest first", held)]
         self._requests += [None, None]
         computed = self.session.replay.computed(np.array(shown_running, np.int64))
         for request, tokens in zip(shown_running, computed.tolist(), strict=True):
