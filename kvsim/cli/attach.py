@@ -57,7 +57,7 @@ def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bo
         tui.watch_metrics(feed, ascii=ascii_only)
     finally:
         feed.close()
-        _say_end(feed.ended)
+    _say_end(feed.ended)
     if output is not None:
         may_replace(output, "tui", overwrite=overwrite)
         with whole_file(output) as file:
@@ -74,7 +74,7 @@ def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: boo
         seen = tui.attach(feed, ascii=ascii_only)
     finally:
         feed.close()
-        _say_end(feed.ended_before_close)
+    _say_end(feed.ended_before_close)
     if output is not None:
         with replacing_folder(output, "tui", overwrite=overwrite) as folder:
             write(seen, folder)

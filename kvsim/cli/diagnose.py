@@ -9,9 +9,12 @@ import click
 
 from kvsim.cli.effort import engine_option, jobs_option
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
+from kvsim.display.text import message
 
 if TYPE_CHECKING:
     from kvsim.diagnosis import Diagnosis, Glance
+    from kvsim.live.feed import LiveFeed
+    from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
     from kvsim.simulation import EngineName
 
@@ -102,12 +105,14 @@ def _recording(source: str, seconds: float) -> Recording:
 
         feed = LiveFeed(source)
         try:
-            _wait(seconds)
+            ended = _watch(feed, seconds)
             seen = feed.whole()
         finally:
             feed.close()
         if seen is None:
-            raise RecordingError(f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds.")
+            silent = f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds."
+            raise RecordingError(ended or silent)
+        _warn_of_end(ended)
         return seen
     return read(find(source))
 
@@ -118,18 +123,25 @@ def _glance(url: str, seconds: float) -> Glance:
 
     feed = MetricsFeed(url)
     try:
-        _wait(seconds)
+        _warn_of_end(_watch(feed, seconds))
         return glance(feed.looks())
     finally:
         feed.close()
 
 
-def _wait(seconds: float) -> None:
+def _watch(feed: LiveFeed | MetricsFeed, seconds: float) -> str | None:
+    """Wait so long, or until `feed` has ended, and return why it has; None if it has not."""
     with progress("watching") as report:
         begin_s = time.monotonic()
-        while (passed_s := time.monotonic() - begin_s) < seconds:
+        while feed.ended is None and (passed_s := time.monotonic() - begin_s) < seconds:
             report(int(passed_s), int(seconds))
             time.sleep(min(0.2, seconds - passed_s))
+    return feed.ended
+
+
+def _warn_of_end(ended: str | None) -> None:
+    if ended is not None:
+        echo(f"warning: {message(ended)} This is about what was seen before.", err=True)
 
 
 def _print(found: Diagnosis) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,3 +34,25 @@ def type_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         return code, *capsys.readouterr()
 
     return run_once
+
+
+@pytest.fixture
+def publisher() -> Iterator[Callable[[bytes], str]]:
+    """Makes a server that says something to whoever connects, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answering(said: bytes) -> str:
+            def answer() -> None:
+                with suppress(OSError):
+                    while True:
+                        connection, _ = server.accept()
+                        with connection, suppress(OSError):
+                            connection.sendall(said)
+                            connection.shutdown(socket.SHUT_WR)
+                            connection.recv(1 << 16)
+
+            threading.Thread(target=answer, daemon=True).start()
+            return f"127.0.0.1:{server.getsockname()[1]}"
+
+        yield answering
+        server.shutdown(socket.SHUT_RDWR)

@@ -71,3 +71,21 @@ def test_what_is_nothing_is_a_sentence(type_command: Run, source: str, code: int
     ended, said, complaint = type_command("diagnose", source, "--seconds", "0.1")
     assert (ended, said) == (code, "")
     assert sentence in complaint
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (b"nonsense\n", "is not followed further: 'nonsense' is no line of JSON"),
+        (b"", "has hung up."),
+        (b'["refused","16 viewers are connected, and no more are served"]\n', "16 viewers are connected"),
+    ],
+)
+def test_a_server_that_ends_the_feed_is_told_of_by_its_end(
+    type_command: Run, publisher: Callable[[bytes], str], said: bytes, sentence: str
+) -> None:
+    code, output, complaint = type_command("diagnose", publisher(said), "--seconds", "30")
+    assert (code, output) == (1, "")
+    assert sentence in complaint
+    assert "--seconds" not in complaint
+    assert complaint.count(sentence) == 1

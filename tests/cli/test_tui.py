@@ -69,6 +69,15 @@ def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ..
     assert not list(tmp_path.iterdir())
 
 
+def test_a_server_that_hangs_up_at_once_is_told_of_once(
+    run: Run, publisher: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXTUAL_DRIVER", "none")
+    code, _, complaint = run("--attach", publisher(b"nonsense\n"))
+    assert code == 1
+    assert complaint.count("is not followed further: 'nonsense' is no line of JSON") == 1
+
+
 def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     code, _, complaint = run("--attach", "127.0.0.1:1")
