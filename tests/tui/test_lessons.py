@@ -15,6 +15,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.dialogs.lesson_list import LessonsScreen
 from kvsim.tui.facts.group_tables import table_rows
+from kvsim.tui.facts.preemption import preemption_at
 from kvsim.tui.facts.requests import request_facts
 from kvsim.tui.facts.schedule import Doing, schedule
 from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
@@ -181,6 +182,9 @@ def test_lesson_6_preempts_the_last_to_come(guided: Callable[[str], Guided]) -> 
     lesson.show(lesson.captions[2].frame)
     assert session.replay.waiting_requests().tolist() == [session.recording.row_of("C")]
     assert "lost its 7 blocks" in lesson.captions[2].text
+    assert "One of the blocks went to A; 6 are free again" in lesson.captions[2].text
+    assert preemption_at(session, session.recording.row_of("C"), lesson.captions[2].frame).takers == ("A",)
+    assert (session.replay.refs == 0).sum() == 6
     returns = lesson.captions[4].frame
     chunks = session.recording.schedule
     again = (chunks.request == session.recording.row_of("C")) & (chunks.step == returns)
