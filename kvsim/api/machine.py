@@ -35,6 +35,7 @@ def machine(
     num_blocks: int | None = None,
     gpu_memory_utilization: float = 0.92,
     tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int | None = None,
     kv_cache_dtype: str | None = None,
     quantization: str | None = None,
     max_num_seqs: int | None = None,
@@ -55,7 +56,8 @@ def machine(
         kv_gib: memory for keys and values on each GPU, in GiB; the default is what vLLM would find free.
         num_blocks: that memory in blocks of the size that vLLM chooses, its null block included.
         gpu_memory_utilization: share of the GPU's memory that may be used, above 0 and at most 1.
-        tensor_parallel_size: GPUs that the model is dealt out among.
+        tensor_parallel_size: GPUs that share every layer of the model.
+        pipeline_parallel_size: stages, each with a run of the layers on so many GPUs.
         kv_cache_dtype: type of the cache, such as "fp8"; the model's own if left out.
         quantization: how the weights are stored, such as "awq"; the model's own if left out.
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
@@ -87,7 +89,11 @@ def machine(
             gpu, tensor_parallel_size = _gpus(text, tensor_parallel_size)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
-    how: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
+    how: dict[str, Any] = {
+        "kv_cache_dtype": kv_cache_dtype,
+        "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": pipeline_parallel_size,
+    }
     if quantization is not None:
         how["quantization"] = find_quantization(quantization)
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
@@ -108,7 +114,7 @@ def machine(
         gpu=gpu,
         model=served,
         # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
-        kv_bytes=budget.kv_bytes if kv_bytes is None else kv_bytes,
+        kv_bytes=budget.kv_bytes_in_all if kv_bytes is None or served.pipeline_parallel_size > 1 else kv_bytes,
         step_time=_times(source, gpu, served, engine, captured=captured),
     )
 

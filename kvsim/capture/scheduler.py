@@ -55,6 +55,8 @@ class SchedulerRecorder:
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
+        # There, steps that compute nothing count: a sequence decodes only every so many steps as there are stages.
+        self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._watch_memory()
 
     def check(self) -> None:
@@ -66,6 +68,15 @@ class SchedulerRecorder:
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         if os.environ.get(_RETENTION):
             raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
+        if self._is_pipeline and not self._layout.is_uniform:
+            raise RecordingError(
+                "the engine deals out layers of several kinds to the stages of a pipeline, and its scheduler knows "
+                "those of one stage alone."
+            )
+        if self._is_pipeline and self._offload is not None:
+            raise RecordingError(
+                "the engine offloads blocks of the stages of a pipeline, and kvsim follows an offload of one stage."
+            )
         connector = getattr(self._scheduler, "connector", None)
         if connector is not None and self._offload is None:
             raise RecordingError(
@@ -137,7 +148,7 @@ class SchedulerRecorder:
         tokens: dict[str, int] = output.num_scheduled_tokens
         if self._offload is not None:  # a step that computes nothing may begin copies, and report them
             self._offload.scheduled(output, self._all_rows)
-        elif not tokens and not self._num_preempted:
+        elif not tokens and not self._num_preempted and not self._is_pipeline:
             return
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens

@@ -133,7 +133,13 @@ def describe(scheduler: Any) -> dict[str, Any]:
     cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
     pool = scheduler.kv_cache_manager.block_pool
     layout = layout_of(scheduler.kv_cache_config, pool.hash_block_size)
-    num_gpus, cache_dtype = config.parallel_config.tensor_parallel_size, str(cache.cache_dtype)
+    parallel = config.parallel_config
+    served = {
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+    }
+    shape = _shape(model, served, plain=layout.is_uniform)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -152,8 +158,8 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "enable_chunked_prefill": bool(scheduling.enable_chunked_prefill),
             "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
-            "tensor_parallel_size": num_gpus,
-            "kv_cache_dtype": cache_dtype,
+            **served,
+            "v2_model_runner": bool(scheduler.use_v2_model_runner),
             "hash_block_size": layout.hash_block_size,
             "gpu_memory_utilization": cache.gpu_memory_utilization,
             "policy": scheduling.policy,
@@ -162,7 +168,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "load_format": str(config.load_config.load_format),
             "in_process": multiprocessing.parent_process() is None,
         },
-        "model": _shape(model, num_gpus, cache_dtype, plain=layout.is_uniform),
+        "model": shape,
         "policy": {
             "name": "paged",
             "block_size": scheduler.block_size if layout.is_uniform else cache.block_size,
@@ -172,7 +178,10 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "unit_tokens": scheduler.block_size,
             "num_units": pool.num_gpu_blocks - 1,
             "first_unit": 1,
-            "bytes_per_unit": layout.bytes_per_block,
+            # In a pipeline, the layout is that of one stage, and layers are alike.
+            "bytes_per_unit": layout.bytes_per_block
+            if parallel.pipeline_parallel_size == 1
+            else scheduler.block_size * shape["kv_bytes_per_token"],
         },
         "kv_cache_groups": [group.as_meta() for group in layout.groups],
         **machine(),
@@ -181,7 +190,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def _shape(model: Any, num_gpus: int, cache_dtype: str, *, plain: bool) -> dict[str, Any]:
+def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
     """The shape of the model: what its configuration says of every layer, or, of a plain decoder, the figures alone.
 
     Of a model of several kinds of layers that kvsim cannot read, too little to be taken for a plain one.
@@ -191,12 +200,13 @@ def _shape(model: Any, num_gpus: int, cache_dtype: str, *, plain: bool) -> dict[
     try:
         fields = model.hf_config.to_dict() | {"torch_dtype": dtype}
         read = from_fields(fields, name=name, where="the model's configuration")
-        served = read.served(kv_cache_dtype=cache_dtype, tensor_parallel_size=num_gpus)
+        served = read.served(**served_as)
     except (KvsimError, TypeError, ValueError):
         log.info("kvsim: the recording says of its model what the engine does.", exc_info=True)
     else:
         told = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
         return told | {"kv_bytes_per_token": served.kv_bytes_per_token}
+    num_gpus, cache_dtype = served_as["tensor_parallel_size"], served_as["kv_cache_dtype"]
     num_kv_heads = model.get_total_num_kv_heads()
     itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
     # On each GPU: heads are dealt out, and repeated where there are more GPUs than heads.

@@ -200,7 +200,6 @@ def build_scenario(**flags: Any) -> Scenario:
     check_ranges(flags)
     workload, source = workload_and_source(flags)
     gpu, model = machine_of(flags, None if source is None else source.meta)
-    _check_simulated(model)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
@@ -219,15 +218,6 @@ def build_scenario(**flags: Any) -> Scenario:
     )
 
 
-def _check_simulated(model: Model) -> None:
-    """Refuse what would come out wrong: the engine serves a model on one stage."""
-    if model.pipeline_parallel_size > 1:
-        raise UsageError(
-            "--pipeline-parallel-size says how many blocks there are (kvsim size); steps that pass through several "
-            "stages are not simulated yet."
-        )
-
-
 def _recorded_len(meta: Meta) -> int | None:
     """The longest sequence that a recorded run allowed: a real engine says so itself, a simulation with its policy."""
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
@@ -235,11 +225,12 @@ def _recorded_len(meta: Meta) -> int | None:
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Bytes of the cache on each GPU, tokens of a block, and the longest sequence if that was to be found.
+    """Bytes of the cache (see `Machine.kv_bytes`), tokens of a block, and the longest sequence if that was to be found.
 
     The bytes are as told, as in the recording, or what the GPU leaves.
     """
-    told = ("kv_gib", "num_blocks", "gpu_memory_utilization", "tensor_parallel_size", "quantization")
+    told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "quantization"]
+    told += ["tensor_parallel_size", "pipeline_parallel_size"]
     pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND
@@ -252,7 +243,8 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
             hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
         )
         # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
-        kv_bytes = budget.kv_bytes if flags["kv_gib"] is None else int(flags["kv_gib"] * GIB)
+        is_whole = flags["kv_gib"] is None or model.pipeline_parallel_size > 1
+        kv_bytes = budget.kv_bytes_in_all if is_whole else int(flags["kv_gib"] * GIB)
         return (
             kv_bytes,
             _block_size(flags, model, budget.plan.layout),

@@ -10,10 +10,11 @@ import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
+from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 
-Settings = TypeVar("Settings", ContinuousSettings, PagedSettings)
+Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
 """Settings that vLLM calls otherwise."""

@@ -38,6 +38,7 @@ class Follower:
             unit_bytes=OFFLOAD_BLOCK_BYTES,
             initial_free=recorded.initial_free,
             layout=recorded.layout,
+            pipeline=recorded.pipeline,
             copies_are_timed=False,
             records_memory=True,
             records_schedule=True,

@@ -81,6 +81,7 @@ class OracleRun:
             refused=np.zeros(len(requests), np.bool_),
             unit_bytes=OFFLOAD_BLOCK_BYTES,
             layout=workload.layout,
+            pipeline=workload.pipeline,
             retention_tokens=workload.retention_tokens,
             records_memory=True,
             copies_are_timed=False,
@@ -202,7 +203,7 @@ class OracleRun:
         self._changes.drain()
         admitted = list(batch)[len(batch) - self._state.num_new_seqs :]
         new = [node for node in admitted if not driver.sequence(node).preemptions]
-        handed_over = admitted if self._workload.resumed_are_new else new
+        handed_over = admitted if self._workload.pipeline.v2_model_runner else new
         tables = {self._name(node): self._told(self._entries_since(node)) for node in batch}
         tables |= {self._name(node): self._tables(node) for node in admitted}
         sent, self._unsent = sorted(self._unsent), []

@@ -14,6 +14,7 @@ from kvsim.conformance.oracle_groups import layout_of
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class OracleWorkload:
     num_blocks: int
     scheduler: ContinuousSettings
     cache: PagedSettings
-    resumed_are_new: bool
-    """Whether resumed requests are handed to the model runner as if they were new (vLLM's runner V2)."""
+    pipeline: Pipeline
+    """The stages; vLLM's runner V2 is also handed resumed requests as if they were new."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
     """The KV-cache groups of an oracle that has several kinds of layers; None for one of full attention."""
@@ -154,7 +155,10 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         num_blocks=num_blocks,
         scheduler=scheduler,
         cache=cache,
-        resumed_are_new=fields.flag("v2_model_runner", default=True),
+        pipeline=Pipeline(
+            pipeline_parallel_size=fields.integer("pipeline_parallel_size", 1, minimum=1),
+            v2_model_runner=fields.flag("v2_model_runner", default=True),
+        ),
         requests=requests,
         layout=layout_of(document, where, scheduler, cache) if "groups" in document else None,
         retention_tokens=(

@@ -13,7 +13,7 @@ from kvsim.conformance.comparable import check_comparable, check_prompts, host_b
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
-from kvsim.policies import ContinuousSettings, Paged, PagedSettings
+from kvsim.policies import ContinuousSettings, Paged, PagedSettings, Pipeline
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.recording.order import units_of_runs
 
@@ -56,9 +56,12 @@ class Recorded:
         told = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.tells_lengths = bool(told.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
         """Whether a release tells how long its table was; every other change must."""
-        self.depth = 2 if self.scheduler.async_scheduling else 1
+        self.pipeline = settings_of(Pipeline, recording)
+        self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Steps that may be in flight at once."""
-        self.timeline = timeline_of(recording, self.depth)
+        # Steps that compute nothing are told where they may have done something else, or have to be counted.
+        tells_every_step = recording.copies is not None or self.pipeline.pipeline_parallel_size > 1
+        self.timeline = timeline_of(recording, self.depth, tells_every_step=tells_every_step)
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)

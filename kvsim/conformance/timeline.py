@@ -33,17 +33,19 @@ class Timeline:
         return len(self.kind)
 
 
-def timeline_of(recording: Recording, depth: int) -> Timeline:
-    """The moments of `recording`, whose engine has at most `depth` steps in flight."""
+def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> Timeline:
+    """The moments of `recording`, whose engine has at most `depth` steps in flight.
+
+    Where it does not tell every step, calls that scheduled nothing left none behind.
+    """
     kind, row, seq = _told(recording)
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
     """Steps in flight behind each moment."""
     ended = np.flatnonzero(kind == UPDATE)
     impossible = (in_flight > depth) | (in_flight < 0)
     impossible[ended] |= row[ended] != np.arange(len(ended))
-    # Before an output is looked at although the pipeline is not full, nothing more was found to schedule. With an
-    # offload, a call that scheduled nothing left a step behind.
-    looks = (kind == UPDATE) & (in_flight < depth - 1) & (recording.copies is None)
+    # Before an output is looked at although the pipeline is not full, nothing more was found to schedule.
+    looks = (kind == UPDATE) & (in_flight < depth - 1) & (not tells_every_step)
     taker, is_late = _takers(np.flatnonzero(kind != ADD).astype(np.int32), seq, recording.memory.seq)
     del seq  # as long as all moments, as is much of what follows
     catches_up = np.zeros(len(kind), np.bool_)

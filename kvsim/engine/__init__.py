@@ -9,7 +9,8 @@ The functions run as they stand, or are compiled as they stand by numba. From th
     waiting_queue  who is next              scheduler      who computes what           static_batch   padded rectangles
     host_pool      slots on the host        host_jobs      copies under way            copies         when they end
     offload        what is copied when      tiered         queue and frees with it     running        what a step holds
-    clock          host and GPU             journal        what a recording says       totals         where slots go
+    clock          host and GPU             in_flight      steps under way
+    journal        what a recording says    totals         where slots go
 
     numba_types    records as numba sees them                   numba_linking  parts become one piece of machine code
 

@@ -11,7 +11,7 @@ has to be taken away.
 from __future__ import annotations
 
 from kvsim import steptime
-from kvsim.engine import host_swap, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
+from kvsim.engine import host_swap, in_flight, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import RECTANGULAR, Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
@@ -95,8 +95,8 @@ def next_moment(engine: Engine) -> int:
     state = engine.state[0]
     if not state.awaiting and scheduler.has_work(engine):
         schedule(engine)
-        depth = 2 if engine.settings[0].ahead else 1
-        state.awaiting = state.num_in_flight == depth or not (state.num_in_batch > 0 or scheduler.has_work(engine))
+        is_full = state.num_in_flight == engine.settings[0].most_in_flight
+        state.awaiting = is_full or not (state.num_in_batch > 0 or scheduler.has_work(engine))
         return SCHEDULED
     if state.num_in_flight == 0:
         return IDLE
@@ -144,35 +144,59 @@ def take_arrivals(engine: Engine) -> None:
 @part
 def schedule(engine: Engine) -> None:
     """Schedule a step, write it down and launch it. An empty one is in flight too, but takes no time."""
-    state = engine.state[0]
+    settings, state = engine.settings[0], engine.state[0]
     state.seq += 1
     launched = engine.launched[state.next_launched]
     scheduler.schedule(engine)
-    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or memory.notes_every_step(engine)
+    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or settings.notes_every_step
     if not launched.is_recorded:
         return
-    if engine.settings[0].records_schedule:
+    if settings.records_schedule:
         for index in range(state.num_listed):
             node, tokens = engine.batch[index], engine.batch_tokens[index]
             journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
     shape = write_down(engine)
     memory.begin_copies(engine)
     cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
-    begin_s = max(state.host_s + cost.prepare_s, state.gpu_free_s) + host_swap.transfer_s(engine)
-    gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(state.throttle, state.throttled_at_s))
-    state.throttle, state.throttled_at_s = throttle.level, throttle.at_s
-    state.gpu_free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+    ready_s = state.host_s + cost.prepare_s
+    if settings.feedback > 0:
+        ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
+    launched.done_s = _compute(engine, 0, cost, ready_s, host_swap.transfer_s(engine))
+    if state.num_in_batch > 0:
+        for index in range(1, len(engine.stages)):
+            hand_over_s = passing_s(engine.step_times[index], shape.num_tokens)
+            later = step_time(engine.step_times[index], shape)
+            launched.done_s = _compute(engine, index, later, launched.done_s + hand_over_s, 0.0)
+    else:
+        launched.done_s = max(launched.done_s, engine.stages[len(engine.stages) - 1].free_s)
     state.host_s += cost.launch_s
     memory.poll_copies(engine)
     launched.turnaround_s = cost.turnaround_s
-    launched.done_s = state.gpu_free_s
+
+
+@part
+def _compute(engine: Engine, index: int, cost: StepTime, ready_s: float, transfer_s: float) -> float:
+    """Let a stage compute the step under way as soon as that is ready and the stage is free; return when it is done."""
+    state, stage = engine.state[0], engine.stages[index]
+    begin_s = max(ready_s, stage.free_s) + transfer_s
+    gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
+    stage.throttle, stage.throttled_at_s = throttle.level, throttle.at_s
+    stage.free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+    return stage.free_s
+
+
+@part
+def _fed_back(engine: Engine) -> int:
+    """Where the step stands whose outputs the first stage needs before it begins the one that was scheduled last."""
+    place = engine.state[0].next_launched - 1 - engine.settings[0].feedback
+    return place if place >= 0 else place + engine.settings[0].most_in_flight
 
 
 @part
 def finish_oldest(engine: Engine) -> None:
     """Await the oldest step in flight and process its outputs."""
     state = engine.state[0]
-    launched = engine.launched[scheduler.oldest(engine)]
+    launched = engine.launched[in_flight.oldest(engine)]
     if launched.is_recorded:
         state.host_s = max(state.host_s, launched.done_s)
     state.seq += 1
@@ -194,8 +218,14 @@ def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
     return model.entry_s(prompt_tokens)
 
 
+def passing_s(model: Roofline, num_tokens: int) -> float:
+    """How long the activations of a step take from one stage of a pipeline to the next."""
+    return model.passing_s(num_tokens)
+
+
 compiled_as(step_time, Roofline.step_time)
 compiled_as(entry_s, Roofline.entry_s)
+compiled_as(passing_s, Roofline.passing_s)
 compiled_as(steptime.looked_up, lambda table, index: table[index])
 for _function in (
     steptime.throttled_gpu_s, steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger,

@@ -31,7 +31,7 @@ def begin(engine: Engine) -> None:
         record = host.jobs[job]
         if not record.is_on_link and not record.is_load and record.begun_in < state.num_scheduled:
             _submit(engine, job)
-            begin_s = max(host.state[0].store_free_s, state.host_s, state.gpu_free_s)
+            begin_s = max(host.state[0].store_free_s, state.host_s, engine.stages[0].free_s)
             _put_on_link(engine, job, begin_s, host.settings[0].store_block_s)
             host.state[0].store_free_s = record.done_s
         job = record.next

@@ -12,6 +12,7 @@ from kvsim.engine import (
     clock,
     host_jobs,
     host_pool,
+    in_flight,
     initialization,
     moments,
     offload,
@@ -138,7 +139,7 @@ class Driver:
     def emitting(self) -> list[int]:
         """The sequences that the step scheduled last yields an output for."""
         state = self.engine.state[0]
-        launched = 1 - state.next_launched
+        launched = in_flight.earlier(self.engine, state.next_launched)
         first = launched * self.engine.settings[0].max_num_seqs
         return self._listed("emitting", first + self.engine.launched[launched].num_emitting)[first:]
 

@@ -32,9 +32,9 @@ from kvsim.engine.state import (
 )  # fmt: skip
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
-from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
-from kvsim.steptime import Roofline, StepTimeModel
+from kvsim.steptime import Roofline, Staged, StepTimeModel
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ _MOST_LISTED = 1 << 24
 """Length from which numbers stand in an array even where the engine is interpreted: it is slower, and takes less room.
 """
 _GIB, _GIGA = 1 << 30, 1e9
+
+_ONE_STAGE = Pipeline()
 
 Column = npt.NDArray[np.int64]
 
@@ -138,6 +140,7 @@ def new_engine(
     num_layers: int = 1,
     initial_free: list[int] | None = None,
     layout: KVCacheLayout | None = None,
+    pipeline: Pipeline = _ONE_STAGE,
     retention_tokens: int | None = None,
     answers: bool = False,
     stamp_at_entry: bool = False,
@@ -153,17 +156,21 @@ def new_engine(
 
     Raises:
         BudgetError: the tables of all sequences that may run at once are too large, or the host memory too small.
+        UsageError: two settings, or a setting and the model, do not go together.
     """
     size, paged = len(demand.prompt), isinstance(policy, Paged)
     batch = min(policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs, size)
     layout = layout or _one_group(policy)
+    _check_pipeline(policy, pipeline, rules)
+    times = step_times(step_time, compiled=compiled)
     widths, places = [1], batch
     if isinstance(policy, Paged):
         if not layout.is_uniform:
             _check_modelled(policy.cache)
         host_initialization.check_offload(policy, len(layout.groups))
         places = host_initialization.num_places(policy, num_units, size)
-        widths = _table_widths(demand, policy, layout, num_units, places)
+        ahead = pipeline.tokens_ahead(async_scheduling=policy.scheduler.async_scheduling)
+        widths = _table_widths(demand, policy, layout, num_units, places, ahead)
     width = sum(widths)
     settings, state = make(records.Settings, 1, compiled=compiled), make(records.State, 1, compiled=compiled)
     chosen = _settings(policy, num_units, batch, places, width) | {"checking": checking, "answers": answers}
@@ -174,7 +181,7 @@ def new_engine(
     margin = _memory_margin(policy, batch, width + len(layout.groups)) + rows_of_loads
     if isinstance(policy, Paged) and policy.cache.swap_gib:
         chosen |= _host_memory(policy.cache, unit_bytes)
-    chosen |= _grouping(layout, policy)
+    chosen |= _grouping(layout, policy) | _loop(policy, pipeline)
     if retention_tokens is not None:
         chosen["retention_tokens"] = retention_tokens
     if rules and rules[0].allocator is not None:
@@ -189,7 +196,8 @@ def new_engine(
         memory=(0,) * settings[0].memory,
         rules=rules,
         settings=settings,
-        step_times=step_times(step_time, compiled=compiled),
+        step_times=times,
+        stages=make(records.Stage, len(times), compiled=compiled),
         state=state,
         sequences=_sequences(demand, policy, refused, compiled=compiled),
         times=_times(demand, compiled=compiled),
@@ -198,9 +206,9 @@ def new_engine(
         quiet_until=_numbers(batch, compiled=compiled),
         batch=_numbers(batch, compiled=compiled),
         batch_tokens=_numbers(batch, compiled=compiled),
-        emitting=_numbers(2 * batch, compiled=compiled),
+        emitting=_numbers(settings[0].most_in_flight * batch, compiled=compiled),
         lists=make(records.Lists, max(2 * batch, places), compiled=compiled),
-        launched=make(records.Launched, 2, compiled=compiled),
+        launched=make(records.Launched, settings[0].most_in_flight, compiled=compiled),
         groups=_groups(layout, widths, policy, retention_tokens, compiled=compiled),
         tables=make(records.Table, places * len(layout.groups) if paged else 0, compiled=compiled),
         entries=_numbers((places + 1) * width if paged else 0, compiled=compiled),
@@ -224,7 +232,7 @@ def new_engine(
         right_drafts=_right_drafts(policy, compiled=compiled),
         moments=make(records.Moment, num_moments, compiled=compiled),
         steps=make_growing(records.Step, STEPS_PER_SLICE, compiled=compiled),
-        outputs=make_growing(records.Output, STEPS_PER_SLICE + 2, compiled=compiled),
+        outputs=make_growing(records.Output, STEPS_PER_SLICE + settings[0].most_in_flight, compiled=compiled),
         memory_rows=make_growing(
             records.MemoryRow, margin + FIRST_ROWS + 1 if records_memory else 0, compiled=compiled
         ),
@@ -312,29 +320,29 @@ def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
     return engine._replace(schedule_rows=made)
 
 
-def coefficients_of(step_time: StepTimeModel) -> Roofline | None:
-    """The coefficients that all times of a model follow from, if they do."""
-    times = getattr(step_time, "times", step_time)  # of a profile, or of one that is watched
-    return times if type(times) is Roofline else None
+def coefficients_of(step_time: StepTimeModel) -> tuple[Roofline, ...]:
+    """The coefficients that all times of a model follow from, of every stage; empty if they do not."""
+    times: Any = getattr(step_time, "times", step_time)  # of a profile, or of one that is watched
+    stages = times.stages if isinstance(times, Staged) else (times,)
+    return stages if all(type(stage) is Roofline for stage in stages) else ()
 
 
 def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
-    """The model, or the numbers among the fields of its coefficients, under their names."""
-    times = coefficients_of(step_time)
+    """The model, or the numbers among the fields of its coefficients, under their names; of every stage."""
+    stages = coefficients_of(step_time)
     if not compiled:
-        interpreted: Any = [step_time if times is None else times]
+        interpreted: Any = list(stages or (step_time,))
         return interpreted  # type: ignore[no-any-return]
-    assert times is not None, "the caller refuses models of its own"
-    values = {
-        field.name: getattr(times, field.name) for field in fields(times) if field.name not in ("label", "calibrated")
-    }
+    assert stages, "the caller refuses models of its own"
+    names = [field.name for field in fields(Roofline) if field.name not in ("label", "calibrated")]
     kinds: list[Any] = [
-        (name, np.int64 if name == "max_captured_tokens" else np.float64, np.shape(value))
-        for name, value in values.items()
+        (name, np.int64 if name == "max_captured_tokens" else np.float64, np.shape(getattr(stages[0], name)))
+        for name in names
     ]
-    made: Any = np.zeros(1, np.dtype(kinds))
-    for name, value in values.items():
-        made[name] = value
+    made: Any = np.zeros(len(stages), np.dtype(kinds))
+    for index, stage in enumerate(stages):
+        for name in names:
+            made[name][index] = getattr(stage, name)
     return made  # type: ignore[no-any-return]
 
 
@@ -371,7 +379,6 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
     settings |= {
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-        "ahead": scheduler.async_scheduling,
         "by_priority": scheduler.order is Order.PRIORITY,
         "chunked_prefill": scheduler.enable_chunked_prefill,
         "reserve_full_prompt": scheduler.reserve_full_prompt,
@@ -399,6 +406,38 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
     }
 
 
+def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
+    """How far the engine schedules ahead, and what it notes for that."""
+    if isinstance(policy, Static):
+        return {"most_in_flight": 1}
+    ahead = policy.scheduler.async_scheduling
+    return {
+        "ahead": ahead,
+        "most_in_flight": pipeline.most_in_flight(async_scheduling=ahead),
+        "decode_interval": pipeline.decode_interval(async_scheduling=ahead),
+        "feedback": pipeline.feedback(async_scheduling=ahead),
+        "notes_every_step": memory_of(policy) == TIERED or pipeline.pipeline_parallel_size > 1,
+    }
+
+
+def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: tuple[OwnRules, ...]) -> None:
+    """Refuse what is a model of an engine with one stage alone."""
+    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
+        return
+    cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
+    for what, flag, is_asked in (
+        ("a policy of your own", "another --policy", bool(rules)),
+        ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
+        ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
+        ("speculative decoding", "--speculative-tokens 0", cache.num_speculative_tokens > 0),
+    ):
+        if is_asked:
+            raise UsageError(
+                f"{what} is modelled where one stage holds all layers; with pipeline_parallel_size "
+                f"{pipeline.pipeline_parallel_size}, take {flag}, or --pipeline-parallel-size 1."
+            )
+
+
 def _check_modelled(cache: PagedSettings) -> None:
     """Refuse what is a model of one group of full attention alone."""
     for name, flag, value in (
@@ -421,9 +460,12 @@ def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * _GIGA)}
 
 
-def _table_widths(demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int) -> list[int]:
+def _table_widths(
+    demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
+) -> list[int]:
     """Entries of the longest table of every group."""
-    tokens = int((demand.prompt + demand.output).max(initial=1)) + 2 * policy.cache.num_speculative_tokens
+    most_drafts = 2 * policy.cache.num_speculative_tokens
+    tokens = int((demand.prompt + demand.output).max(initial=1)) + max(most_drafts, tokens_ahead - 1)
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
@@ -464,8 +506,10 @@ def _first_holes(engine: Engine, policy: Contiguous, num_units: int) -> list[tup
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Whether nothing concerns a sequence that only decodes: drafts, moves, victims out of turn and copies would."""
-    return not (settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.memory == TIERED)
+    """Whether nothing concerns a sequence that only decodes: drafts, moves, victims out of turn and copies would, and
+    in a pipeline it does not decode at every step."""
+    concerns = settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.notes_every_step
+    return not concerns
 
 
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:

@@ -105,8 +105,6 @@ end_step = chosen_by_memory(_do_nothing, _do_nothing, tiered.end_step, _do_nothi
 """A step is scheduled, and what each sequence computes is known."""
 begin_update = chosen_by_memory(_ignore, _ignore, tiered.begin_update, _ignore)
 """The GPU has done a step, whose output is processed next."""
-notes_every_step = chosen_by_memory(_never, _never, _always, _never)
-"""Whether steps are written down that compute and preempt nothing: they may begin copies, or report them."""
 is_crowded = chosen_by_memory(_never, _never, tiered.is_crowded, _never)
 """Whether more began in one step than can be written down."""
 has_room_for_copies = chosen_by_memory(_always, _always, tiered.has_room_for_copies, _always, _always)

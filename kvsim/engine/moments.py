@@ -6,7 +6,7 @@ written down as in a run on the clock, but for the schedule: that is told sequen
 
 from __future__ import annotations
 
-from kvsim.engine import clock, journal, quiet, scheduler, waiting_queue
+from kvsim.engine import clock, in_flight, journal, quiet, scheduler, waiting_queue
 from kvsim.engine.compiled import part
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, TIERED, WAITING, Engine
 
@@ -55,7 +55,7 @@ def _forget_last(engine: Engine) -> None:
     """Take the step that was scheduled last, and is empty, out of those in flight."""
     state = engine.state[0]
     state.num_in_flight -= 1
-    state.next_launched = 1 - state.next_launched
+    state.next_launched = in_flight.earlier(engine, state.next_launched)
 
 
 @part

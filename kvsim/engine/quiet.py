@@ -11,7 +11,7 @@ This goes on inside a slice of a run. At the end of a slice all sequences are as
 
 from __future__ import annotations
 
-from kvsim.engine import journal
+from kvsim.engine import in_flight, journal
 from kvsim.engine.compiled import part
 from kvsim.engine.state import Engine
 
@@ -52,12 +52,12 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
         sequence.placeholders += launched - processed
     if settings.records_schedule:
         journal.prolong(engine, node, launched - since)
-    place = 1 - state.next_launched  # that of the newest step
-    for _ in range(launched - processed):
+    place = state.next_launched
+    for _ in range(launched - processed):  # from the newest step on
+        place = in_flight.earlier(engine, place)
         step = engine.launched[place]
         engine.emitting[place * settings.max_num_seqs + step.num_emitting] = node
         step.num_emitting += 1
-        place = 1 - place
 
 
 @part

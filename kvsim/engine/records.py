@@ -150,7 +150,13 @@ class Settings:
     max_model_len: int = 0
     long_prefill_token_threshold: int = 0
     ahead: bool = False
-    """Steps are scheduled one ahead of the output that is known."""
+    """Steps are scheduled ahead of the output that is known: a sequence decodes on a token that has no value yet."""
+    most_in_flight: int = 1
+    """Steps that may be in flight at once."""
+    decode_interval: int = 1
+    """Steps from one in which a sequence decodes to the next that it may decode in."""
+    feedback: int = 0
+    """The step so many before has to be computed before the first stage of a pipeline begins one; 0 for none."""
     by_priority: bool = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
@@ -208,6 +214,9 @@ class Settings:
     """Seconds between the two."""
     leaves_alone: bool = False
     """Sequences that only decode may be left alone."""
+    notes_every_step: bool = False
+    """Steps are written down that compute and preempt nothing: they may begin copies or report them, and in a pipeline
+    they count for `decode_interval`."""
     records_memory: bool = False
     """Changes of ownership are written down."""
     records_schedule: bool = False
@@ -227,11 +236,6 @@ class State:
 
     host_s: float = 0.0
     """The host's clock."""
-    gpu_free_s: float = 0.0
-    throttle: float = 0.0
-    """Share by which the GPU's clock had given way to sustained arithmetic."""
-    throttled_at_s: float = 0.0
-    """Time at which `throttle` was last updated, in seconds."""
     seq: int = 0
     """Number of the last change of the engine's state."""
     num_steps: int = 0
@@ -342,6 +346,8 @@ class Sequence(Alike):
     """Tokens scheduled so far; ahead of `num_tokens` where steps are scheduled ahead."""
     placeholders: Small = 0
     """Outputs scheduled and not known yet."""
+    decodes_from: Small = 0
+    """The first step, counted from 1, in which it may decode again."""
     drafts: Small = 0
     """Tokens guessed to follow."""
     rejected: Small = 0
@@ -475,6 +481,18 @@ class Launched:
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
+
+
+@dataclass(slots=True)
+class Stage:
+    """A GPU, or several that share every layer: all of a model, or a run of its layers."""
+
+    free_s: float = 0.0
+    """Time at which it has computed what it was given, in seconds."""
+    throttle: float = 0.0
+    """How far its clock had given way to sustained arithmetic."""
+    throttled_at_s: float = 0.0
+    """Time at which `throttle` was last updated, in seconds."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import groups, memory, quiet, running, speculation, tiered, waiting_queue
+from kvsim.engine import groups, in_flight, memory, quiet, running, speculation, tiered, waiting_queue
 from kvsim.engine.compiled import chosen_by_memory, compiled_as, part
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
@@ -45,6 +45,7 @@ def schedule(engine: Engine) -> None:
             num_emitting += 1
             if settings.ahead:
                 sequence.placeholders += 1
+                sequence.decodes_from = state.num_scheduled + settings.decode_interval
             elif settings.lookahead_tokens > 0:
                 sequence.drafts = sequence.computed - sequence.num_tokens
         if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
@@ -54,7 +55,7 @@ def schedule(engine: Engine) -> None:
     state.attention_pairs = attention_pairs
     engine.launched[state.next_launched].num_emitting = num_emitting
     memory.end_step(engine)
-    state.next_launched = 1 - state.next_launched
+    state.next_launched = in_flight.later(engine, state.next_launched)
     state.num_in_flight += 1
     state.unflushed = False
 
@@ -63,7 +64,7 @@ def schedule(engine: Engine) -> None:
 def update(engine: Engine) -> None:
     """Process the outputs of the oldest step in flight."""
     settings, state = engine.settings[0], engine.state[0]
-    launched = oldest(engine)
+    launched = in_flight.oldest(engine)
     first = launched * settings.max_num_seqs
     state.num_in_flight -= 1
     memory.begin_update(engine, launched)
@@ -96,14 +97,6 @@ def update(engine: Engine) -> None:
     if state.num_ended > num_ended:
         _drop_what_left(engine)
         state.unflushed = True
-
-
-@part
-def oldest(engine: Engine) -> int:
-    """Which of the steps in flight, of which there is at least one, was launched first."""
-    # At most two are: the oldest is where the next but one will be, or, if it is alone, the one before the next.
-    state = engine.state[0]
-    return state.next_launched if state.num_in_flight == 2 else 1 - state.next_launched
 
 
 @part
@@ -169,6 +162,8 @@ def _serve_running(engine: Engine, budget: int) -> int:
         index += 1
         if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
             continue  # its last token is under way already
+        if state.num_scheduled < sequence.decodes_from:
+            continue  # the first stage has its last token only then
         num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
         if 0 < threshold < num_tokens:
             num_tokens = threshold

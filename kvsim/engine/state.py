@@ -22,6 +22,7 @@ from kvsim.engine.records import (
     ScheduleRow,
     Sequence,
     Settings,
+    Stage,
     State,
     Step,
     Table,
@@ -56,7 +57,9 @@ class Engine(NamedTuple):
     settings: Records[Settings]
     """One record, as is `state`."""
     step_times: Records[Any]
-    """The step-time model; compiled, its coefficients under the names that compiled code has for them."""
+    """The step-time model of every stage; compiled, its coefficients under the names that compiled code has."""
+    stages: Records[Stage]
+    """Stages that a step passes through, one behind the other."""
     state: Records[State]
     sequences: Records[Sequence]
     times: Records[Times]
@@ -71,10 +74,10 @@ class Engine(NamedTuple):
     batch_tokens: Numbers
     """Tokens that each sequence of the step computes."""
     emitting: Numbers
-    """Sequences that each of the two steps that may be in flight yields an output for."""
+    """Sequences that each of the steps that may be in flight yields an output for."""
     lists: Records[Lists]
     launched: Records[Launched]
-    """Steps under way, at most two."""
+    """Steps under way: a ring of as many as may be."""
     groups: Records[Group]
     tables: Records[Table]
     """One for each place and group."""

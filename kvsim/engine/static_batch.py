@@ -168,7 +168,11 @@ def _take_step(engine: Engine) -> None:
     padding = batch.num_live * width - batch.live_prompt_tokens + (rows - batch.num_live) * (width + step)
     clock.write_step(engine, shape, padding)
     cost = clock.step_time(engine.step_times[0], shape)
-    state.host_s += steptime.larger(cost.prepare_s + cost.gpu_s, cost.launch_s) + cost.turnaround_s
+    gpu_s = cost.gpu_s
+    for index in range(1, len(engine.step_times)):  # one stage behind the other
+        gpu_s += clock.passing_s(engine.step_times[index], tokens)
+        gpu_s += clock.step_time(engine.step_times[index], shape).gpu_s
+    state.host_s += steptime.larger(cost.prepare_s + gpu_s, cost.launch_s) + cost.turnaround_s
     state.seq += 1
     output = engine.outputs[state.num_outputs - state.first_output]
     output.seq, output.time_s = state.seq, state.host_s

@@ -144,7 +144,7 @@ def free(engine: Engine, node: int) -> None:
     asked.is_prefilling = False
     sequence.num_units = 0
     totals.lose_tokens(engine, node)
-    if asked.last_step <= host.state[0].num_steps_processed or not engine.settings[0].ahead:
+    if asked.last_step <= host.state[0].num_steps_processed or engine.settings[0].most_in_flight == 1:
         kv_cache.free(engine, node)
         return
     if host.settings[0].is_timed:

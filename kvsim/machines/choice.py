@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from kvsim.errors import RecordingError, UsageError
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
+from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.errors import Basis, with_error
 from kvsim.models import Model
 from kvsim.models.layers import Mamba2
 from kvsim.profiles import carried, find, match
 from kvsim.profiles.extrapolation import Watched
-from kvsim.steptime import Pace, Roofline, StepTimeModel, at_pace, generate_times, reduce
+from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
 from kvsim.steptime.card import Card, load_card
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
@@ -118,6 +119,8 @@ def step_times(
     if isinstance(times, Watched):
         times.times = _captured_up_to(times.times, 2 * max_num_seqs)
         return times
+    if isinstance(times, Staged):
+        return replace(times, stages=tuple(_captured_up_to(stage, 2 * max_num_seqs) for stage in times.stages))
     return _captured_up_to(times, 2 * max_num_seqs) if isinstance(times, Roofline) else times
 
 
@@ -128,6 +131,12 @@ def _captured_up_to(times: Roofline, num_tokens: int) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool
 ) -> StepTimeModel:
+    if model.pipeline_parallel_size > 1:
+        if engine == "vllm":
+            card = _card_of_stages(gpu, model, source)
+            return _staged(card, gpu, model, captured=captured, in_process=in_process)
+        # `generate()` has one step in flight, which takes as long on several GPUs, one behind the other, as on one.
+        model = replace(model, pipeline_parallel_size=1)
     size = model.tensor_parallel_size
     if source is not None and source != "none":
         if is_card(source):
@@ -156,9 +165,7 @@ def from_card(
     Raises:
         UsageError: the card is of another GPU.
     """
-    # A GPU of the user's own is not listed, and its card is made of its data sheet, under its name.
-    if card.gpu != gpu.name and find_gpu(card.gpu).name != gpu.name:
-        raise UsageError(f"the machine card is of {card.gpu}, not of {gpu.name}; say --gpu {card.gpu!r}.")
+    _check_gpu(card, gpu)
     card = linked(card, gpu, model.tensor_parallel_size)
     basis = _basis(card)
     if engine != "vllm":
@@ -173,6 +180,49 @@ def from_card(
     of = "".join(f", {words}" for words in _never_measured(model))
     label = with_error(f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})", basis)
     return replace(times, label=label, calibrated=basis is not Basis.SHEET)
+
+
+def _check_gpu(card: Card, gpu: Gpu) -> None:
+    # A GPU of the user's own is not listed, and its card is made of its data sheet, under its name.
+    if card.gpu != gpu.name and find_gpu(card.gpu).name != gpu.name:
+        raise UsageError(f"the machine card is of {card.gpu}, not of {gpu.name}; say --gpu {card.gpu!r}.")
+
+
+def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
+    """The card of a machine whose GPUs hold stages of a pipeline: one that was measured, or that of the data sheet.
+
+    Raises:
+        UsageError: the source is a profile, or a card of another GPU.
+    """
+    linked_gpus = max(model.tensor_parallel_size, 2)  # a stage of one GPU hands over to another
+    if source is None:
+        return card_of(gpu, linked_gpus)
+    if source == "none":
+        return linked(sheet_card(gpu), gpu, linked_gpus)
+    if not is_card(source):
+        raise UsageError(
+            f"the profile {source!r} has the step times of a whole model, and pipeline_parallel_size "
+            f"{model.pipeline_parallel_size} needs those of its stages; take a machine card, or leave --profile out."
+        )
+    card = load_card(source)
+    _check_gpu(card, gpu)
+    return linked(card, gpu, linked_gpus)
+
+
+def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: bool) -> Staged:
+    """The step times of the stages of a pipeline. No prediction of these was ever compared with an engine."""
+    stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
+    shares = [len(stage) / model.num_layers for stage in stages]
+    times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
+    guessed = "" if card.measured else "uncalibrated "
+    of = "".join(
+        f", {words}" for words in (f"{len(stages)} stages by a formula, never measured", *_never_measured(model))
+    )
+    return Staged(
+        label=f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} (vllm{of}); error not known",
+        calibrated=False,
+        stages=times if captured else tuple(stage.uncaptured() for stage in times),
+    )
 
 
 def _never_measured(model: Model) -> list[str]:

@@ -2,6 +2,7 @@
 
 kinds     the three that come with kvsim: paged, contiguous, static
 settings  what can be set of each
+pipeline  what several stages change
 own       the Protocols of a policy of your own
 """
 
@@ -16,6 +17,7 @@ from kvsim.policies.kinds import (
     describe,
 )
 from kvsim.policies.own import Allocator, OwnPolicy
+from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
@@ -38,6 +40,7 @@ __all__ = [
     "OwnPolicy",
     "Paged",
     "PagedSettings",
+    "Pipeline",
     "Policy",
     "Reserve",
     "Static",

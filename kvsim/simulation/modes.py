@@ -52,7 +52,7 @@ def begins_compiled(
     Raises:
         UsageError: it should be, and cannot.
     """
-    pays = engine == "auto" and num_output_tokens >= WORTH_LOADING and coefficients_of(step_time) is not None
+    pays = engine == "auto" and num_output_tokens >= WORTH_LOADING and bool(coefficients_of(step_time))
     if pays and memory is not None and has_machine_code(memory):
         return True
     is_long = num_requests >= WORTH_COMPILING or num_output_tokens >= _MANY_TOKENS
@@ -68,7 +68,7 @@ def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName)
     if engine == "interpreted":
         return False
     obstacle = ""
-    if coefficients_of(step_time) is None:
+    if not coefficients_of(step_time):
         obstacle = f"the step times are a model of their own ({step_time.label}), in Python"
     elif not has_numba():
         obstacle = "numba is not installed, or does not support this Python"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -19,14 +19,14 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import memory_of, new_engine
+from kvsim.engine.initialization import coefficients_of, memory_of, new_engine
 from kvsim.engine.own import OwnRules
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
-from kvsim.kv_groups import CacheSettings, KVCacheLayout, cache_layout
+from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.models import Model
-from kvsim.policies import AnyPolicy, Paged, Static, base_of, describe
+from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe
 from kvsim.policies.own import OwnPolicy
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
@@ -61,11 +61,12 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Memory for keys and values."""
+    """Memory for keys and values: on one GPU, or on one of every stage of a pipeline, added up."""
     step_time: StepTimeModel
 
     def __repr__(self) -> str:
-        gpus = f"{self.model.tensor_parallel_size}x" if self.model.tensor_parallel_size > 1 else ""
+        num_gpus = self.model.tensor_parallel_size * self.model.pipeline_parallel_size
+        gpus = f"{num_gpus}x" if num_gpus > 1 else ""
         return (
             f"<Machine: {gpus}{self.gpu.name}, {self.model.name}, {self.kv_bytes / GIB:.2f} GiB of KV, "
             f"times: {self.step_time.label.partition(';')[0]}>"
@@ -80,17 +81,16 @@ class Machine:
         base = base_of(policy)
         if not isinstance(base, Paged):
             return None
-        layout = cache_layout(
-            self.model,
-            CacheSettings(
-                max_model_len=base.max_model_len,
-                max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
-                block_size=base.cache.block_size,
-                enable_prefix_caching=base.cache.enable_prefix_caching,
-                hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
-                uniform=base.cache.uniform_cache,
-            ),
+        settings = CacheSettings(
+            max_model_len=base.max_model_len,
+            max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
+            block_size=base.cache.block_size,
+            enable_prefix_caching=base.cache.enable_prefix_caching,
+            hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
+            uniform=base.cache.uniform_cache,
         )
+        of_stages = bytes_per_block(self.model, settings)
+        layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(of_stages))
         if isinstance(policy, OwnPolicy) and policy.allocator is not None and not layout.is_uniform:
             raise UsageError(
                 f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
@@ -152,6 +152,23 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
             f"{policy.name} policy hands out memory by tokens; take the paged one."
+        )
+
+
+def _check_stages(machine: Machine, policy: Policy) -> None:
+    """Refuse step times of a whole model for an engine that has its stages at work on several steps."""
+    size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
+    if num_known not in (1, size) or (num_known == 1 < size and not isinstance(policy, Static)):
+        raise UsageError(
+            f"the machine has {size} pipeline stages, and its step times are those of {num_known}; take the times of a "
+            "machine card for both."
+        )
+    ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
+    if Pipeline.of(machine.model).tokens_ahead(async_scheduling=ahead) > 1:
+        raise UsageError(
+            f"vLLM serves {machine.model.name} with its model runner V1, which in a pipeline of more than two stages "
+            "schedules sequences past their last token, and the account of memory does not follow that; take two "
+            "stages, or synchronous scheduling (--no-async-scheduling)."
         )
 
 
@@ -282,7 +299,8 @@ class Run:
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
-        self._base = base_of(policy)
+        self._base, self._pipeline = base_of(policy), Pipeline.of(machine.model)
+        _check_stages(machine, self._base)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)
         self.name = f"{policy.name}-{workload.name}"
         self._environment = simpy.Environment()
@@ -307,6 +325,7 @@ class Run:
         return Meta(
             source="simulation",
             engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
+            | (asdict(self._pipeline) if self._pipeline.pipeline_parallel_size > 1 else {})
             | ({"hash_block_size": hash_tokens(self.workload, self._base, self._layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
@@ -347,6 +366,7 @@ class Run:
             machine.step_time,
             refused=self._refused,
             layout=self._layout,
+            pipeline=self._pipeline,
             unit_bytes=self.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
             num_layers=machine.model.num_kv_layers,

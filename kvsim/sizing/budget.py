@@ -88,6 +88,11 @@ class Budget:
         return self.num_blocks * self.bytes_per_block
 
     @property
+    def kv_bytes_in_all(self) -> int:
+        """Bytes of the pool on one GPU of every stage of the pipeline, added up; `kv_bytes` where that is one."""
+        return self.num_blocks * sum(self.plan.bytes_per_block)
+
+    @property
     def num_usable_blocks(self) -> int:
         """Blocks that can be given to requests."""
         return self.num_blocks - 1

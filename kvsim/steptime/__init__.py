@@ -7,17 +7,18 @@ an engine that waits for its output sees the longer of the two, one that schedul
 step before.
 
 `Roofline` takes its coefficients from a fit or, by `reduce`, from a machine card and a model's shape; those of
-`generate()` of Hugging Face come from a fit or, by `generate_times`, from a data sheet. Nothing here knows of requests,
-blocks or scheduling.
+`generate()` of Hugging Face come from a fit or, by `generate_times`, from a data sheet. `Staged` has those of every
+stage of a pipeline, by `reduce_stages`. Nothing here knows of requests, blocks or scheduling.
 """
 
 from kvsim.steptime.generate import generate_times
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
-from kvsim.steptime.reduction import reduce
+from kvsim.steptime.reduction import reduce, reduce_stages
 from kvsim.steptime.roofline import Roofline, overlapped
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, looked_up, size_index
+from kvsim.steptime.staged import Staged
 
 __all__ = [
     "ALL_ALIKE",
@@ -28,6 +29,7 @@ __all__ = [
     "Pace",
     "PowerThrottle",
     "Roofline",
+    "Staged",
     "StepShape",
     "StepTime",
     "StepTimeModel",
@@ -38,6 +40,7 @@ __all__ = [
     "looked_up",
     "overlapped",
     "reduce",
+    "reduce_stages",
     "size_index",
     "smaller",
     "throttled_gpu_s",

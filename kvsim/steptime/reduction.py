@@ -8,6 +8,7 @@ vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from kvsim.steptime.pace import Pace, at_pace
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
 from kvsim.steptime.sizes import NUM_SIZES, captured_size, size_index
-from kvsim.steptime.work import work_of
+from kvsim.steptime.work import on_stage, work_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.models import Model
     from kvsim.steptime.card import Card
@@ -89,6 +90,7 @@ WOKEN_IN_PROCESS = 1.45
 that drives it does. Read off the launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps:
 1.3 to 1.6 in the runs of six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for
 seconds, and 23 us for others."""
+_ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Way of a step to the worker processes of several GPUs, and of its output back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
@@ -109,14 +111,45 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
 
 
+def reduce_stages(
+    card: Card, model: Model, shares: Sequence[float], *, num_processors: int = 132, in_process: bool = False
+) -> tuple[Roofline, ...]:
+    """The step times of every stage of a pipeline, each with one of the `shares` of all layers; see `reduce`.
+
+    Each stage but the first waits for what the one before hands over: two activations of every token, which are taken
+    to need as long as a sum of as many bytes over the GPUs of the card.
+    """
+    work, stages = work_of(model), []
+    handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
+    for index, share in enumerate(shares):
+        of_stage = on_stage(work, share, is_last=index == len(shares) - 1)
+        awake = _never_asleep(card, model, of_stage, num_processors)
+        times = on_machine(awake, card.launch_s, card.factors, in_process=in_process)
+        if index > 0:
+            times = replace(times, handed_over_s=handed_over_s, handed_over_token_s=handed_over_token_s)
+        stages.append(times)
+    return tuple(stages)
+
+
+def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
+    """Seconds to hand over a step, and for each of its tokens."""
+    (_, least_s), *_, (most, most_s) = card.all_reduce
+    return least_s, token_bytes * most_s / most
+
+
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
     """What `card` says without its factors, for a host that never sleeps; see `on_machine`."""
-    work = work_of(model)
+    return _never_asleep(card, model, work_of(model), num_processors)
+
+
+def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
     table, token_s, weights_s = _by_size(card, work)
     costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
     main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
-    few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
-    logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
+    few = logits_s = 0.0
+    if work.output is not None:
+        few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
+        logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
     state_s = 2 * work.state_bytes / (STATE_SHARE * card.read_bytes_per_s)
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
@@ -255,7 +288,7 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
         launch_s * sum(layers[kind] * count for kind, count in counts.items())
         for counts in (PIECEWISE_LAUNCHES, EAGER_LAUNCHES)
     )
-    dealt_out = work.num_reduces > 0
+    dealt_out = work.has_workers
     prepare_s = PREPARE_LAUNCHES * launch_s
     return {
         "request_s": REQUEST_LAUNCHES * launch_s,

@@ -95,6 +95,10 @@ class Roofline:
     the scheduler's host goes on."""
     eager_floor_s: float = 0.0
     """GPU, least time of a step too large for a captured graph, for the same reason."""
+    handed_over_s: float = 0.0
+    """Link, per step whose activations come from the stage before in a pipeline."""
+    handed_over_token_s: float = 0.0
+    """Link, per token of such a step."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all other times here.
     """
@@ -106,6 +110,10 @@ class Roofline:
     def entry_s(self, prompt_tokens: int) -> float:
         """How long the host takes to let one request in, seconds."""
         return self.request_s + self.request_token_s * prompt_tokens
+
+    def passing_s(self, num_tokens: int) -> float:
+        """How long a step's activations take from the stage of a pipeline before to this one, seconds."""
+        return self.handed_over_s + self.handed_over_token_s * num_tokens
 
     def step_time(self, shape: StepShape) -> StepTime:
         """How long a step of that shape takes.

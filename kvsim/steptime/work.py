@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.models.layers import ChunkedLocal, FullAttention, Mamba2, Mla, SlidingWindow
@@ -42,7 +42,8 @@ class Weights(NamedTuple):
 class Reading:
     """Attention layers of one kind, on one GPU."""
 
-    num_layers: int
+    num_layers: float
+    """Not whole on a stage of a pipeline, which has its share of every kind; so are other numbers of layers."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -61,33 +62,35 @@ class Reading:
 class Work:
     """What a model asks of each of its GPUs."""
 
-    num_layers: int
-    products: Mapping[Weights, int]
+    num_layers: float
+    products: Mapping[Weights, float]
     """Number of times that each matrix is multiplied in a step, but for experts and the output projection."""
     weight_bits: float
     """Bits of one weight in those products."""
-    output: Weights
-    """The output projection."""
+    output: Weights | None
+    """The output projection; None where another stage of a pipeline has it."""
     expert_weights: int
     """Weights of one expert in one layer; 0 where there are none."""
-    expert_layers: int
+    expert_layers: float
     num_experts: int
     num_experts_per_token: int
     expert_bits: float
     readings: tuple[Reading, ...]
-    state_bytes: int
+    state_bytes: float
     """Recurrent state that a step reads, and writes, for every sequence."""
-    num_recurrent_layers: int
+    num_recurrent_layers: float
     element_bytes: float
     """Bytes that norms, rotations and activations read and write for one token, in all layers."""
-    num_small_kernels: int
+    num_small_kernels: float
     num_kernels_of_attention_layer: int
     """Products and attention among them."""
-    num_latent_layers: int
+    num_latent_layers: float
     reduced_bytes: int
     """Bytes that one token adds to each sum over the GPUs."""
-    num_reduces: int
+    num_reduces: float
     """Sums over the GPUs in a step; 0 on one GPU."""
+    has_workers: bool
+    """Whether processes of their own launch the kernels, as on several GPUs."""
 
 
 def work_of(model: Model) -> Work:
@@ -129,6 +132,28 @@ def work_of(model: Model) -> Work:
         num_latent_layers=latent_layers,
         reduced_bytes=_ACTIVATION_BYTES * hidden,
         num_reduces=2 * model.num_layers if size > 1 else 0,
+        has_workers=size * model.pipeline_parallel_size > 1,
+    )
+
+
+def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
+    """What a stage of a pipeline asks of each of its GPUs: a `share` of all layers, of each kind as much.
+
+    Only the last stage has the output projection.
+    """
+    return replace(
+        work,
+        num_layers=share * work.num_layers,
+        products={weights: share * count for weights, count in work.products.items()},
+        output=work.output if is_last else None,
+        expert_layers=share * work.expert_layers,
+        readings=tuple(replace(reading, num_layers=share * reading.num_layers) for reading in work.readings),
+        state_bytes=share * work.state_bytes,
+        num_recurrent_layers=share * work.num_recurrent_layers,
+        element_bytes=share * work.element_bytes,
+        num_small_kernels=share * work.num_small_kernels,
+        num_latent_layers=share * work.num_latent_layers,
+        num_reduces=share * work.num_reduces,
     )
 
 

@@ -109,6 +109,7 @@ class Scheduler:
 
     def __init__(self, spec: FullAttentionSpec | None = None) -> None:
         self.kv_cache_manager, self.block_size = Manager(), BLOCK
+        self.parallel_config = SimpleNamespace(pipeline_parallel_size=1)
         group = SimpleNamespace(kv_cache_spec=spec or FullAttentionSpec(), layer_names=["layer"])
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=[group], kv_cache_tensors=[SimpleNamespace(size=64 * NUM_BLOCKS)], num_blocks=NUM_BLOCKS

@@ -112,8 +112,8 @@ def test_steps_are_as_large_as_vllm_makes_them_on_the_gpu(size: Size) -> None:
 def test_flags_of_a_run_are_simulated_by_the_interface(complaint: Complaint, tmp_path: Path) -> None:
     picture = str(tmp_path / "x.svg")
     machine = ("--model", "gpt-oss-20b", "--gpu", "H100", "--screenshot", picture)
-    message = complaint("tui", *machine, "--pipeline-parallel-size", "2", code=2)
-    assert "steps that pass through several stages are not simulated yet" in message
+    message = complaint("tui", *machine, "--pipeline-parallel-size", "3", code=2)
+    assert "take two stages, or synchronous scheduling" in message
     message = complaint("tui", *machine, "--swap-gib", "1", code=2)
     assert "this model has several KV-cache groups, so leave --swap-gib out" in message
     message = complaint("tui", "--num-requests", "5", "--model", "nothing", "--screenshot", picture, code=2)
@@ -175,7 +175,10 @@ def test_models_of_every_kind_of_layers_run(size: Size, model: str) -> None:
 
 def test_what_cannot_be_simulated_yet_is_refused_in_a_sentence(complaint: Complaint) -> None:
     assert "28 recurrent layers" in complaint("run", "--model", "granite-4.0-h-350m", "--policy", "contiguous", code=2)
-    assert "stages" in complaint("run", "--pipeline-parallel-size", "2", code=2)
+    offload = ("--pipeline-parallel-size", "2", "--kv-offloading-size", "1")
+    assert "native offload is modelled where one stage holds all layers" in complaint("run", *offload, code=2)
+    profile = ("--pipeline-parallel-size", "2", "--profile", "vllm-h200-llama-3-8b")
+    assert "needs those of its stages" in complaint("run", *profile, code=2)
 
 
 @pytest.mark.parametrize("memory", [("--num-blocks", "100"), ("--kv-gib", "1"), ()], ids=" ".join)

@@ -23,14 +23,14 @@ from kvsim.errors import WorkloadError
 from .group_workloads import Document, grouped
 from .oracle import Oracle, OracleFailedError
 from .shrink import shrink
-from .workloads import offloaded, realistic, small
+from .workloads import offloaded, realistic, small, staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 GOLDEN = Path(__file__).with_name("golden")
 GOLDEN_GROUPS = Path(__file__).with_name("golden_groups")
-KINDS = {"small": small, "realistic": realistic, "grouped": grouped, "offloaded": offloaded}
+KINDS = {"small": small, "realistic": realistic, "grouped": grouped, "offloaded": offloaded, "staged": staged}
 
 
 def _say(text: object) -> None:

@@ -464,20 +464,20 @@ MUTATIONS = (
     Mutation(
         "every output is awaited",
         _CLOCK,
-        "depth = 2 if",
-        "depth = 1 if",
+        "state.num_in_flight == engine.settings[0].most_in_flight",
+        "True",
     ),
     Mutation(
         "a step is scheduled ahead although outputs should be awaited",
         _CLOCK,
-        "depth = 2 if engine.settings[0].ahead else 1",
-        "depth = 2",
+        "state.num_in_flight == engine.settings[0].most_in_flight",
+        "state.num_in_flight == len(engine.launched)",
     ),
     Mutation(
         "an empty last call is left in the pipeline until the next",
         _CLOCK,
-        "state.awaiting = state.num_in_flight == depth or not (state.num_in_batch > 0 or scheduler.has_work(engine))",
-        "state.awaiting = state.num_in_flight == depth",
+        "state.awaiting = is_full or not (state.num_in_batch > 0 or scheduler.has_work(engine))",
+        "state.awaiting = is_full",
     ),
     Mutation(
         "an output is awaited after every empty step",
@@ -920,7 +920,7 @@ MUTATIONS = (
     Mutation(
         "a victim's blocks are free at once, although a step under way may write to them",
         _TIERED,
-        "if asked.last_step <= host.state[0].num_steps_processed or not engine.settings[0].ahead:",
+        "if asked.last_step <= host.state[0].num_steps_processed or engine.settings[0].most_in_flight == 1:",
         "if True:",
     ),
     Mutation(

@@ -26,6 +26,7 @@ def main() -> None:
     oracle = importlib.util.module_from_spec(spec)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print must not end up among the records
     spec.loader.exec_module(oracle)
+    _deal_out(oracle)
     run = _runner(oracle, answers)
     for line in sys.stdin:
         closing: dict[str, str] = {"kind": "done"}
@@ -35,6 +36,23 @@ def main() -> None:
             closing = {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(closing) + "\n")
         answers.flush()
+
+
+def _deal_out(oracle: Any) -> None:
+    """Give vLLM's engine the stages that a workload asks for, and its scheduler what follows from these.
+
+    vLLM reads their number where it makes an engine and where it schedules. The fake model, which runs no stage, serves
+    any number.
+    """
+    module = getattr(oracle, "g", oracle)
+    make_config = module.make_vllm_config
+
+    def make_config_with_stages(workload: dict[str, Any], *arguments: Any) -> Any:
+        config = make_config(workload, *arguments)
+        config.parallel_config.pipeline_parallel_size = workload.get("pipeline_parallel_size", 1)
+        return config
+
+    module.make_vllm_config = make_config_with_stages
 
 
 def _runner(oracle: Any, answers: TextIO) -> Callable[[dict[str, Any]], None]:

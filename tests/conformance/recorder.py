@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,9 @@ _MOST_CALLS = 5_000
 
 
 class Watch:
-    """One run of `workload`, watched to its end. Calls that schedule nothing take a `seq` and leave no step."""
+    """One run of `workload`, watched to its end. Calls that schedule nothing take a `seq`; only in a pipeline, where
+    they count, do they leave a step.
+    """
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Watch:
             no_times(),
             refused=np.zeros(len(workload.requests), np.bool_),
             initial_free=initial_free,
+            pipeline=workload.pipeline,
             records_memory=True,
             compiled=compiled,
         )
@@ -98,7 +101,8 @@ class Watch:
             self._builder.next_seq()
             self._take_changes()
             if scheduled:
-                is_step = state.num_in_batch > 0 or state.num_preempted > 0
+                is_pipeline = self._workload.pipeline.pipeline_parallel_size > 1
+                is_step = state.num_in_batch > 0 or state.num_preempted > 0 or is_pipeline
                 in_flight.append((self._record_step(call - 1) if is_step else -1, driver.emitting()))
                 continue
             number = in_flight.pop(0)[0]
@@ -204,6 +208,7 @@ def _meta(workload: OracleWorkload, initial_free: list[int] | None) -> Meta:
             "scheduler_reserve_full_isl": settings.reserve_full_prompt,
             "enable_prefix_caching": cache.enable_prefix_caching,
             "watermark": cache.watermark,
+            **asdict(workload.pipeline),
         },
         gpu="none",
         model={"name": "tiny"},

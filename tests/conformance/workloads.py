@@ -46,6 +46,21 @@ def small(random: Random) -> Document:
     return document | {"requests": requests}
 
 
+def staged(random: Random) -> Document:
+    """As `small`, on a pipeline of two to six stages.
+
+    A synchronous scheduler of more than two may resume a sequence while a token of it is under way, and vLLM then
+    answers that token twice. Early stops and prompts that go on from an answer are left out there: they say which token
+    comes as which, and what a model answers behind a token that is repeated is not known.
+    """
+    document = small(random) | {"pipeline_parallel_size": random.choice([2, 2, 2, 3, 3, 4, 5, 6])}
+    if not document["async_scheduling"] and document["pipeline_parallel_size"] > 2:
+        for request in document["requests"]:
+            request.pop("prompt_token_ids", None)
+            request["stop_at"] = None
+    return document
+
+
 def realistic(random: Random) -> Document:
     """Requests as long as people's, blocks of 16 (or 32), a pool of some hundred blocks that comes under pressure."""
     max_model_len = random.choice([2048, 4096, 8192])

@@ -1,0 +1,30 @@
+"""The steps in flight: scheduled, and their output not processed yet. They stand in a ring, in order.
+
+An engine that awaits every output has one; one that schedules ahead has two; a pipeline has as many as keep all of its
+stages busy.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.state import Engine
+
+
+@part
+def oldest(engine: Engine) -> int:
+    """Where the step stands that was launched first among those in flight, of which there is at least one."""
+    state = engine.state[0]
+    place = state.next_launched - state.num_in_flight
+    return place if place >= 0 else place + engine.settings[0].most_in_flight
+
+
+@part
+def later(engine: Engine, place: int) -> int:
+    """Where the step stands that is launched behind the one at `place`."""
+    return place + 1 if place + 1 < engine.settings[0].most_in_flight else 0
+
+
+@part
+def earlier(engine: Engine, place: int) -> int:
+    """Where the step stands that was launched before the one at `place`."""
+    return place - 1 if place > 0 else engine.settings[0].most_in_flight - 1
