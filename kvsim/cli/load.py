@@ -22,20 +22,22 @@ _requests = section("Requests")
 _SHOWN_S = 120.0
 """Seconds of an open loop that are simulated where the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
-_OPTIONS = (
-    _requests(
-        "--users",
-        "--max-concurrency",
-        type=click.IntRange(1, 1_000_000),
-        metavar="N",
-        help="A closed loop: each of so many users waits for the answer before the next request.",
-    ),
-    _requests(
-        "--think-time",
-        type=click.FloatRange(0, 1e9),
-        metavar="SECONDS",
-        help="With --users: how long a user thinks after an answer.  [0]",
-    ),
+_USERS = {
+    "type": click.IntRange(1, 1_000_000),
+    "metavar": "N",
+    "help": "A closed loop: each of so many users waits for the answer before the next request.",
+}
+_think_time = _requests(
+    "--think-time",
+    type=click.FloatRange(0, 1e9),
+    metavar="SECONDS",
+    help="With --users: how long a user thinks after an answer.  [0]",
+)
+_max_concurrency = _requests(
+    "--max-concurrency",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="At most so many requests at once, whatever their arrivals; without --rate and the like, all arrive at once.",
 )
 _spawn_rate = _requests(
     "--spawn-rate",
@@ -46,15 +48,13 @@ _spawn_rate = _requests(
 
 
 def users_options(command: Command) -> Command:
-    """Add the flags of a closed loop to `command`, and the one that says how fast the users come."""
-    return load_options(_spawn_rate(command))
+    """Add the flags of a closed loop to `command`, with how fast the users come, and of a limited open one."""
+    return _requests("--users", **_USERS)(_think_time(_max_concurrency(_spawn_rate(command))))
 
 
 def load_options(command: Command) -> Command:
     """Add the flags of a closed loop to `command`, which receives them as keyword arguments."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
 def check_users(users: int | None, think_time: float | None, spawn_rate: float | None = None) -> None:
@@ -62,6 +62,22 @@ def check_users(users: int | None, think_time: float | None, spawn_rate: float |
     for flag, value in (("--think-time", think_time), ("--spawn-rate", spawn_rate)):
         if value is not None and users is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
+
+
+def check_senders(flags: dict[str, Any]) -> None:
+    """Make sure that requests either arrive or follow from answers.
+
+    Raises:
+        UsageError: the flags say both.
+    """
+    given = [
+        name for name in ("rate", "ramp", "rate_profile", "burstiness", "max_concurrency") if flags[name] is not None
+    ]
+    if flags["users"] is not None and given:
+        raise UsageError(
+            f"--users send when they have their answers, so they take no --{given[0].replace('_', '-')}; leave one "
+            "out, or limit arrivals with --max-concurrency instead."
+        )
 
 
 def check_load(flags: dict[str, Any]) -> None:

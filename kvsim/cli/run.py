@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.load import check_users, users_of, users_options
+from kvsim.cli.load import check_senders, check_users, users_of, users_options
 from kvsim.cli.ranges import check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -66,6 +66,7 @@ def command(
     policy: str,
     engine: EngineName,
     users: int | None,
+    max_concurrency: int | None,
     think_time: float | None,
     spawn_rate: float | None,
     replicas: int,
@@ -93,11 +94,12 @@ def command(
 
     check_policy_flags(context, [policy])
     check_users(users, think_time, spawn_rate)
+    check_senders(flags | {"users": users, "max_concurrency": max_concurrency})
     think_s = think_time or 0.0
     users = users_of(flags | {"users": users})
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(**flags | {"users": users})
+    scenario = build_scenario(**flags | {"users": users, "max_concurrency": max_concurrency})
     settings, workload = scenario.policy(policy), scenario.workload
     machine = scenario.machine(settings)
     with progress(policy) as report, ExitStack() as stack:
@@ -106,6 +108,7 @@ def command(
             "check": flags["check"],
             "engine": engine,
             "concurrency": users,
+            "max_concurrency": max_concurrency,
             "think_s": think_s,
             "users_per_s": spawn_rate or math.inf,
             "progress": report,
@@ -138,13 +141,18 @@ def command(
             {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
         )
         return
-    print_answer(runs, summaries, _requests(workload, users, think_s, spawn_rate), band=band, notes=notes)
+    sent = _requests(workload, users, max_concurrency, think_s, spawn_rate)
+    print_answer(runs, summaries, sent, band=band, notes=notes)
     if show_all:
         print_summaries("every figure", runs, summaries)
 
 
-def _requests(workload: Workload, users: int | None, think_s: float, spawn_rate: float | None) -> str:
+def _requests(
+    workload: Workload, users: int | None, max_concurrency: int | None, think_s: float, spawn_rate: float | None
+) -> str:
     """Which requests were served, and who sent them when."""
+    if max_concurrency is not None:
+        return f"{workload.description}; at most {max_concurrency:,} at once"
     if users is None:
         return workload.description
     pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"

@@ -200,7 +200,8 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     shape = flags["burstiness"]
     if shape is not None and name not in (None, "gamma"):
         raise UsageError(f"--burstiness is of gamma arrivals; leave out --arrivals {name}.")
-    in_a_loop = flags.get("users") is not None and flags["rate"] is None
+    waiting = flags.get("users") is not None or flags.get("max_concurrency") is not None
+    in_a_loop = waiting and flags["rate"] is None
     if (rate == math.inf or in_a_loop) and name is None and shape is None:
         return AllAtOnce()
     processes: dict[str, Callable[[], Arrivals]] = {

@@ -180,6 +180,9 @@ class Options(TypedDict, total=False):
     concurrency: int | None
     """So many users, each of whom waits for an answer before sending the next request, whatever the arrival times
     (closed loop); None for open loop."""
+    max_concurrency: int | None
+    """Requests are sent when they arrive, but never more than so many at once: the others wait for an answer to one of
+    those. None for all that arrive."""
     think_s: float
     """Seconds between an answer and the next request of a user, in a closed loop."""
     users_per_s: float
@@ -342,7 +345,10 @@ class Run:
         return refused(self.workload, self._demand, self._base, self._layout, num_units, refuse_misfits=refuse)
 
     def _source(self, num_replicas: int, route: RouteName) -> Source:
-        users = _users(self.options)
+        users, most = _users(self.options), _most_at_once(self.options)
+        if most is not None and self.workload.arrival_s.any():
+            return ClosedLoop(len(self.workload), Users(number=most), route_of(route), self.workload.arrival_s)
+        users = Users(number=most) if most is not None else users  # all arrive at once
         if users is None:
             return KnownInAdvance() if num_replicas == 1 else OpenLoop(self.workload.arrival_s, route_of(route))
         known = num_replicas == 1 and users.per_s == math.inf and not self._refused.any()
@@ -420,6 +426,22 @@ class Replica(NamedTuple):
         if self.tables is not None:
             self.tables.finish(with_hashes(requests, hashes.take(rows)))
         return self.totals.finish(engine, requests, meta, name)
+
+
+def _most_at_once(options: Options) -> int | None:
+    """How many requests clients send at once at most; None where they send all that arrive.
+
+    Raises:
+        UsageError: there are users as well, or fewer than one.
+    """
+    most = options.get("max_concurrency")
+    if most is not None and options.get("concurrency") is not None:
+        raise UsageError(
+            "concurrency is of users in a closed loop, and max_concurrency of arrivals; give one of the two."
+        )
+    if most is not None and most < 1:
+        raise UsageError(f"max_concurrency should be at least 1, not {most}.")
+    return most
 
 
 def _users(options: Options) -> Users | None:

@@ -131,13 +131,20 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """So many users, each of whom sends a request, waits for its end, thinks, and sends the next of the workload."""
+    """So many users, each of whom sends a request, waits for its end, thinks, and sends the next of the workload.
 
-    def __init__(self, num_requests: int, users: Users, route: Route) -> None:
+    With `arrival_s`, no request is sent before it arrives: those are clients who send at most so many at once, and keep
+    the others waiting.
+    """
+
+    def __init__(
+        self, num_requests: int, users: Users, route: Route, arrival_s: npt.NDArray[np.float64] | None = None
+    ) -> None:
         self._rows = iter(range(num_requests))
         self._num_requests = num_requests
         self._users = users
         self._route = route
+        self._arrival_s: list[float] = [0.0] * num_requests if arrival_s is None else arrival_s.tolist()
 
     def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
         """Let the users begin."""
@@ -155,6 +162,9 @@ class ClosedLoop:
         if at_s:
             yield environment.timeout(at_s)
         while (row := next(self._rows, None)) is not None:
+            if self._arrival_s[row] > at_s:
+                at_s = self._arrival_s[row]
+                yield environment.timeout(max(at_s - environment.now, 0.0))
             answered_s = yield self._route(servers).send(row, at_s)
             at_s = answered_s + self._users.think_s
             if self._users.think_s:

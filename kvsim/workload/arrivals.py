@@ -52,7 +52,7 @@ class Gamma:
             raise UsageError(f"cv of the gaps is {self.cv}; it must be 0.001 to 1000 (for even gaps use Constant).")
 
     def __str__(self) -> str:
-        return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:g})"
+        return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:.3g})"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Seconds at which `n` requests arrive: float64[n]."""

@@ -48,7 +48,9 @@ class Varying:
     def __str__(self) -> str:
         low, high = min(self.rate_per_s), max(self.rate_per_s)
         again = " over and over" if self.repeats else ""
-        return f"{low:g} to {high:g} a second in {self.time_s[-1]:g} s{again} (Poisson)"
+        hours = self.time_s[-1] / 3600
+        span = f"{hours:g} h" if hours >= 1 else f"{self.time_s[-1]:g} s"
+        return f"{low:g} to {high:g} a second in {span}{again} (Poisson)"
 
     @property
     def requests_in_profile(self) -> float:

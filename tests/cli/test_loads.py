@@ -47,6 +47,20 @@ def test_names_of_vllm_bench_serve_mean_what_they_mean_there(type_command: Run) 
     assert 20 * 20 <= varied["output_tokens"] <= 20 * 60
 
 
+def test_arrivals_of_which_few_are_sent_at_once(type_command: Run) -> None:
+    """Like `vllm bench serve` with a rate and a limit: a client that keeps requests back, not users in a loop."""
+    free = document(type_command, "--request-rate", "50", *LENGTHS)
+    limited = document(type_command, "--request-rate", "50", "--max-concurrency", "1", *LENGTHS)
+    loose = document(type_command, "--request-rate", "50", "--max-concurrency", "20", *LENGTHS)
+    slow = document(type_command, "--request-rate", "2", "--max-concurrency", "4", *LENGTHS)
+    assert loose["duration_s"] == free["duration_s"]
+    assert limited["duration_s"] > free["duration_s"]
+    assert slow["duration_s"] > 4 * free["duration_s"], "a limit never hurries arrivals"
+    code, _, said = type_command("run", "--users", "4", "--rate", "2", *LENGTHS)
+    assert code != 0
+    assert "--max-concurrency" in said
+
+
 def test_a_ramp_and_a_day(type_command: Run, tmp_path: Path) -> None:
     ramp = document(type_command, "--ramp", "4", "--rate", "10", *LENGTHS)
     assert ramp["duration_s"] > 20 / 10 * 1.2, "later than at the full rate"
