@@ -23,7 +23,7 @@ import numpy as np
 from kvsim.capture.machine import machine
 from kvsim.capture.prompts import token_ids
 from kvsim.capture.shapes import has_weights, shape_of
-from kvsim.errors import MissingExtraError, UsageError
+from kvsim.errors import MissingExtraError, UsageError, WorkloadError, shortened
 from kvsim.recording import AllocatorHistory, Meta, Pool, Recording, RecordingBuilder, RequestStatus
 from kvsim.workload import Workload
 
@@ -321,9 +321,19 @@ def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
     )
 
 
-def default_device() -> str:
-    """`cuda` where there is one, else `cpu`."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def find_device(name: str | None) -> str:
+    """The device of that name, `cpu`, `cuda` or `cuda:N`; without a name, `cuda` where there is one, else `cpu`.
+
+    Raises:
+        UsageError: this machine has none of that name.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    there += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if name not in there:
+        raise UsageError(f"there is no device {shortened(name)} on this machine; there are {', '.join(there)}.")
+    return name
 
 
 def load_model(folder: Path, *, device: str, dtype: Any = None) -> Any:
@@ -351,7 +361,11 @@ def generate_workload(
 
     Every row of a batch runs to the batch's longest output, as it would with end-of-sequence tokens at the workload's
     lengths.
+
+    Raises:
+        WorkloadError: a request is longer than the model's longest sequence.
     """
+    _check_lengths(workload, getattr(model.config.get_text_config(), "max_position_embeddings", None))
     prompts = token_ids(workload, model.config.get_text_config().vocab_size, seed)
     outputs = workload.output_tokens
     for begin in range(0, len(prompts), batch_size):
@@ -373,3 +387,14 @@ def generate_workload(
         )
         if progress is not None:
             progress(min(begin + batch_size, len(prompts)), len(prompts))
+
+
+def _check_lengths(workload: Workload, longest_tokens: int | None) -> None:
+    """Make sure that every request fits the model, where that says how much does."""
+    tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
+    if longest_tokens is not None and len(tokens) and tokens.max() > longest_tokens:
+        row = int(tokens.argmax())
+        raise WorkloadError(
+            f"request {row} has {tokens[row]:,} tokens, prompt and answer, and the model takes {longest_tokens:,} at "
+            "most; serve shorter requests."
+        )

@@ -92,7 +92,7 @@ def hf(
     **flags: Any,
 ) -> None:
     """Put a workload through Hugging Face's generate() in padded batches, and record what it does."""
-    from kvsim.capture.hf import GenerateRecorder, default_device, generate_workload, load_model
+    from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model
     from kvsim.capture.shapes import model_folder
     from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
@@ -101,9 +101,9 @@ def hf(
     if batch_size < 1:
         raise UsageError(f"--batch-size should be at least 1, not {batch_size}.")
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
-    workload = workload_of_flags(flags)
+    workload, found = workload_of_flags(flags), find_device(device)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
-        loaded = load_model(model_folder(model, Path(scratch)), device=device or default_device())
+        loaded = load_model(model_folder(model, Path(scratch)), device=found)
         recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line())
         with recorder, progress("recording") as report:
             generate_workload(loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report)

@@ -13,9 +13,9 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 
 from click.testing import CliRunner  # noqa: E402
 
-from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model  # noqa: E402
+from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model  # noqa: E402
 from kvsim.cli.capture import command  # noqa: E402
-from kvsim.errors import UsageError  # noqa: E402
+from kvsim.errors import UsageError, WorkloadError  # noqa: E402
 from kvsim.hf_memory import earlier_batches  # noqa: E402
 from kvsim.memory.waste import SlotState  # noqa: E402
 from kvsim.metrics import waste  # noqa: E402
@@ -149,3 +149,15 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert recording.meta.policy["batch_size"] == 2
     with pytest.raises(UsageError, match=r"a recording of a real run of generate\(\); --overwrite replaces it"):
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def test_a_request_that_the_model_cannot_take(model: Any) -> None:
+    long = Workload(arrival_s=np.zeros(2), prompt_tokens=np.array([9, 200]), output_tokens=np.array([9, 57]))
+    with pytest.raises(WorkloadError, match="request 1 has 257 tokens, prompt and answer, and the model takes 256 at"):
+        generate_workload(model, long, batch_size=1)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "meta", "1_000", "cpu:0"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no device '{device}' on this machine; there are cpu"):
+        find_device(device)

@@ -190,7 +190,7 @@ def _tiny(folder: Path) -> Path:
     folder.mkdir()
     shape = replace(
         find_model("Meta-Llama-3-8B"), num_layers=1, hidden_size=16, num_attention_heads=2, num_kv_heads=1, head_dim=8,
-        intermediate_size=16, vocab_size=64,
+        intermediate_size=16, vocab_size=64, max_position_embeddings=256,
     )  # fmt: skip
     write_config(shape, folder)
     return folder
