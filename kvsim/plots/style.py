@@ -265,8 +265,8 @@ class Picture(Figure):
             large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
-        self.draw_without_rendering()
-        self.set_layout_engine("none")
+        self._engine.execute(self)
+        self.set_layout_engine(None)  # one that does nothing would still have everything drawn once more
         for axes in self.axes:
             axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
 
