@@ -6,7 +6,7 @@ chunk those since its beginning, a recurrent layer one state. Entries that are n
 
 from __future__ import annotations
 
-from kvsim.engine import block_pool, journal, totals
+from kvsim.engine import block_pool, journal, prefix_cache, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
 from kvsim.engine.records import NEVER
@@ -246,14 +246,15 @@ def _expired_states(engine: Engine, node: int, group: int) -> int:
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
     """What has expired in a block of which one holder reads so much no more: known when the last holder is counted."""
-    record, count = engine.blocks[block], engine.state[0].num_counts
-    if record.refs == 1:
+    num_holders = engine.blocks[block].refs
+    if num_holders == 1:
         return amount
+    record, count = engine.readers[block], engine.state[0].num_counts
     if record.seen_in != count:
         record.seen_in, record.num_seen, record.least_expired = count, 0, amount
     record.num_seen += 1
     record.least_expired = min(record.least_expired, amount)
-    return record.least_expired if record.num_seen == record.refs else 0
+    return record.least_expired if record.num_seen == num_holders else 0
 
 
 @part
@@ -281,6 +282,7 @@ def _give_back(engine: Engine, node: int, group: int, begin: int, end: int) -> N
     first = first_entry(engine, node, group)
     for index in range(end - 1, begin - 1, -1):
         journal.release_block(engine, node, group, index, engine.entries[first + index])
+        prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
     totals.drop_blocks(engine, node, group, end - begin)
     engine.groups[group].num_shared -= block_pool.free(engine, first + begin, first + end)
     for index in range(begin, end):

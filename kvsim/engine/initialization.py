@@ -214,6 +214,7 @@ def new_engine(
         entries=_numbers((places + 1) * width if paged else 0, compiled=compiled),
         prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
         blocks=_blocks(num_units if paged else 0, initial_free, compiled=compiled),
+        readers=make(records.Readers, num_units + 1 if settings[0].has_windows else 0, compiled=compiled),
         buckets=make(records.Bucket, _num_buckets(demand, policy, num_units), compiled=compiled),
         host=host_initialization.host_tier(
             policy,

@@ -105,6 +105,16 @@ def cache_blocks(engine: Engine, node: int, num_tokens: int) -> None:
 
 
 @part
+def expect_return(engine: Engine, node: int) -> None:
+    """A sequence is preempted and will ask for its blocks: let it find them."""
+    for group in range(engine.settings[0].num_groups):
+        table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
+        for entry in range(begin, begin + table.num_cached):
+            if engine.entries[entry] != NULL_BLOCK:
+                prefix_cache.offer(engine, engine.entries[entry])
+
+
+@part
 def unusable_blocks(engine: Engine, head: int) -> int:  # noqa: ARG001  other memories look at the head
     """Any free block serves any sequence: there is no external fragmentation."""
     return 0

@@ -79,7 +79,7 @@ def _do_nothing(engine: Engine) -> None:
 
 
 @part
-def _ignore(engine: Engine, launched: int) -> None:
+def _ignore(engine: Engine, node: int) -> None:
     pass
 
 
@@ -93,6 +93,8 @@ def _always(engine: Engine) -> bool:  # noqa: ARG001  as above
     return True
 
 
+expect_return = chosen_by_memory(kv_cache.expect_return, _ignore, kv_cache.expect_return, _ignore)
+"""A sequence is preempted, and will ask for what it has computed when it is admitted again."""
 free = chosen_by_memory(_free_at_once, _free_at_once, tiered.free, _free_at_once)
 """Take everything back from a sequence. Its status says whether it was preempted and will be back."""
 next_waiting = chosen_by_memory(waiting_queue.peek, waiting_queue.peek, tiered.next_waiting, waiting_queue.peek)

@@ -172,7 +172,7 @@ class _RecordAttributes(AttributeTemplate):
 @lower_getattr_generic(RecordType)
 def _lower_read(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
     kept = record.kept[name]
-    read = context.unpack_value(builder, kept, _place(context, builder, record, value, name))
+    read = _load(context, builder, kept, _place(context, builder, record, value, name), f"{record}.{name}")
     return context.cast(builder, read, kept, record.read(name))
 
 
@@ -181,7 +181,7 @@ def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: st
     (record, written), (value, new) = signature.args, args
     kept = record.kept[name]
     new = context.cast(builder, new, written, kept)
-    context.pack_value(builder, kept, new, _place(context, builder, record, value, name))
+    _store(context, builder, kept, new, _place(context, builder, record, value, name), f"{record}.{name}")
 
 
 def _place(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
@@ -227,14 +227,38 @@ def _lower_getitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
     records, (header, index) = signature.args[0], args
     if isinstance(records.dtype, RecordType):
         return _record(builder, records, header, index)
-    return context.unpack_value(builder, records.dtype, _typed(context, builder, records, header, index))
+    place = _typed(context, builder, records, header, index)
+    if not isinstance(records.dtype, types.Number):  # a record that is only read
+        return context.unpack_value(builder, records.dtype, place)
+    return _load(context, builder, records.dtype, place, str(records))
 
 
 @lower_builtin(operator.setitem, RecordsType, types.Integer, types.Any)
 def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     records, (header, index, value) = signature.args[0], args
-    context.pack_value(builder, records.dtype, value, _typed(context, builder, records, header, index))
+    place = _typed(context, builder, records, header, index)
+    _store(context, builder, records.dtype, value, place, str(records))
     return context.get_dummy_value()
+
+
+def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
+    """The value at an address at which nothing but values of `field` stand."""
+    value = builder.load(place)
+    value.set_metadata("tbaa", _apart(builder, field))
+    return context.data_model_manager[kind].from_data(builder, value)
+
+
+def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
+    """Write a value to an address at which nothing but values of `field` stand."""
+    written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
+    written.set_metadata("tbaa", _apart(builder, field))
+
+
+def _apart(builder: Any, field: str) -> Any:
+    """Tells the compiler that what is written to other fields leaves this one as it is."""
+    module, nothing = builder.module, ir.IntType(64)(0)
+    kind = module.add_metadata([field, module.add_metadata(["kvsim"]), nothing])
+    return module.add_metadata([kind, kind, nothing])
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:

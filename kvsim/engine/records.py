@@ -497,16 +497,25 @@ class Stage:
 
 @dataclass(slots=True)
 class Block(Alike):
-    """One block. Free ones stand in a list in the order in which they will be taken."""
+    """One block, in 32 bytes: the records of a large pool are most of what a processor's cache has to hold.
+
+    Free ones stand in a list in the order in which they will be taken.
+    """
 
     refs: Small = 0
     """Tables that hold it."""
+    cached_in: Small = 0
+    """The step that was scheduled when it got its key."""
     key: int = 0
     """The prefix that it holds, or `NO_KEY`."""
-    cached_in: int = 0
-    """The step that was scheduled when it got its key."""
+
+
+@dataclass(slots=True)
+class Readers:
+    """Of a block of a model with windows, the holders that were met so far in a count of what has expired."""
+
     seen_in: Small = 0
-    """The count, of what has expired, in which a holder of the block that reads a part of it no more was last met."""
+    """The count in which a holder that reads a part of the block no more was last met."""
     num_seen: Small = 0
     """Holders of the block that were met in that count."""
     least_expired: Small = 0

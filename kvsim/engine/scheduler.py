@@ -277,6 +277,7 @@ def _preempt(engine: Engine, node: int) -> None:
     """Take everything back from a sequence that has left those that run; it computes its tokens again."""
     state, sequence = engine.state[0], engine.sequences[node]
     sequence.status = PREEMPTED
+    memory.expect_return(engine, node)
     memory.free(engine, node)
     sequence.computed = sequence.drafts = 0
     sequence.preemptions += 1

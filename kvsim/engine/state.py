@@ -17,6 +17,7 @@ from kvsim.engine.records import (
     Moment,
     Numbers,
     Output,
+    Readers,
     Records,
     Rectangle,
     ScheduleRow,
@@ -86,6 +87,8 @@ class Engine(NamedTuple):
     prompt_keys: Numbers
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[Block]
+    readers: Records[Readers]
+    """One for each block, where layers have windows."""
     buckets: Records[Bucket]
     """The prefix cache: a block is in the bucket of its key."""
     host: HostTier
