@@ -1073,4 +1073,28 @@ MUTATIONS = (
         "    state.num_in_flight -= 1\n",
         "",
     ),
+    Mutation(
+        "who was preempted does not find what it has computed",
+        _SCHEDULER,
+        "    memory.expect_return(engine, node)\n",
+        "",
+    ),
+    Mutation(
+        "who was preempted does not find what its windows had left behind",
+        _GROUPS,
+        "        prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet\n",
+        "",
+    ),
+    Mutation(
+        "a block that was offered can still be found when it is taken",
+        _PREFIXES,
+        "    if engine.blocks[block].next_alike != _NOT_OFFERED:\n        bucket.remove(engine.blocks, engine.buckets[_bucket_of(engine, engine.blocks[block].key)], block)\n",
+        "",
+    ),
+    Mutation(
+        "a block is offered twice",
+        _PREFIXES,
+        "    if key != NO_KEY and engine.blocks[block].next_alike == _NOT_OFFERED:",
+        "    if key != NO_KEY:",
+    ),
 )

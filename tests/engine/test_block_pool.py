@@ -19,18 +19,32 @@ from .by_hand import arrived, demand_of, driver_of
 
 
 class ListPool:
-    """The rules, word for word: one queue from head to tail, one list of (key, block) in the order of caching."""
+    """The rules, word for word: one queue from head to tail, one list of (key, block) in the order of caching.
+
+    A key below zero is found once its block was offered.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.queue = list(range(1, num_blocks))
         self.refs = dict.fromkeys(range(1, num_blocks), 0)
         self.cached: list[tuple[int, int]] = []
+        self.offered: list[tuple[int, int]] = []
 
     def key(self, block: int) -> int:
         return next((key for key, holder in self.cached if holder == block), NO_KEY)
 
     def find(self, key: int) -> int:
-        return next((block for known, block in self.cached if known == key), 0)
+        return next((block for known, block in self.offered if known == key), 0)
+
+    def cache(self, block: int, key: int) -> None:
+        self.cached.append((key, block))
+        if key >= 0:
+            self.offer(block)
+
+    def offer(self, block: int) -> None:
+        entry = (self.key(block), block)
+        if entry in self.cached and entry not in self.offered:
+            self.offered.append(entry)
 
     def take(self, num_blocks: int) -> list[tuple[int, bool]]:
         taken = []
@@ -38,6 +52,7 @@ class ListPool:
             block = self.queue.pop(0)
             taken.append((block, self.key(block) != NO_KEY))
             self.cached = [entry for entry in self.cached if entry[1] != block]
+            self.offered = [entry for entry in self.offered if entry[1] != block]
             self.refs[block] = 1
         return taken
 
@@ -87,7 +102,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
         if bare:
             block = data.draw(st.sampled_from(bare))
             prefix_cache.cache(self.engine, block, key)
-            self.model.cached.append((key, block))
+            self.model.cache(block, key)
+
+    @rule(data=st.data())
+    def offer(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(list(self.model.refs)))
+        prefix_cache.offer(self.engine, block)
+        self.model.offer(block)
 
     @rule(keys=st.lists(st.integers(-3, 5), max_size=4, unique=True))
     def hit(self, keys: list[int]) -> None:
@@ -130,7 +151,9 @@ def test_keys_of_all_sizes_are_found_in_a_crowded_bucket() -> None:
     driver = driver_of(Paged(cache=PagedSettings(block_size=1)), 9, (9, 1))
     engine, keys = driver.engine, [0, -1, 1 << 40, (1 << 62) + 5, -(1 << 62), 7, 8, 9, 10]
     for key in keys:
-        prefix_cache.cache(engine, block_pool.allocate(engine)[0], key)
+        block, _ = block_pool.allocate(engine)
+        prefix_cache.cache(engine, block, key)
+        prefix_cache.offer(engine, block)
     assert [prefix_cache.find(engine, key) for key in keys] == list(range(1, 10))
     assert prefix_cache.find(engine, 11) == prefix_cache.NO_BLOCK
 

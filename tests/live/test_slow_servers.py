@@ -30,7 +30,7 @@ class Slow(NamedTuple):
 @pytest.fixture(params=["in a header", "in the length of a part"])
 def slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """A server that answers after three seconds of dripping."""
-    monkeypatch.setattr(address, "_ANSWER_S", 0.4)
+    monkeypatch.setattr(address, "_ANSWER_S", 1.5)
     monkeypatch.setattr(metrics_feed, "_TIMEOUT_S", 0.4)
     begin, end = ANSWER, b"\r\n\r\n" + PAGE
     if request.param == "in the length of a part":

@@ -233,7 +233,9 @@ async def test_a_search_in_vain_says_so_and_escape_closes_it(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.press("slash", *"nobody", "enter")
+        await pilot.press("slash")
+        await pilot.pause()
+        await pilot.press(*"nobody", "enter")
         assert isinstance(app.screen, FindScreen)
         assert "no such request" in screen_text(app)
         assert app.screen.query_one(Input).value == "nobody"
