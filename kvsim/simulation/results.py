@@ -46,7 +46,13 @@ def largest_shape(engine: Engine) -> StepShape | None:
     """The largest value of every field among the steps of the slice; None if it took none."""
     if not (num_steps := _num_steps(engine)):
         return None
-    return StepShape(**{name: column(engine.steps, source, num_steps).max() for name, source in _SHAPE_COLUMNS.items()})
+    steps = engine.steps
+
+    def greatest(name: str) -> Any:
+        of_steps = steps[name][:num_steps] if isinstance(steps, np.ndarray) else column(steps, name, num_steps)
+        return of_steps.max()
+
+    return StepShape(**{name: greatest(source) for name, source in _SHAPE_COLUMNS.items()})
 
 
 class Totals:
