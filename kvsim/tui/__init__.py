@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.files.overwriting import marked_png, marked_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,6 +112,8 @@ def screenshot(
         LessonError: the lesson cannot be played.
         UsageError: the file cannot be written, or is a PNG and there is no converter.
     """
+    from kvsim.files.overwriting import marked_png, marked_svg  # noqa: PLC0415
+
     from .app import KvsimApp  # noqa: PLC0415
     from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
     from .playback.comparison import Comparison  # noqa: PLC0415

@@ -15,14 +15,12 @@ from textual.events import InputEvent
 from kvsim.display.text import message
 from kvsim.errors import KvsimError
 
-from .commands import choose, commands, themes
 from .look.states import ASCII, COLOR, GLYPHS
 from .look.themes import THEMES, palette_of
 from .playback.comparison import Comparison
 from .playback.session import Session
 from .playbacks import Playbacks
 from .pool.flash import FLASH_S
-from .saving import save_numbers, save_picture, save_png
 from .screens.defects import Careful
 from .screens.host import Result
 from .screens.keys import ASCII_KEYS
@@ -198,29 +196,41 @@ class KvsimApp(Careful, Playbacks):
 
     def action_save(self) -> None:
         """Save what is on the screen beside the person's other files."""
+        from .saving import save_picture  # noqa: PLC0415 - nothing that the first picture needs
+
         save_picture(self, self.playback)
 
     def action_save_png(self) -> None:
         """Save a picture of the screen as PNG."""
+        from .saving import save_png  # noqa: PLC0415 - nothing that the first picture needs
+
         save_png(self, self.playback)
 
     def action_save_numbers(self) -> None:
         """Save the numbers on the screen as CSV."""
+        from .saving import save_numbers  # noqa: PLC0415 - nothing that the first picture needs
+
         save_numbers(self, self.playback)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: the player's actions by name, then what every Textual program offers."""
         if self.num_playbacks:
+            from .commands import commands  # noqa: PLC0415 - nothing that the first picture needs
+
             yield from commands(self, self.playback)
         hidden = {"Screenshot", "Keys", "Maximize", "Minimize"}
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 
     def action_command_palette(self) -> None:
         """Choose a command by its name."""
+        from .commands import choose  # noqa: PLC0415 - nothing that the first picture needs
+
         choose(self, self.get_system_commands(self.screen), "What shall be done?")
 
     def search_themes(self) -> None:
         """Choose a theme by its name."""
+        from .commands import choose, themes  # noqa: PLC0415 - nothing that the first picture needs
+
         choose(self, themes(self), "Which theme?")
 
     def get_key_display(self, binding: Binding) -> str:

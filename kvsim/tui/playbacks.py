@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .dialogs.lesson_list import LessonsScreen
-from .live.screen import Live
 from .playback.comparison import Comparison
 from .playback.session import Session
-from .screens.compare import Compare
 from .screens.host import Host
 from .screens.playback import PlaybackScreen
 from .screens.watch import Watch
@@ -55,14 +52,32 @@ class Playbacks(Host):
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
-        """The screen that plays `shown`."""
+        """The screen that plays `shown`, styled for the size of the terminal from the beginning."""
+        playback = self._playback_for(shown)
+        for breakpoints, length in (
+            (self.HORIZONTAL_BREAKPOINTS, self.size.width),
+            (self.VERTICAL_BREAKPOINTS, self.size.height),
+        ):
+            playback.add_class(max((at, name) for at, name in breakpoints or () if at <= length)[1])
+        return playback
+
+    def _playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
+        if isinstance(shown, Session):
+            return self._watch(shown)
+        from .screens.compare import Compare  # noqa: PLC0415 - nothing that the first picture needs
+
         if isinstance(shown, Comparison):
             return Compare(shown, self.symbols, ample=self._ample)
-        if isinstance(shown, Session):
-            return Watch(shown, self.symbols) if self._feed is None else Live(shown, self.symbols, self._feed)
         if shown.comparison is not None:
             return Compare(shown.comparison, self.symbols, shown)
         return Watch(shown.sessions[0], self.symbols, shown)
+
+    def _watch(self, session: Session) -> PlaybackScreen:
+        if self._feed is None:
+            return Watch(session, self.symbols)
+        from .live.screen import Live  # noqa: PLC0415 - nothing that the first picture needs
+
+        return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
         """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
@@ -81,7 +96,7 @@ class Playbacks(Host):
     def action_compare(self) -> None:
         """Compare the policies at this moment, or return from there."""
         playback = self.playback
-        if isinstance(playback, Compare):
+        if playback.compares:
             time_s = playback.player.clock_s
             self.leave_playback()
             if self.playback is not playback:
@@ -102,6 +117,7 @@ class Playbacks(Host):
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
+        from .dialogs.lesson_list import LessonsScreen  # noqa: PLC0415 - nothing that the first picture needs
         from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second, which only lessons wait for
 
         self.push_screen(LessonsScreen(all_lessons()), self._play_lesson)

@@ -19,6 +19,7 @@ from kvsim.tui.dialogs.help import HelpScreen
 from kvsim.tui.export.picture_file import drawn
 from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
 from kvsim.tui.playback.session import Session
+from kvsim.tui.screens.playback import PlaybackScreen
 from kvsim.tui.widgets.block_table import BlockTable
 from kvsim.tui.widgets.event_list import EventList
 from kvsim.tui.widgets.footer import RankedFooter
@@ -540,3 +541,18 @@ async def test_the_footer_cuts_no_key(make_app: Callable[..., KvsimApp], paged: 
         assert all(key.virtual_region.right <= width for key in shown)
         assert "Play" in screen_text(app).splitlines()[-1]
         assert ("Lessons" in screen_text(app).splitlines()[-1]) == (width >= 120)
+
+
+async def test_a_screen_begins_once(
+    make_app: Callable[..., KvsimApp], tiny: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def begin(screen: PlaybackScreen) -> None:
+        begun.append(screen)
+
+    monkeypatch.setattr(PlaybackScreen, "show_headline", begin)
+    app = make_app(tiny)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert begun == [app.playback]

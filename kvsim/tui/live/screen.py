@@ -40,7 +40,6 @@ class Live(Watch):
 
     def on_mount(self) -> None:
         """Begin to follow."""
-        super().on_mount()
         self._polls = self.set_interval(POLL_S, self.poll)
 
     def headline(self) -> tuple[list[str], list[str]]:

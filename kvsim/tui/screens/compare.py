@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from textual import on
 from textual.containers import Container, Vertical
 
-from ..dialogs.find import FindScreen
 from ..facts.headlines import comparison_headline
 from ..facts.telling import story_of_comparison
 from ..pool.colors import next_color
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 class Compare(PlaybackScreen):
     """The pools above each other or, where there is room, beside each other."""
 
+    compares = True
     PANELS = "HostMap, LaneFigures, ScheduleChart, Race"
 
     def __init__(
@@ -80,8 +80,7 @@ class Compare(PlaybackScreen):
         yield Race(self.comparison, self.symbols)
 
     def on_mount(self) -> None:
-        """Show the first frame, and whom every run follows."""
-        super().on_mount()
+        """Show whom every run follows, and learn what memory for everything would bring."""
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
         if self.comparison.ample_tokens_per_s:
@@ -156,6 +155,8 @@ class Compare(PlaybackScreen):
 
     def action_find(self) -> None:
         """Ask for a request."""
+        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
+
         self.app.push_screen(FindScreen(self.comparison.lanes[0].session), self._found)
 
     @on(PoolView.Selected)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from textual.containers import Center, Middle
 from textual.screen import Screen
-from textual.widgets import Footer, Label, ProgressBar
+from textual.widgets import Static
 
 from ..widgets.headline import Headline
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _REFRESH_S = 0.1
+_BAR_WIDTH = 40
+"""Characters of the bar."""
 
 
 class Job(Protocol):
@@ -48,20 +49,19 @@ class Report:
 
 
 class Opening(Screen[None]):
-    """One line and a bar, until there is something to play."""
+    """What is done and how far it has come, until there is something to play. It is drawn by two widgets: whatever it
+    takes to draw is taken from what is waited for.
+    """
 
     def __init__(self, report: Report, symbols: Symbols) -> None:
         super().__init__()
         self._report, self._symbols = report, symbols
-        self._shown = ""
+        self._told = ""
 
     def compose(self) -> ComposeResult:
-        """The line and the bar, where the pool will be."""
+        """A headline, and the report where the pool will be."""
         yield Headline(self._symbols)
-        with Middle(), Center():
-            yield Label("", id="opening-what")
-            yield ProgressBar(id="opening-bar", show_eta=False)
-        yield Footer(compact=True)
+        yield Static(id="opening", markup=False)
 
     def on_mount(self) -> None:
         """Look at the report from time to time."""
@@ -70,12 +70,12 @@ class Opening(Screen[None]):
         self.set_interval(_REFRESH_S, self._show)
 
     def _show(self) -> None:
-        report = self._report
-        bar = self.query_one(ProgressBar)
-        # Every change lays the screen out anew, which takes its time from what is waited for.
-        if report.what != self._shown:
-            self._shown = report.what
-            self.query_one("#opening-what", Label).update(report.what)
-        bar.display = report.total > 0
+        report, symbols = self._report, self._symbols
+        told = report.what
         if report.total:
-            bar.update(total=report.total, progress=report.done)
+            done = min(report.done / report.total, 1.0)
+            filled = int(done * _BAR_WIDTH)
+            told += f"\n\n{symbols.up[-1] * filled}{symbols.dot * (_BAR_WIDTH - filled)} {100 * done:3.0f}%"
+        if told != self._told:
+            self._told = told
+            self.query_one("#opening", Static).update(told)

@@ -8,7 +8,6 @@ import numpy as np
 from textual.binding import Binding
 from textual.widgets import Static
 
-from ..dialogs.help import HelpScreen
 from ..widgets.caption_box import CaptionBox
 from ..widgets.footer import RankedFooter
 from ..widgets.headline import Headline
@@ -46,6 +45,8 @@ class PlaybackScreen(Transport):
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
     PANELS: ClassVar[str]
     """Selects the widgets that people read."""
+    compares: ClassVar[bool] = False
+    """Whether several runs are played beside each other."""
     app: Host
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
@@ -58,6 +59,7 @@ class PlaybackScreen(Transport):
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []
+        self.set_class(guided is not None, "-lesson")
         if guided is not None:
             player.notable = np.array([caption.frame for caption in guided.captions])
             player.stops_at_notable = True
@@ -78,10 +80,9 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """Show the first frame."""
+        """Show the first frame. Textual calls this beside the `on_mount` of a class below."""
         self._scrubber = self.query_one(Scrubber)
         self._panels = list(self.query(self.PANELS))  # type: ignore[arg-type]
-        self.set_class(self.guided is not None, "-lesson")
         self.show_headline()
         self.show_transport()
         self.call_after_refresh(self.show_frame, everything=True)
@@ -211,6 +212,8 @@ class PlaybackScreen(Transport):
 
     def action_help(self) -> None:
         """Explain the screen and the keys."""
+        from ..dialogs.help import HelpScreen  # noqa: PLC0415 - nothing that the first picture needs
+
         self.app.push_screen(HelpScreen(next(iter(self.sessions())), self.symbols))
 
     def _show_caption(self) -> None:

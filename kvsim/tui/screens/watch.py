@@ -11,7 +11,6 @@ from textual.content import Content
 
 from kvsim.display.text import file_stem
 
-from ..dialogs.find import FindScreen
 from ..facts.headlines import headline
 from ..facts.units import unit_summary
 from ..playback.events import EventFilter
@@ -51,6 +50,7 @@ class Watch(PlaybackScreen):
         super().__init__(session.player, symbols, guided)
         self.session = session
         self.story = session.story if guided is None else None
+        self.set_class(session.followed is not None, "-following")
 
     def compose_body(self) -> ComposeResult:
         """The panels."""
@@ -75,10 +75,8 @@ class Watch(PlaybackScreen):
                 yield EventList(session, symbols)
 
     def on_mount(self) -> None:
-        """Show the first frame; and the whole run by states where that takes longer than a user should wait."""
-        super().on_mount()
+        """Light up the followed request; add the run up later where that takes longer than a user should wait."""
         if self.session.followed is not None:
-            self.set_class(True, "-following")
             self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:
             self.run_worker(self._add_up())
@@ -157,6 +155,8 @@ class Watch(PlaybackScreen):
 
     def action_find(self) -> None:
         """Ask for a request or a block."""
+        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
+
         self.app.push_screen(FindScreen(self.session), self._found)
 
     @on(PoolView.Selected)
