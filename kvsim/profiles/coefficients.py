@@ -41,6 +41,8 @@ EXPLANATIONS = {
     "mixed_share": "how much longer reading takes in a step that holds prompt tokens too",
     "piecewise_floor_s": "GPU, least time of a captured step that holds prompt tokens, launched by a worker process",
     "eager_floor_s": "GPU, least time of a step too large for a captured graph, launched by a worker process",
+    "handed_over_s": "link, per step whose activations come from the stage before in a pipeline",
+    "handed_over_token_s": "link, per token of such a step",
     "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
 }
 """One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""
