@@ -18,7 +18,7 @@ from .cells import Cells
 from .labels import write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
 from .picture import DrawnUnits, Paints, dimmed
-from .shapes import hairlines_above, ledges, spread, spread_glyphs
+from .shapes import hairlines_above, ledges, spread, spread_glyphs, without_outlines
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
@@ -195,7 +195,12 @@ class Canvas:
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])
         keys[cells >= tiling.num_units] = BLANK
-        return keys.reshape(-1, tiling.columns).repeat(np.diff(tiling.column_edges), axis=1)
+        edges = tiling.column_edges
+        lines: npt.NDArray[np.int32] = keys.reshape(-1, tiling.columns).repeat(np.diff(edges), axis=1)
+        # Columns may differ by one character: an outline is drawn in the first of two.
+        second_character = edges[:-1][np.diff(edges) > 1] + 1
+        lines[:, second_character] = without_outlines(lines[:, second_character])
+        return lines
 
     def _spread(
         self,

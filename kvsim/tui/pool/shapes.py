@@ -81,6 +81,13 @@ def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
+def without_outlines(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Outlines give way to what is inside them."""
+    inside = (keys & ~0xFFFF) | (keys >> 8 & 0xFF) * 0x101
+    is_outline = (keys >> 16 & 0xFF) == HOLLOW
+    return np.where(is_outline, (inside & ~(0xFF << 16)) | (RIGHT + EIGHTHS) << 16, keys).astype(np.int32)
+
+
 def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """The paints of cells in the upper half of the line only, so that rows stay apart."""
     shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
