@@ -490,7 +490,7 @@ class Stage:
     free_s: float = 0.0
     """Time at which it has computed what it was given, in seconds."""
     throttle: float = 0.0
-    """How far its clock had given way to sustained arithmetic."""
+    """Share by which its clock had given way to sustained arithmetic."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 

@@ -15,7 +15,7 @@ class Staged:
     label: str
     calibrated: bool
     stages: tuple[Roofline, ...]
-    """In the order in which a step passes them; the host's times are those of the first."""
+    """Times in the order in which a step passes the stages; the host's times are those of the first."""
 
     def step_time(self, shape: StepShape) -> StepTime:
         """How long a step of that shape takes alone, through all stages."""

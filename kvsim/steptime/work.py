@@ -43,7 +43,7 @@ class Reading:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Not whole on a stage of a pipeline, which has its share of every kind; so are other numbers of layers."""
+    """Number that is not whole on a stage of a pipeline, which has its share of every kind of layers."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
