@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import batches_of, earlier_batches
 from kvsim.machines import host_link, served_model
@@ -59,7 +60,16 @@ class Observed:
 
 
 def observe(recording: Recording) -> Observed:
-    """What the steps of `recording` held, from its schedule."""
+    """What the steps of `recording` held, from its schedule.
+
+    Raises:
+        UsageError: its engine had the stages of a pipeline at work on several steps at once.
+    """
+    if int({**recording.meta.model, **recording.meta.engine}.get("pipeline_parallel_size", 1)) > 1:
+        raise UsageError(
+            f"{recording.name} is of a pipeline, whose stages work on several steps at once; step times are fitted to "
+            "recordings of engines with one stage."
+        )
     schedule, steps = recording.schedule, recording.steps
     index, nth = units_of_runs(schedule.repeats)
     step = schedule.step[index] + nth

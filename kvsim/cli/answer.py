@@ -47,10 +47,18 @@ def print_answer(
     print_table("", heads, rows, note="\n".join(notes))
 
 
+def _where(num_stages: int, per_stage: int) -> str:
+    """The GPUs that the bytes of a pool are those of; nothing where there is one."""
+    if num_stages > 1:
+        return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
+    return " on each GPU" if per_stage > 1 else ""
+
+
 def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
     """What was simulated: requests, server, memory, limits, and what the times rest on."""
     model, pool, policy = meta.model, meta.pool, meta.policy
-    num_gpus = int(model.get("tensor_parallel_size", 1))
+    num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
+    num_gpus = num_stages * per_stage
     gpus = f"{num_gpus} x {meta.gpu}" if num_gpus > 1 else meta.gpu
     servers = f", {num_servers} servers behind one queue" if num_servers > 1 else ""
     cache = model.get("kv_cache_dtype", "auto")
@@ -58,7 +66,7 @@ def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
     rows = [
         ("requests", requests),
         ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{servers}"),
-        ("KV cache", f"{pool_words(meta)}{' on each GPU' if num_gpus > 1 else ''}{kept}"),
+        ("KV cache", f"{pool_words(meta)}{_where(num_stages, per_stage)}{kept}"),
         *_host_rows(policy),
         ("limits", _limit_words(policy)),
         *times_rows(meta.engine.get("step_time")),

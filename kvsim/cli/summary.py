@@ -85,6 +85,7 @@ def _settings(meta: Meta) -> dict[str, Any]:
         "gpu": meta.gpu,
         "model": meta.model.get("name"),
         "tensor_parallel_size": meta.model.get("tensor_parallel_size", 1),
+        "pipeline_parallel_size": meta.model.get("pipeline_parallel_size", 1),
         "kv_cache_dtype": meta.model.get("kv_cache_dtype", "auto"),
         "num_units": pool.num_units,
         "unit_tokens": pool.unit_tokens,

@@ -214,12 +214,10 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
-    guessed = "" if card.measured else "uncalibrated "
-    of = "".join(
-        f", {words}" for words in (f"{len(stages)} stages by a formula, never measured", *_never_measured(model))
-    )
+    formulas = (f"{len(stages)} stages by a formula, never measured", *_never_measured(model))
+    of = "".join(f", {words}" for words in formulas)
     return Staged(
-        label=f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} (vllm{of}); error not known",
+        label=f"uncalibrated machine card of {gpu.name} ({card.source}) with {model.name} (vllm{of}); error not known",
         calibrated=False,
         stages=times if captured else tuple(stage.uncaptured() for stage in times),
     )

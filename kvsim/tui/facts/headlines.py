@@ -42,7 +42,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
         units += f" for {len(replay.groups)} tables a sequence"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
-    each = " on each" if num_gpus > 1 else ""
+    each = _in_which(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
     return [_origin(session, engine), policy, f"{model} on {_gpus(gpu, num_gpus, short=short)}", memory]
 
@@ -68,8 +68,19 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
 
 def _num_gpus(session: Session) -> int:
     """GPUs that serve one model together."""
-    told = {**session.recording.meta.model, **session.recording.meta.engine}  # a recorded engine says it of itself
-    return int(told.get("tensor_parallel_size", 1)) * int(told.get("pipeline_parallel_size", 1))
+    return _told(session, "tensor_parallel_size") * _told(session, "pipeline_parallel_size")
+
+
+def _told(session: Session, name: str) -> int:
+    """A parallel size; a recorded engine says it of itself."""
+    return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
+
+
+def _in_which(session: Session) -> str:
+    """Which GPUs have the bytes of the pool: each of those that share a layer, one of each stage added up."""
+    if _told(session, "pipeline_parallel_size") > 1:
+        return f" in {_told(session, 'pipeline_parallel_size')} stages"
+    return " on each" if _told(session, "tensor_parallel_size") > 1 else ""
 
 
 def _gpus(name: str, number: int, *, short: bool) -> str:
