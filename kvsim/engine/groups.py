@@ -71,12 +71,11 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
     required = num_blocks_for(engine, group, num_tokens)
     if capped and record.kind in (SLIDING_WINDOW, CHUNKED_LOCAL):
         required = min(required, record.cap_blocks)
-    skipped = num_skipped_tokens(engine, group, hit_tokens) // record.block_size
-    needed = max(required - max(skipped, record.num_hits), 0)
+    needed = max(required - record.num_hits, 0)
     if record.kind == MAMBA and record.mode == ALIGNED:
         needed = min(required - record.num_hits, 1)
-        skipped = 0
     begin = first_hit(engine, group)
+    skipped = num_skipped_tokens(engine, group, hit_tokens) // record.block_size
     for entry in range(begin + skipped, begin + record.num_hits):
         block = engine.entries[entry]
         if block != NULL_BLOCK and engine.blocks[block].refs == 0:
@@ -122,7 +121,7 @@ def let_go(engine: Engine, node: int, group: int, computed: int) -> None:
     _give_back(engine, node, group, index, end)
     if record.kind == MAMBA and record.mode == ALIGNED:
         last = table.last_state
-        if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
+        if last >= 0 and engine.entries[begin + last] != NULL_BLOCK:
             _give_back(engine, node, group, last, last + 1)
 
 
@@ -263,10 +262,8 @@ def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, un
 
     `uncached` are tokens that some groups hold and others do not: a step ends where they do.
     """
-    sequence, block_size = engine.sequences[node], engine.settings[0].smallest_block
-    if computed >= max(sequence.prompt_tokens, sequence.num_tokens - 1):
-        return num_tokens
-    last = sequence.num_tokens // block_size * block_size
+    block_size = engine.settings[0].smallest_block
+    last = engine.sequences[node].num_tokens // block_size * block_size
     if computed + num_tokens < last:
         num_tokens = num_tokens // block_size * block_size
     elif computed < last < computed + num_tokens:

@@ -150,14 +150,14 @@ def attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
     """Begin a table of an admitted sequence with the blocks that were found for it, null where they are not needed."""
     record = engine.groups[group]
     table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
-    num_hits = record.num_hits if hit_tokens > 0 else 0
-    skipped = min(groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size, num_hits)
+    num_hits = record.num_hits
+    skipped = groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size
     table.num_blocks = table.num_cached = num_hits
     table.last_state = num_hits - 1
     table.owns_state = False
     num_held = 0
     for index in range(num_hits):
-        block = engine.entries[groups.first_hit(engine, group) + index] if index >= skipped else NULL_BLOCK
+        block = engine.entries[groups.first_hit(engine, group) + index]
         engine.entries[begin + index] = block
         if block != NULL_BLOCK:
             num_held += 1

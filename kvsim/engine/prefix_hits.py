@@ -112,7 +112,7 @@ def _find_window(engine: Engine, node: int, leader: int, limit: int) -> int:
         if run >= needed:
             _forget_before(engine, leader, index)
             return index + run
-    return _aligned(engine, leader, run)
+    return run
 
 
 @part

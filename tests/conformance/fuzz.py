@@ -1,6 +1,6 @@
 """Compare kvsim with the oracle on generated workloads; a difference is made small and kept beside the golden ones.
 
-python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--kind realistic]
+python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle.py [--kind staged]
 python -m tests.conformance.fuzz --workloads 3000 --seed 1 --oracle DIR --script vllm_oracle_groups.py --kind grouped
 python -m tests.conformance.fuzz --workloads 5000 --seed 1 --oracle DIR --script vllm_oracle_offload.py --kind offloaded
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.conformance import Verdict, parse_workload, verify_oracle
 from kvsim.errors import WorkloadError
 
-from .group_workloads import Document, grouped
+from .group_workloads import Document, grouped, staged_groups
 from .oracle import Oracle, OracleFailedError
 from .shrink import shrink
 from .workloads import offloaded, realistic, small, staged
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).with_name("golden")
 GOLDEN_GROUPS = Path(__file__).with_name("golden_groups")
-KINDS = {"small": small, "realistic": realistic, "grouped": grouped, "offloaded": offloaded, "staged": staged}
+KINDS = {
+    "small": small,
+    "realistic": realistic,
+    "grouped": grouped,
+    "offloaded": offloaded,
+    "staged": staged,
+    "staged-groups": staged_groups,
+}
 
 
 def _say(text: object) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from .workloads import small
+from .workloads import small, with_stages
 
 if TYPE_CHECKING:
     from random import Random
 
 Document = dict[str, Any]
+
+
+def staged_groups(random: Random) -> Document:
+    """As `grouped`, on a pipeline."""
+    return with_stages(random, grouped(random))
 
 
 def grouped(random: Random) -> Document:

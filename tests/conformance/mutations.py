@@ -11,6 +11,7 @@ _PREFIXES = "engine/prefix_cache.py"
 _CACHE = "engine/kv_cache.py"
 _SCHEDULER = "engine/scheduler.py"
 _QUEUE = "engine/waiting_queue.py"
+_PIPELINE = "policies/pipeline.py"
 _CLOCK = "engine/clock.py"
 _HITS = "engine/prefix_hits.py"
 _GROUPS = "engine/groups.py"
@@ -469,9 +470,51 @@ MUTATIONS = (
     ),
     Mutation(
         "a step is scheduled ahead although outputs should be awaited",
+        _PIPELINE,
+        "        if async_scheduling and (self.v2_model_runner or size == 1):\n",
+        "        if True:\n",
+    ),
+    Mutation(
+        "runner V1 has a step more in flight than stages",
+        _PIPELINE,
+        "async_scheduling and (self.v2_model_runner or size == 1)",
+        "async_scheduling",
+    ),
+    Mutation(
+        "a sequence decodes at every step of a pipeline",
+        _PIPELINE,
+        "self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1",
+        "1",
+    ),
+    Mutation(
+        "a sequence decodes a step later than the last stage has its token",
+        _SCHEDULER,
+        "if state.num_scheduled < sequence.decodes_from:",
+        "if state.num_scheduled <= sequence.decodes_from and settings.decode_interval > 1:",
+    ),
+    Mutation(
+        "a chunk of a prompt yields an output while one is under way",
+        _SCHEDULER,
+        "sequence.computed >= sequence.num_tokens + sequence.placeholders:",
+        "sequence.computed >= sequence.num_tokens:",
+    ),
+    Mutation(
+        "a stage begins a step before it has what the stage before hands over",
         _CLOCK,
-        "state.num_in_flight == engine.settings[0].most_in_flight",
-        "state.num_in_flight == len(engine.launched)",
+        "later, launched.done_s + hand_over_s, 0.0)",
+        "later, ready_s, 0.0)",
+    ),
+    Mutation(
+        "the first stage does not wait for the tokens that the last has sampled",
+        _CLOCK,
+        "        ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "a step takes as long as its first stage",
+        _CLOCK,
+        "        for index in range(1, len(engine.stages)):\n",
+        "        for index in range(1, 1):\n",
     ),
     Mutation(
         "an empty last call is left in the pipeline until the next",
@@ -829,7 +872,7 @@ MUTATIONS = (
     Mutation(
         "the state before the last stays held",
         "engine/groups.py",
-        "        if 0 <= last < -(-computed // record.block_size) - 1 and",
+        "        if last >= 0 and",
         "        if False and",
     ),
     Mutation(
@@ -865,8 +908,8 @@ MUTATIONS = (
     Mutation(
         "aligned steps end with the prompt alone",
         "engine/groups.py",
-        "max(sequence.prompt_tokens, sequence.num_tokens - 1):",
-        "sequence.prompt_tokens:",
+        "engine.sequences[node].num_tokens // block_size * block_size",
+        "engine.sequences[node].prompt_tokens // block_size * block_size",
     ),
     Mutation(
         "two kinds are looked up until they agree",

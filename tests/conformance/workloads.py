@@ -47,13 +47,18 @@ def small(random: Random) -> Document:
 
 
 def staged(random: Random) -> Document:
-    """As `small`, on a pipeline of two to six stages.
+    """As `small`, on a pipeline."""
+    return with_stages(random, small(random))
+
+
+def with_stages(random: Random, document: Document) -> Document:
+    """`document`, on a pipeline of two to six stages.
 
     A synchronous scheduler of more than two may resume a sequence while a token of it is under way, and vLLM then
     answers that token twice. Early stops and prompts that go on from an answer are left out there: they say which token
     comes as which, and what a model answers behind a token that is repeated is not known.
     """
-    document = small(random) | {"pipeline_parallel_size": random.choice([2, 2, 2, 3, 3, 4, 5, 6])}
+    document["pipeline_parallel_size"] = random.choice([2, 2, 2, 3, 3, 4, 5, 6])
     if not document["async_scheduling"] and document["pipeline_parallel_size"] > 2:
         for request in document["requests"]:
             request.pop("prompt_token_ids", None)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.calibration.observed import observe
 from kvsim.calibration.prior import vllm_prior
+from kvsim.cli.answer import setting_rows
 from kvsim.conformance import verify_recording
 from kvsim.engine.initialization import no_times
 from kvsim.errors import UsageError
@@ -131,6 +133,21 @@ def test_a_recording_of_a_pipeline_verifies(stages: int, ahead: bool, compiled: 
 def test_what_is_modelled_on_one_stage_alone_is_refused(policy: Any, stages: int, model: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         measure(requests(0.0), policy, machine(stages, kv_tokens=20_000, model=model))
+
+
+def test_a_recording_of_a_pipeline_is_not_fitted_to() -> None:
+    recording = simulate(requests(0.0), paged(), machine(2))
+    with pytest.raises(UsageError, match="is of a pipeline"):
+        observe(recording)
+
+
+def test_the_stages_are_told_where_a_pool_is() -> None:
+    one, two = (simulate(requests(0.0), paged(), machine(stages)).meta for stages in (1, 2))
+    assert [dict(setting_rows(meta, ""))["KV cache"].endswith("on the 2 stages together") for meta in (one, two)] == [
+        False,
+        True,
+    ]
+    assert "2 x H200" in dict(setting_rows(two, ""))["server"]
 
 
 def test_times_of_a_whole_model_are_refused_for_stages() -> None:
