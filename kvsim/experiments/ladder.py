@@ -103,7 +103,7 @@ class Climbed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """The same requests, all there at the beginning: what serves them is measured, not when they come."""
+    """The requests of a workload, all there at the beginning: what serves them is measured, not when they come."""
     description = f"{workload.description} All at once.".strip()
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 

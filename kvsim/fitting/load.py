@@ -37,14 +37,15 @@ class Load:
     """Requests per second of an open loop that was asked for; None: as they arrive."""
 
     def of_users(self, users: int) -> Load:
-        """The same requests, sent by another number of users: each sends as many, taken anew from the beginning where
-        there are not enough."""
+        """The requests of this load, sent by another number of users: each sends as many, taken anew from the
+        beginning where there are not enough.
+        """
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)
 
     def at_rate(self, factor: float) -> Load:
-        """The same requests, arriving `factor` times as fast."""
+        """The requests of this load, arriving `factor` times as fast."""
         asked = None if self.asked_rate_per_s is None else self.asked_rate_per_s * factor
         return replace(self, workload=self.workload.scaled_rate(factor), asked_rate_per_s=asked)
 

@@ -143,7 +143,7 @@ def _done(task: Callable[[], Any]) -> Any:
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Those that fit first, the nearest of them first; then the others, by how much they still lack.
+    """Remedies in order: those that fit first, the nearest of them first; then the others, by how much they still lack.
 
     Of changes of the same fields, such as a higher and a highest `max_num_seqs`, the best one stays; and of two changes
     together none that one of them brings as well.
@@ -174,7 +174,7 @@ def _order(remedy: Remedy) -> tuple[Any, ...]:
 
 
 def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
-    """Of `remedies`, best first, those that bring the load nearer to fitting than `before`; where that fits already,
+    """Remedies, best first, that bring the load nearer to fitting than `before`; where that fits already,
     those with more output.
     """
     lacks = goal.shortfall(before)
@@ -190,7 +190,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Of `remedies`, the best of each kind of single change that is in none of those `shown`, in the order tried."""
+    """The best of `remedies` of each kind of single change that is in none of those `shown`, in the order tried."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}

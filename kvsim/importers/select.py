@@ -76,7 +76,7 @@ def first(workload: Workload, num_requests: int) -> Workload:
 
 
 def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
-    """The same requests in the same order, arriving anew as `arrivals` says; the same seed gives the same times.
+    """The requests of `workload` in their order, arriving anew as `arrivals` says; the same seed gives the same times.
 
     Raises:
         UsageError: the seed is negative.

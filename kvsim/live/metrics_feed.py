@@ -41,7 +41,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SafeConnection(_Connection, http.client.HTTPSConnection):
-    """The same over TLS."""
+    """A connection as above, over TLS."""
 
 
 class _Plain(urllib.request.HTTPHandler):

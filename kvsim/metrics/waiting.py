@@ -35,7 +35,7 @@ class Limits:
     def keeping(
         self, waiting: npt.NDArray[Any], running: npt.NDArray[Any], tokens: npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Of the requests that wait after each step was scheduled, those kept by the batch and by the step's tokens.
+        """Requests that wait after each step was scheduled, kept by the batch and by the step's tokens.
 
         All arrays have one entry per step: requests that wait, sequences that run, tokens that are computed. What is
         in neither result waits for memory.

@@ -55,7 +55,7 @@ class GrowingRuns:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Of the `rows` of tables, which are `length` units long in the end, how long each is at `frame`."""
+        """Length at `frame` of each of the `rows` of tables, which are `length` units long in the end."""
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 

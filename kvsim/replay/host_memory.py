@@ -80,7 +80,7 @@ class _Crossings:
 
     @classmethod
     def of(cls, copies: Copies, rows: IntArray) -> _Crossings:
-        """Those in `rows` of `copies`."""
+        """The crossings in `rows` of `copies`."""
         rows = rows[np.argsort(copies.copy[rows], kind="stable")]
         reported = copies.reported_step[rows]
         return cls(

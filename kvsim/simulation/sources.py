@@ -77,7 +77,7 @@ class KnownInAdvance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """Those who each wait for an answer before they send the next request."""
+    """Users who each wait for an answer before they send the next request."""
 
     number: int
     think_s: float = 0.0

@@ -188,7 +188,7 @@ class Workload:
         return replace(self, **changes)
 
     def scaled_rate(self, factor: float) -> Workload:
-        """The same requests arriving `factor` times as fast."""
+        """The requests, arriving `factor` times as fast."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
@@ -197,7 +197,7 @@ class Workload:
         return replace(self, arrival_s=arrival_s, description=description)
 
     def scaled_answers(self, factor: float) -> Workload:
-        """The same requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
+        """The requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
         output = np.clip(np.rint(self.output_tokens * factor), 1, MAX_TOKENS).astype(np.int64)
@@ -214,7 +214,7 @@ class Workload:
         )
 
     def cut(self, max_model_len: int) -> Workload:
-        """The same requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt
+        """The requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt
         loses its end, so that one token of an answer fits behind it. The description counts them. Where every prompt
         is too long, none is cut: they were meant to be.
 
