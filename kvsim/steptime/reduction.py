@@ -45,7 +45,7 @@ FP8_SEQUENCE_SHARE = 1.7
 FP8_PAIR_SHARE = 1.07
 """Factor by which a query of a prompt against a key takes longer: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
-"""How much longer reading takes beside a prompt, beyond what it does in bf16: 0.22 to 0.33."""
+"""Share by which reading takes longer beside a prompt, beyond what it does in bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
 """Seconds that a layer takes longer because its queries are brought to fp8."""
 REDUCE_WAIT_S = 2e-6
@@ -94,9 +94,10 @@ _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Way of a step to the worker processes of several GPUs, and of its output back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
-"""What one more sequence adds to the preparation of a step in a worker process: a clock around it in two engines showed
-3 to 8 us. The GPU waits for the preparation unless it has a step to compute: prefills of 2,500 to 6,600 tokens on two
-H200 took 4 to 6 ms longer than their kernels."""
+"""Host time that one more sequence adds to the preparation of a step in a worker process, in launches of one kernel: a
+clock around it in two engines showed 3 to 8 us. The GPU waits for the preparation unless it has a step to compute:
+prefills of 2,500 to 6,600 tokens on two H200 took 4 to 6 ms longer than their kernels.
+"""
 
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
