@@ -26,6 +26,7 @@ SHIPPED = {
     "paged": "vllm-h200-llama-3-8b-sharegpt-pressure",
     "large": "vllm-h200-granite-350m-gsm8k",
     "static": "hf-h200-granite-350m-batch500",
+    "offload": "vllm-h200-llama-3-8b-offload",
 }
 
 
@@ -38,7 +39,7 @@ def _same_terminal_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shipped() -> Callable[[str], Recording]:
-    """Recordings of real runs, each read once: `paged` under pressure, a `large` pool, one `static` batch."""
+    """Recordings of real runs, read once: `paged` under pressure, a `large` pool, a `static` batch, an `offload`."""
     recordings: dict[str, Recording] = {}
 
     def open_once(name: str) -> Recording:

@@ -182,3 +182,14 @@ def test_a_request_says_with_whom_it_shares() -> None:
     session.player.go_to_frame(0)
     session.show()
     assert share_lines(session, session.recording.row_of("A")) == []
+
+
+def test_with_host_memory_those_that_wait_and_hold_blocks_are_not_counted_as_running(
+    shipped: Callable[[str], Recording],
+) -> None:
+    recording = shipped("offload")
+    step = int(np.argmax(recording.steps.preempted > 10))
+    session = Session(recording, at_s=float(recording.steps.start_s[step]))
+    live = len(session.replay.live_requests())
+    assert session.num_held_back == live - recording.steps.running[session.replay.frame] > 0
+    assert Session(recording, at_s=0).num_held_back == 0

@@ -188,6 +188,15 @@ class Session:
         return int((self.replay.computed(live) > self.replay.full[live]).sum())
 
     @property
+    def num_held_back(self) -> int:
+        """Requests that wait at the current frame and hold blocks all the same, with host memory: they load, or a step
+        under way still uses what they gave back."""
+        steps, step = self.recording.steps, self.replay.frame
+        if self.recording.copies is None or not 0 <= step < len(steps):
+            return 0
+        return max(len(self.replay.live_requests()) - int(steps.running[step]), 0)
+
+    @property
     def num_refused(self) -> int:
         """Requests that have been refused at the player's clock."""
         requests = self.recording.requests

@@ -92,7 +92,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
-        strips = [self._heading("waiting", len(waiting), len(shown_waiting), "next first", kept_by(self.session))]
+        held_back, kept = self.session.num_held_back, kept_by(self.session)
+        strips = [self._heading("waiting", len(waiting) + held_back, len(shown_waiting), "next first", kept)]
         self._requests = [None] * len(strips)
         needs = [self._need(request, short=False) for request in shown_waiting]
         if max(map(len, needs), default=0) > self.size.width - _NAME_WIDTH:
@@ -103,6 +104,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         strips += [self.blank()]
         idle = self.session.num_idle
         held = f"{plural(idle, 'row')} held for nothing" if idle else ""
+        if held_back:
+            idle, held = held_back, f"{held_back:,} waiting hold blocks"
         strips += [self._heading("running", len(running) - idle, len(shown_running), "newest first", held)]
         self._requests += [None, None]
         computed = self.session.replay.computed(np.array(shown_running, np.int64))
