@@ -248,17 +248,41 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 
 
 def as_sent(recording: Recording) -> Workload:
-    """The requests of `recording` as they were sent: those that the engine took in one go had all arrived when it
-    began.
+    """The requests of `recording` as they were sent, as far as it tells.
+
+    Requests that the engine took in one go had all arrived when it began. An engine at work looks for requests once a
+    step: those that it found had come since it looked before, and are spread over that time. Taken for arrivals as
+    they stand, half of the recorded times would be just too late for the step in a simulation that is a little faster.
+    A simulation knows when its requests were sent, and says so.
     """
     workload, requests = workload_of(recording), recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
+    if recording.meta.source == "simulation":
+        return replace(workload, arrival_s=requests.arrival_s[rows] - requests.arrival_s[rows].min())
     order = rows[np.argsort(requests.arrival_seq[rows])]
-    arrival_s = requests.arrival_s.copy()
     begins = np.diff(requests.arrival_seq[order], prepend=-2) != 1
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
-    arrival_s[order] = requests.arrival_s[order[first]]
+    go, count = np.cumsum(begins) - 1, np.bincount(np.cumsum(begins) - 1)
+    nth = np.arange(len(order)) - np.flatnonzero(begins)[go] + 1
+    taken_s = requests.arrival_s[order[begins]]
+    since_s = _looked_before_s(recording, taken_s)
+    arrival_s = requests.arrival_s.copy()
+    arrival_s[order] = since_s[go] + (taken_s - since_s)[go] * nth / (count[go] + 1)
     return replace(workload, arrival_s=arrival_s[rows] - arrival_s[rows].min())
+
+
+def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
+    """When the engine had looked for requests before it took some at each of those times: when it scheduled its last
+    step, or at that very time where it had nothing to do.
+    """
+    steps, requests = recording.steps, recording.requests
+    if recording.meta.policy_name != "paged" or not len(steps):
+        return taken_s
+    last = np.searchsorted(steps.start_s, taken_s, side="left") - 1
+    finished_s = np.where(np.isnan(requests.finished_s), np.inf, requests.finished_s)
+    come = np.searchsorted(np.sort(requests.arrival_s), taken_s, side="left")
+    gone = np.searchsorted(np.sort(finished_s), taken_s, side="left")
+    is_busy = (last >= 0) & (come > gone)
+    return np.where(is_busy, steps.start_s[np.maximum(last, 0)], taken_s)
 
 
 def concurrency_of(recording: Recording) -> int | None:

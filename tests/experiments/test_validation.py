@@ -7,15 +7,30 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from kvsim.cli.calibrate import command as calibrate_command
 from kvsim.cli.validate import command as validate_command
 from kvsim.errors import UsageError
-from kvsim.experiments.validation import Row, Validation, concurrency_of, matching_profile, policy_of, validate
+from kvsim.experiments.validation import (
+    Row,
+    Validation,
+    as_sent,
+    concurrency_of,
+    matching_profile,
+    policy_of,
+    validate,
+)
+from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
+from kvsim.models import find_model
+from kvsim.policies import Paged
 from kvsim.profiles import find as find_profile
 from kvsim.recording import find, read
+from kvsim.simulation import Machine, simulate
+from kvsim.workload import Poisson, Uniform, generate
 
 HELD_OUT = (
     "vllm-h200-llama-3-8b-heldout-35",
@@ -54,6 +69,24 @@ def test_a_closed_loop_is_simulated_as_one() -> None:
     assert concurrency_of(recording) == 64
     result = validate(matching_profile(recording), recording)
     assert result.simulated.steps.running.max() == 64
+
+
+@pytest.mark.parametrize("rate_per_s", [20, 80])
+def test_requests_found_in_one_look_had_come_since_the_look_before(rate_per_s: float) -> None:
+    """Recorders stamp requests when the engine finds them, on average half a step late."""
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=4 << 30, step_time=step_times(gpu, model, "vllm"))
+    lengths = {"prompt": Uniform(low=20, high=900), "output": Uniform(low=5, high=40)}
+    sent = generate(120, arrivals=Poisson(rate_per_s=rate_per_s), **lengths, seed=7)
+    simulated = simulate(sent, Paged(), machine, stamp_at_entry=True)
+    found = replace(simulated, meta=replace(simulated.meta, source="vllm"))
+    stamped_s = found.requests.arrival_s - found.requests.arrival_s[0]
+    told_s, true_s = as_sent(found).arrival_s, sent.arrival_s - sent.arrival_s[0]
+    assert (np.diff(told_s) >= 0).all()
+    late_s = (stamped_s - true_s).mean()
+    assert abs((told_s - true_s).mean()) < 0.3 * late_s
+    assert np.abs(told_s - true_s).mean() < 0.7 * late_s
+    assert as_sent(simulated).arrival_s.tolist() == stamped_s.tolist(), "a simulation is believed"
 
 
 def test_the_settings_are_the_recorded_engines() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import policy_of, times_of, validate
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis, card_of, known_errors, served_model, step_times
+from kvsim.machines import Basis, card_of, is_in_process, known_errors, served_model, step_times
 from kvsim.models import find_model, find_quantization
 from kvsim.profiles.extrapolation import Watched
 from kvsim.recording import find, read
@@ -122,3 +122,14 @@ def test_a_gpu_of_the_users_own_has_step_times_of_its_data_sheet() -> None:
     times = step_times(own, find_model("Meta-Llama-3-8B"), "vllm")
     assert "machine card of Mine" in times.label
     assert Basis.SHEET.value in times.label
+
+
+def test_recordings_say_whether_the_engine_had_a_process_of_its_own() -> None:
+    """Those of servers did, and step times of their cards have a faster host."""
+    served, driven = (read(find(f"vllm-h200-llama-3-8b-{name}")).meta for name in ("served-again", "other-25"))
+    assert (is_in_process(served), is_in_process(driven)) == (False, True)
+    assert not is_in_process(replace(driven, engine={**driven.engine, "in_process": False}))
+    own, shared = (step_times(H200, QWEN, "vllm", in_process=value) for value in (False, True))
+    prompt = StepShape(8, 200, 193, 1000, 20_000)
+    assert own.step_time(prompt).launch_s < shared.step_time(prompt).launch_s
+    assert own.step_time(prompt).gpu_s == shared.step_time(prompt).gpu_s
