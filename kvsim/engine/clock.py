@@ -157,32 +157,24 @@ def schedule(engine: Engine) -> None:
             journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
     shape = write_down(engine)
     memory.begin_copies(engine)
-    cost = step_time(engine.step_times[0], shape) if state.num_in_batch > 0 else steptime.NO_TIME
-    ready_s = state.host_s + cost.prepare_s
-    if settings.feedback > 0:
-        ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
-    launched.done_s = _compute(engine, 0, cost, ready_s, host_swap.transfer_s(engine))
-    if state.num_in_batch > 0:
-        for index in range(1, len(engine.stages)):
-            hand_over_s = passing_s(engine.step_times[index], shape.num_tokens)
-            later = step_time(engine.step_times[index], shape)
-            launched.done_s = _compute(engine, index, later, launched.done_s + hand_over_s, 0.0)
-    else:
-        launched.done_s = max(launched.done_s, engine.stages[len(engine.stages) - 1].free_s)
-    state.host_s += cost.launch_s
+    ready_s, launch_s = state.host_s, 0.0
+    for index in range(len(engine.stages)):
+        stage = engine.stages[index]
+        cost = step_time(engine.step_times[index], shape) if state.num_in_batch > 0 else steptime.NO_TIME
+        if index == 0:
+            launch_s, launched.turnaround_s = cost.launch_s, cost.turnaround_s
+            ready_s += cost.prepare_s
+            if settings.feedback > 0:
+                ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
+            begin_s = max(ready_s, stage.free_s) + host_swap.transfer_s(engine)
+        else:
+            begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), stage.free_s)
+        gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
+        stage.throttle, stage.throttled_at_s = throttle.level, throttle.at_s
+        ready_s = stage.free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+    launched.done_s = ready_s
+    state.host_s += launch_s
     memory.poll_copies(engine)
-    launched.turnaround_s = cost.turnaround_s
-
-
-@part
-def _compute(engine: Engine, index: int, cost: StepTime, ready_s: float, transfer_s: float) -> float:
-    """Let a stage compute the step under way as soon as that is ready and the stage is free; return when it is done."""
-    state, stage = engine.state[0], engine.stages[index]
-    begin_s = max(ready_s, stage.free_s) + transfer_s
-    gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
-    stage.throttle, stage.throttled_at_s = throttle.level, throttle.at_s
-    stage.free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
-    return stage.free_s
 
 
 @part

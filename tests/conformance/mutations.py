@@ -501,20 +501,20 @@ MUTATIONS = (
     Mutation(
         "a stage begins a step before it has what the stage before hands over",
         _CLOCK,
-        "later, launched.done_s + hand_over_s, 0.0)",
-        "later, ready_s, 0.0)",
+        "begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), stage.free_s)",
+        "begin_s = stage.free_s",
     ),
     Mutation(
         "the first stage does not wait for the tokens that the last has sampled",
         _CLOCK,
-        "        ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)\n",
-        "        pass\n",
+        "                ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)\n",
+        "                pass\n",
     ),
     Mutation(
         "a step takes as long as its first stage",
         _CLOCK,
-        "        for index in range(1, len(engine.stages)):\n",
-        "        for index in range(1, 1):\n",
+        "    for index in range(len(engine.stages)):\n",
+        "    for index in range(1):\n",
     ),
     Mutation(
         "an empty last call is left in the pipeline until the next",
