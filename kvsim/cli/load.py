@@ -88,7 +88,10 @@ def check_load(flags: dict[str, Any]) -> None:
     """
     check_users(flags["users"], flags["think_time"])
     if flags["users"] is not None and flags["rate"] is not None:
-        raise UsageError("--users wait for their answers, so they have no --rate; give one of the two.")
+        raise UsageError(
+            "--users wait for their answers, so they have no --rate; give one of the two, or limit arrivals with "
+            "--max-concurrency of kvsim run."
+        )
     given = ("users", "rate", "workload", "arrivals", "rate_profile")
     if all(flags[name] is None for name in given):
         raise UsageError("there is no load: give --users N, --rate PER_S or --workload FILE.")
