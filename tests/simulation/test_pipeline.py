@@ -160,7 +160,7 @@ def test_times_of_a_whole_model_are_refused_for_stages() -> None:
 def test_a_stage_has_its_share_of_a_model() -> None:
     whole, staged = reduce(card_of(GPU, 2), LLAMA, num_processors=GPU.num_processors), machine(4).step_time
     assert isinstance(staged, Staged)
-    assert "never measured" in staged.label
+    assert "4 stages by a formula" in staged.label
     assert not staged.calibrated
     weights_s = [stage.weights_s for stage in staged.stages]
     assert weights_s == pytest.approx([weights_s[0]] * 4)
