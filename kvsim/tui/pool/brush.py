@@ -36,6 +36,7 @@ LEDGE: Final = 19
 """The first paint in the upper half, nothing below: the gap between two rows."""
 HOLLOW: Final = 20
 """An outline in the first paint on the second."""
+OUTLINE: Final = "□"
 DIGIT: Final = 21
 """Key of the first of nine digits that say how many eighths are written, for states where there are no colours."""
 _SHAPE: Final = 16
@@ -94,7 +95,7 @@ class Brush:
         self._symbols = symbols
         self._colors = paint_colors(symbols.palette)
         self._glyphs = paint_glyphs(symbols)
-        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀", HOLLOW: "□"}
+        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀", HOLLOW: OUTLINE}
         for eighth in range(1, 9):
             self._shapes[UP + eighth], self._shapes[RIGHT + eighth] = symbols.up[eighth], symbols.right[eighth:][:1]
         self._known: dict[int, tuple[str, RichStyle]] = {}

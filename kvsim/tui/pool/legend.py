@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.words import plural, seconds
 from ..pool.paint import AGE, AGES, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
-from ..pool.swatches import paint_swatch
+from ..pool.swatches import outline_swatch, paint_swatch
 from .kinds import layer_kinds
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def legend_entries(by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int) -> list[list[Segment]]:
+def legend_entries(
+    by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int, *, outlines: bool
+) -> list[list[Segment]]:
     """The legend of the pool's colours, with samples; with one of each kind and shorter words where `room` characters
-    are few.
+    are few. With `outlines`, cached units are drawn as such in the pictures.
     """
     entries = legend(by, session)
     if _length(entries) > room:
@@ -32,7 +34,8 @@ def legend_entries(by: ColorBy, session: Session, symbols: Symbols, style: Style
     for paints, text in entries:
         segments = [Segment("  ", style)] if found else []
         for paint in paints:
-            sample = paint_swatch(paint, symbols)
+            is_outline = outlines and symbols.color and paint in (REUSABLE, SlotState.CACHED)
+            sample = outline_swatch(symbols) if is_outline else paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
         found.append([*segments, Segment(f" {text}", style)])
     return found

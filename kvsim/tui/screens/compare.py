@@ -36,7 +36,7 @@ class Compare(PlaybackScreen):
     """The pools above each other or, where there is room, beside each other."""
 
     compares = True
-    PANELS = "HostMap, LaneFigures, ScheduleChart, Race"
+    PANELS = "HostMap, LaneFigures, ScheduleChart, Legend, Race"
 
     def __init__(
         self,

@@ -53,8 +53,9 @@ class BelowPool(Widget):
     def _legend(self) -> tuple[Segment, list[list[Segment]]]:
         key = Segment("o ", self._style("strong"))
         room = self.size.width - key.cell_length
-        by = self._pool.color_by
-        return key, legend_entries(by, self._session, self._symbols, self._style("weak"), room)
+        pool, style = self._pool, self._style("weak")
+        outlines = pool.draws_outlines
+        return key, legend_entries(pool.color_by, self._session, self._symbols, style, room, outlines=outlines)
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()

@@ -13,6 +13,7 @@ from ..pool.legend import legend_entries
 from ..pool.paint import ColorBy
 from ..pool.swatches import swatch
 from .entries import whole_entries
+from .pool_picture import PoolPicture
 
 if TYPE_CHECKING:
     from kvsim.memory.waste import SlotState
@@ -34,6 +35,10 @@ class Legend(Widget):
         self._symbols = symbols
         self.color_by = color_by
 
+    def show_frame(self) -> None:
+        """Follow the pools: what they look like depends on their size and their level of detail."""
+        self.refresh()
+
     def render_line(self, y: int) -> Strip:
         """With what they mean where there is room."""
         del y
@@ -42,7 +47,8 @@ class Legend(Widget):
             metas = [session.recording.meta for session in self._sessions]
             telling = [(len(meta.pool.groups), meta.prefix_caching) for meta in metas]
             session = self._sessions[telling.index(max(telling))]
-            entries = legend_entries(self.color_by, session, self._symbols, style, width)
+            outlines = any(pool.draws_outlines for pool in self.screen.query(PoolPicture))
+            entries = legend_entries(self.color_by, session, self._symbols, style, width, outlines=outlines)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
         words = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])

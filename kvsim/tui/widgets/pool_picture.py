@@ -20,7 +20,7 @@ from ..pool.colors import default_color
 from ..pool.flash import FLASH_S, Flash
 from ..pool.lines import Lines
 from ..pool.paint import ColorBy
-from ..pool.tiling import one_cell
+from ..pool.tiling import Detail, one_cell
 from ..pool.zoom import Zoom
 
 if TYPE_CHECKING:
@@ -106,6 +106,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def tiling(self) -> Tiling:
         """What the cells are at the current level of detail."""
         return self._canvas.tiling
+
+    @property
+    def draws_outlines(self) -> bool:
+        """Whether cached units are outlines: where each unit has characters of its own."""
+        return self.tiling.detail is Detail.FILL
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """All filters but one that these colours do not need, and that would cost a third of a frame."""
