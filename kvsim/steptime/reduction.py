@@ -49,8 +49,9 @@ FP8_MIXED_SHARE = 0.28
 FP8_QUERY_S = 3e-6
 """Seconds that a layer takes longer because its queries are brought to fp8."""
 PIECE_S = 10e-6
-"""How long a GPU idles around a layer's attention in a captured step with prompt tokens, where it is launched between
-captured pieces: 5 to 15 us in the profiles of three models on an H200, which were fitted without a card."""
+"""Seconds that a GPU idles around a layer's attention in a captured step with prompt tokens, where it is launched
+between captured pieces: 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
+"""
 REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other at a sum, beyond the sum itself."""
 STEP_KERNELS = 100
