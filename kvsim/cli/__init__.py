@@ -125,6 +125,9 @@ def main() -> None:
         # The reader of our output has had enough; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except MemoryError:
+        _complain("there is not enough memory for this; ask for less of it, such as fewer requests.")
+        sys.exit(1)
     except OSError as error:
         # A full disk, a folder that is gone: nothing that a traceback would explain better.
         where = f"{error.filename}: " if error.filename else ""

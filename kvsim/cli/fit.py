@@ -13,6 +13,7 @@ from kvsim.cli.ranges import check_policy_flags, check_ranges
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand, section
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from kvsim.fitting import Server
@@ -87,6 +88,11 @@ def command(
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     workload, source = requests_of(flags)
     server = server_of(flags, replicas, None if source is None else source.meta)
+    if replicas > len(workload):
+        raise UsageError(
+            f"--replicas asks for {replicas:,} servers, and there are {len(workload):,} requests to serve; give more "
+            "requests with --num-requests, or fewer servers."
+        )
     load = load_of(flags, workload if flags["workload"] else workload.cut(server.max_model_len))
     offloads = server.cache.kv_offloading_size > 0
     chosen = engine_for(load, points + 40 if points else 3, offloads=offloads) if engine == "auto" else engine
@@ -114,7 +120,6 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.cli.machine import FIND, check_at_least_one, engine_defaults, machine_of
     from kvsim.cli.offload import offload_settings
     from kvsim.cli.workload import given
-    from kvsim.errors import UsageError
     from kvsim.fitting import Server
     from kvsim.policies.settings import PagedSettings
 

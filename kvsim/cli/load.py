@@ -111,7 +111,8 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
     if flags["rate_profile"] is not None:
         return workload_and_source(flags)
     rate = flags["rate"] or 30.0
-    shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST)
+    # What is no rate is refused where arrivals are drawn.
+    shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST) if rate > 0 else _FEWEST
     # Only requests that are generated take arrivals; burstiness and ramps bring theirs.
     own = flags["burstiness"] is not None or flags["ramp"] is not None or rate == math.inf
     arrivals = flags["arrivals"] or (None if own else "poisson")

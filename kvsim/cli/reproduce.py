@@ -31,6 +31,9 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwr
     from kvsim.published import ROWS, find_row, reproduce
 
     chosen = [find_row(name) for name in dict.fromkeys(rows)] or list(ROWS)
+    if list_only and as_json:
+        print_json({"rows": [{"name": row.name, "title": row.title, "source": row.source} for row in chosen]})
+        return
     if list_only:
         print_table("", ["row", "what", "source"], [(row.name, row.title, row.source) for row in chosen])
         return

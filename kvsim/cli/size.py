@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 
-def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Name everything that is listed, and leave."""
-    if not wanted:
-        return
+def _list(*, as_json: bool) -> None:
+    """Name everything that is listed."""
     from kvsim.hardware import GPUS
     from kvsim.models import all_models
 
-    click.echo("\n".join(["GPUs", *(f"  {gpu.name}" for gpu in GPUS)]))
-    click.echo("\n".join(["models", *(f"  {model.name}" for model in all_models())]))
-    context.exit()
+    names = {"GPUs": [gpu.name for gpu in GPUS], "models": [model.name for model in all_models()]}
+    if as_json:
+        print_json(names)
+        return
+    for heading, listed in names.items():
+        click.echo("\n".join([heading, *(f"  {name}" for name in listed)]))
 
 
 @click.command("size")
-@click.option(
-    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name all GPUs and models."
-)
+@click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
 @machine_options
 @click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.  [vLLM's, by the GPU]")
 @click.option("--max-num-seqs", type=int, help="Sequences in one step.  [vLLM's, by the GPU]")
@@ -66,6 +65,7 @@ def _list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @json_option
 def command(
     *,
+    list_only: bool,
     max_model_len: int | None,
     prefix_caching: bool,
     disable_hybrid_kv_cache_manager: bool,
@@ -75,6 +75,9 @@ def command(
     **flags: Any,
 ) -> None:
     """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
+    if list_only:
+        _list(as_json=as_json)
+        return
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")

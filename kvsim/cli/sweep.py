@@ -76,6 +76,8 @@ def command(
     from kvsim.experiments.sweeps import sweep
     from kvsim.files.overwriting import may_replace
 
+    if figure is not None and not vary:
+        raise UsageError("--figure draws against the first flag that varies; give --vary, or leave it out.")
     may_replace(output, "sweep", overwrite=overwrite)
     if figure is not None:
         from kvsim.plots import may_save

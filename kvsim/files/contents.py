@@ -49,11 +49,15 @@ def content_of(file: Path, most_bytes: int) -> bytes:
         OSError: see `open_file`; or it has more than `most_bytes` bytes.
     """
     with open_file(file) as opened:
-        if os.fstat(opened.fileno()).st_size > most_bytes:
+        size = os.fstat(opened.fileno()).st_size
+        if size > most_bytes:
             raise _too_large(most_bytes)
-        content: bytes | None = opened.read(most_bytes + 1)  # it may grow meanwhile
-    if content is None:
-        raise OSError(errno.EAGAIN, "It is a file of the system that has nothing to say now")
+        # Reading takes as much memory as is asked for, whatever is there.
+        content: bytes | None = opened.read(size + 1)
+        if content is None:
+            raise OSError(errno.EAGAIN, "It is a file of the system that has nothing to say now")
+        if len(content) > size:  # it has grown meanwhile, or is one of the system
+            content += opened.read(most_bytes)
     if len(content) > most_bytes:
         raise _too_large(most_bytes)
     return content

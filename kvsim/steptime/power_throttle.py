@@ -29,7 +29,7 @@ def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> 
 
     Steps that are not bound by arithmetic neither suffer from throttling nor add to it.
     """
-    if cost.throttle_s == 0.0:
+    if cost.throttle_s == 0.0 or cost.gpu_s == 0.0:
         return cost.gpu_s, throttle
     before = throttle.level * exp((throttle.at_s - begin_s) / THROTTLE_S)
     rest = (1.0 - before) * exp(-cost.gpu_s / THROTTLE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tracemalloc
 import zlib
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,17 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert content_of(file, 100) == b"x" * 100
     with pytest.raises(OSError, match="more than 99 bytes"):
         content_of(file, 99)
+
+
+def test_a_small_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert len(content_of(file, 1 << 31)) == 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

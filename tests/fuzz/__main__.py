@@ -119,7 +119,10 @@ def _run_chunk(first: int, num_cases: int, scratch: Path, until_s: float, *, fla
             line = worker.stdout.readline()
             if not line:
                 break
-            said = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:  # another library's words, or half a line of a process that has ended
+                continue
             if "begins" in said:
                 begun = said["begins"]
             else:

@@ -25,6 +25,7 @@ from kvsim.steptime import (
     throttled_gpu_s,
 )
 from kvsim.steptime.power_throttle import THROTTLE_S
+from kvsim.steptime.shapes import StepTime
 
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")
@@ -236,3 +237,8 @@ def test_sequences_that_join_cost_the_host_and_leave_the_gpu_alone() -> None:
     assert many.launch_s - none.launch_s == pytest.approx(100 * VLLM.new_sequence_s)
     assert many.prepare_s - none.prepare_s == pytest.approx(100 * VLLM.new_sequence_s)
     assert many.gpu_s == none.gpu_s
+
+
+def test_a_step_that_takes_the_gpu_no_time_does_not_throttle_it() -> None:
+    cost = StepTime(prepare_s=0.001, launch_s=0.02, gpu_s=0.0, turnaround_s=0.0, throttle_s=0.0002)
+    assert throttled_gpu_s(cost, 1.0, UNTHROTTLED) == (0.0, UNTHROTTLED)
