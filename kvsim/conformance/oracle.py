@@ -6,7 +6,7 @@ compared, the order of the free queue included; timings are not.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +288,6 @@ class OracleRun:
 def _demand(workload: OracleWorkload) -> Demand:
     """What the oracle was asked for; it dates requests by their place in the workload."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
-    keys = PrefixKeys(workload.cache.block_size)
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
     stop = np.array([request.output_tokens if request.stop_at is None else request.stop_at for request in requests])
@@ -298,8 +297,21 @@ def _demand(workload: OracleWorkload) -> Demand:
         limit=limit,
         priority=np.array([request.priority for request in requests], np.int64),
         arrival_s=np.arange(len(requests), dtype=np.float64),
-        keys=Ragged.from_rows([keys.from_tokens(_tokens(row, each)) for row, each in enumerate(requests)], np.int64),
+        keys=Ragged.from_rows(_keys(workload), np.int64),
     )
+
+
+def _keys(workload: OracleWorkload) -> list[list[int]]:
+    """The keys of all full blocks of every request, up to the last that another has, too: as in a simulation, what is
+    behind it is known to the request alone.
+    """
+    keys = PrefixKeys(workload.cache.block_size)
+    rows = [keys.from_tokens(_tokens(row, request)) for row, request in enumerate(workload.requests)]
+    num_requests = Counter(key for row in rows for key in row)
+    for row in rows:
+        while row and num_requests[row[-1]] == 1:
+            row.pop()
+    return rows
 
 
 def _tokens(row: int, request: OracleRequest) -> list[int]:
