@@ -22,6 +22,8 @@ _requests = section("Requests")
 _SHOWN_S = 120.0
 """Seconds of an open loop that are simulated where the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
+_MOST_OF_USERS = 200_000
+"""Requests of a closed loop that one run of a search may take: some seconds."""
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
@@ -107,7 +109,13 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
         return workload_and_source(flags)
     users, number = users_of(flags), flags["num_requests"]
     if users is not None:
-        return workload_and_source(flags | {"arrivals": "at-once", "num_requests": number or requests_for(users)})
+        number = number or requests_for(users)
+        if max(number, users) > _MOST_OF_USERS:
+            raise UsageError(
+                f"{users:,} users would take {max(number, users):,} requests in each of the runs that are tried; fit "
+                f"tries at most {_MOST_OF_USERS:,}, so --users should be smaller: those of one server, not of a fleet."
+            )
+        return workload_and_source(flags | {"arrivals": "at-once", "num_requests": number})
     if flags["rate_profile"] is not None:
         return workload_and_source(flags)
     rate = flags["rate"] or 30.0

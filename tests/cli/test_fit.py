@@ -44,6 +44,8 @@ def test_json_has_everything_that_was_tried(type_command: Run) -> None:
     [
         ((), "there is no load: give --users N, --rate PER_S or --workload FILE"),
         (("--users", "2", "--rate", "3"), "--users wait for their answers, so they have no --rate"),
+        (("--users", "999999"), "999,999 users would take 3,999,996 requests in each of the runs that are tried"),
+        (("--users", "999999", "--num-requests", "4"), "--users should be smaller: those of one server, not of a"),
         (("--rate", "3", "--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
         (("--users", "2", "--swap-gib", "3"), "--swap-gib is not searched by kvsim fit"),
         (("--users", "2", "--tpot-p99", "-1"), "--tpot-p99 should be a positive number of seconds"),

@@ -68,8 +68,11 @@ def test_sharing_is_counted() -> None:
     guided = Guided(find_lesson("5"))
     guided.show(guided.captions[2].frame)
     refs = guided.sessions[0].replay.refs
-    assert sharing(guided.sessions[0]) == f"{(refs > 0).sum()} blocks hold {refs.sum()}: {factor(guided.sessions[0])}"
-    assert sharing(guided.sessions[0]).startswith("20 blocks hold 50")
+    assert (
+        sharing(guided.sessions[0])
+        == f"{(refs > 0).sum()} blocks in place of {refs.sum()}: {factor(guided.sessions[0])}"
+    )
+    assert sharing(guided.sessions[0]).startswith("20 blocks in place of 50")
 
 
 def test_the_story_of_a_pool_that_is_full(shipped: Callable[[str], Recording]) -> None:

@@ -262,7 +262,7 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert order == [0, 1, 2]
     comparison.learn(rates)
     assert comparison.ample_tokens_per_s[0] == 100.0
-    assert f"of that ×{gap / 2:,.1f} is memory" in story_of_comparison(comparison).parts
+    assert f"×{gap / 2:,.1f} of that is memory" in story_of_comparison(comparison).parts
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:

@@ -162,7 +162,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     ):
         lines.append((label, seconds(float(times_s[request]), resolution_s)))
     if begun:
-        lines.append(("waited", seconds(waited_s, resolution_s)))
+        lines.append(("first wait", seconds(waited_s, resolution_s)))
     return lines
 
 

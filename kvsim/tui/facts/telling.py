@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..playback.comparison import Comparison
     from ..playback.session import Session
 
+_NONE_LEFT: Final = 1.05
+"""A gap of less counts as none."""
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _TELLING: Final = 0.05
@@ -71,7 +73,9 @@ def _because_of_memory(comparison: Comparison) -> list[str]:
         return []
     gap = slow.player.duration_s / fast.player.duration_s
     left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[0]
-    return [f"of that ×{gap / left:,.1f} is memory"] if left > 0 else []
+    if left <= 0:
+        return []
+    return ["all of it is memory" if left < _NONE_LEFT else f"×{gap / left:,.1f} of that is memory"]
 
 
 def _when_full(session: Session) -> list[str]:

@@ -98,11 +98,11 @@ def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
 
 
 def sharing(session: Session) -> str:
-    """How much sharing saves now: `1,587 blocks hold 3,763: 2.4×`; empty where nothing is shared."""
+    """How much sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty where nothing is shared."""
     held, stands_for = _held(session)
     if stands_for <= held:
         return ""
-    return f"{plural(held, session.unit_name)} hold {stands_for:,}: {factor(session)}"
+    return f"{plural(held, session.unit_name)} in place of {stands_for:,}: {factor(session)}"
 
 
 def factor(session: Session) -> str:
