@@ -152,8 +152,17 @@ class RecordingBuilder:
         self.copies.processed(step)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
-        """`request` has `count` more outputs."""
-        outputs = self._requests.columns["output_tokens"]
+        """`request` has `count` more outputs.
+
+        One that was preempted with a step in flight may have them before any step that is recorded here: where a
+        recording begins in the middle, that step was scheduled before, and no later than now.
+        """
+        outputs, first_scheduled_s = (
+            self._requests.columns["output_tokens"],
+            self._requests.columns["first_scheduled_s"],
+        )
+        if first_scheduled_s[request] != first_scheduled_s[request]:
+            first_scheduled_s[request] = time_s
         if not outputs[request]:
             self._requests.columns["first_token_s"][request] = time_s
         outputs[request] += count

@@ -211,7 +211,7 @@ def mutated(text: bytes, dice: random.Random) -> bytes:
 def test_no_server_brings_down_a_viewer() -> None:
     """Mutated logs end in a sentence, or in something that can be shown."""
     shown = refused = 0
-    for seed in range(150):
+    for seed in range(600):
         dice = random.Random(seed)
         lines = lines_of(dice.choice(LOGS))[:400]
         for at in dice.sample(range(len(lines)), dice.choice([1, 1, 2, 5])):
