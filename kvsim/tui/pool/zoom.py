@@ -83,7 +83,7 @@ class Zoom:
         if self._heading is not None:  # one of several pools, all of the same size
             return f"{self._heading}: {cell}"
         parts = [f"memory pool, {plural(tiling.num_units, unit)}: {cell}", f"colour: {color_by.value}"]
-        return f" {symbols.dot} ".join([*parts, f"{lit} alone is lit"] if lit else parts)
+        return f" {symbols.dot} ".join([*parts, f"only {lit} lit"] if lit else parts)
 
 
 def _about(number: float, noun: str) -> str:
