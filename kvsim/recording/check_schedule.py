@@ -143,9 +143,9 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
     left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_step])
     require(left, file, "finished_s should not be before the start of the request's last step")
-    if recording.meta.begins_in_the_middle:  # outputs may be those of steps that came before
-        return
     _check_times_of_outputs(recording, file)
+    if recording.meta.begins_in_the_middle:
+        return
     require(is_scheduled == ~np.isnan(requests.first_scheduled_s), file, "first_scheduled_s is not schedule.parquet's")
     rows, first_row = np.unique(schedule.request, return_index=True)
     begins = schedule.step[first_row]
@@ -158,9 +158,16 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _check_times_of_outputs(recording: Recording, file: Path) -> None:
-    """A token is there no earlier than the step that computes it ends, and the engine notices soon after its last."""
+    """A token is there no earlier than the step that computes it ends, and the engine notices soon after its last.
+
+    Where a recording begins in the middle, a request that was scheduled before may have its tokens from then.
+    """
     requests, steps = recording.requests, recording.steps
     answered = requests.output_tokens > 0
+    if recording.meta.begins_in_the_middle:
+        rows, first_row = np.unique(recording.schedule.request, return_index=True)
+        begins_s = steps.start_s[recording.schedule.step[first_row]]
+        answered[rows] &= ~(requests.first_scheduled_s[rows] < begins_s - _CLOCK_S)
     finished = answered & (requests.status == RequestStatus.FINISHED)
     prompt = requests.prompt_tokens.astype(np.int64)
     for name, asked, tokens in (
