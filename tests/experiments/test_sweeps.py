@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,6 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
-
-from .processes import until
 
 MakeMachine = Callable[[int], Machine]
 
@@ -262,3 +261,11 @@ def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
     process.wait()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     assert children
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to be")

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +18,14 @@ from kvsim.errors import WorkerDiedError
 from kvsim.experiments.workers import cluster, results
 from kvsim.fitting import Search
 
-from .processes import children_of, until
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are counted in /proc")
+
+
+def children_of(process: int) -> set[int]:
+    """The processes that `process` has started and that compute: joblib has one more, which watches semaphores."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = {int(child) for task in tasks for child in task.read_text().split()}
+    return {child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 @pytest.mark.parametrize("num_jobs", [300, -1])
@@ -49,7 +56,6 @@ def test_a_search_whose_worker_is_killed_ends_in_a_sentence() -> None:
 ENDLESS = """
 import time
 from kvsim.fitting import Search
-from .processes import children_of, until
 Search(num_jobs=2).results([lambda: time.sleep(100)] * 2)
 """
 
@@ -60,3 +66,11 @@ def test_workers_do_not_outlive_a_search_that_is_killed() -> None:
         children = children_of(process.pid)
         process.kill()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to be")
