@@ -16,7 +16,7 @@ from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import Validation, matching_profile, validate
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis, card_of, from_card, is_in_process, served_model, sheet_card
+from kvsim.machines import Basis, card_of, from_card, in_batches_of, is_in_process, served_model, sheet_card
 from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
 from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
@@ -51,7 +51,7 @@ def machine_of(recording: Recording) -> str:
 def by_card(card: Card, recording: Recording) -> Validation:
     meta = recording.meta
     times = from_card(card, find_gpu(meta.gpu), served_model(meta), "vllm", in_process=is_in_process(meta))
-    return validate(times, recording)
+    return validate(in_batches_of(meta.engine["max_num_seqs"], times), recording)
 
 
 def own_card(recording: Recording) -> Card:

@@ -19,7 +19,7 @@ from kvsim.calibration.observed import Observed, observe_on
 from kvsim.calibration.predict import step_durations, step_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.machines import is_in_process, linked, served_model
+from kvsim.machines import in_batches_of, is_in_process, linked, served_model
 from kvsim.profiles import Residual
 from kvsim.recording import Recording
 from kvsim.steptime.card import Card
@@ -104,4 +104,6 @@ def _awake(card: Card, recording: Recording) -> Roofline:
     if gpu.name != find_gpu(card.gpu).name:
         raise UsageError(f"{recording.name} is of {gpu.name}, and the card of {card.gpu}; calibrate one machine.")
     model = served_model(recording.meta)
-    return never_asleep(linked(card, gpu, model.tensor_parallel_size), model, num_processors=gpu.num_processors)
+    times = never_asleep(linked(card, gpu, model.tensor_parallel_size), model, num_processors=gpu.num_processors)
+    num_seqs = recording.meta.engine.get("max_num_seqs")
+    return times if num_seqs is None else in_batches_of(num_seqs, times)

@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.calibration.observed import Observed
 from kvsim.calibration.predict import machine_of, predict
 from kvsim.recording.tables import FloatArray, IntArray
-from kvsim.steptime import NUM_SIZES, Roofline, captured_size, size_index
+from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _FAR_S = 1e-3
 """A step this far off was held up by something else than its kernels."""
@@ -54,6 +54,5 @@ def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple
         usual = (num_tokens <= model.max_captured_tokens) & (waited_for < 0) & (np.abs(error_s) < _FAR_S)
         prefill = np.asarray(item.shape.num_prefill_tokens)[usual] > 0
         tokens: Any = num_tokens[usual].astype(np.int64)
-        padded = captured_size(tokens)
-        found.append((np.asarray(size_index(padded, True)), 2 * number + prefill, error_s[usual]))
+        found.append((np.asarray(size_place(tokens)).astype(np.int64), 2 * number + prefill, error_s[usual]))
     return found

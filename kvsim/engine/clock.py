@@ -218,9 +218,9 @@ def passing_s(model: Roofline, num_tokens: int) -> float:
 compiled_as(step_time, Roofline.step_time)
 compiled_as(entry_s, Roofline.entry_s)
 compiled_as(passing_s, Roofline.passing_s)
-compiled_as(steptime.looked_up, lambda table, index: table[index])
+compiled_as(steptime.size_s, lambda times, entry: times.of_size_s[int(entry)])
 for _function in (
-    steptime.throttled_gpu_s, steptime.captured_size, steptime.size_index, steptime.overlapped, steptime.larger,
+    steptime.throttled_gpu_s, steptime.captured_size, steptime.size_place, steptime.overlapped, steptime.larger,
     steptime.smaller,
 ):  # fmt: skip
     part(_function)

@@ -5,7 +5,15 @@ sheet. The error of each kind is that of predictions for recordings that were le
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
-from kvsim.machines.choice import card_named, from_card, is_card, is_in_process, served_model, step_times
+from kvsim.machines.choice import (
+    card_named,
+    from_card,
+    in_batches_of,
+    is_card,
+    is_in_process,
+    served_model,
+    step_times,
+)
 from kvsim.machines.errors import Basis, basis_of, known_errors
 from kvsim.machines.host_link import host_link
 
@@ -16,6 +24,7 @@ __all__ = [
     "card_of",
     "from_card",
     "host_link",
+    "in_batches_of",
     "is_card",
     "is_in_process",
     "known_errors",

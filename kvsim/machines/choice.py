@@ -107,8 +107,8 @@ def step_times(
         source: a profile or a machine card, by file or by name; "none" for the data sheet alone; None
             for the best that ships.
         captured: False in an engine that captures no graphs.
-        max_num_seqs: sequences of vLLM's largest batch: it captures graphs of steps of up to twice as many tokens, and
-            launches larger ones kernel by kernel. None for so many that it makes no difference.
+        max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for so many that it makes no
+            difference.
         in_process: True for an engine without a process of its own, as one that kvsim drives; a card knows that its
             host is slower then.
 
@@ -119,15 +119,17 @@ def step_times(
     if engine != "vllm" or max_num_seqs is None:
         return times
     if isinstance(times, Watched):
-        times.times = _captured_up_to(times.times, 2 * max_num_seqs)
+        times.times = in_batches_of(max_num_seqs, times.times)
         return times
     if isinstance(times, Staged):
-        return replace(times, stages=tuple(_captured_up_to(stage, 2 * max_num_seqs) for stage in times.stages))
-    return _captured_up_to(times, 2 * max_num_seqs) if isinstance(times, Roofline) else times
+        return replace(times, stages=tuple(in_batches_of(max_num_seqs, stage) for stage in times.stages))
+    return in_batches_of(max_num_seqs, times) if isinstance(times, Roofline) else times
 
 
-def _captured_up_to(times: Roofline, num_tokens: int) -> Roofline:
-    return times if times.max_captured_tokens <= num_tokens else replace(times, max_captured_tokens=num_tokens)
+def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
+    """`times` in a vLLM whose largest batch has so many sequences: it captures graphs of steps of up to twice as many
+    tokens, and launches larger ones kernel by kernel."""
+    return replace(times, max_captured_tokens=min(times.max_captured_tokens, 2 * max_num_seqs))
 
 
 def _chosen(

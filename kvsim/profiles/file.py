@@ -14,7 +14,7 @@ from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
-from kvsim.steptime import ALL_ALIKE, NUM_SIZES, Roofline, StepShape
+from kvsim.steptime import ALL_ALIKE, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
 _LONGEST_S = 1e3
 """No coefficient in seconds is larger: a step takes milliseconds, and the slowest thing that it holds some minutes."""
@@ -99,12 +99,13 @@ def _residual(values: Any) -> Residual:
 def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
     values = {"of_size_s": list(ALL_ALIKE), **coefficients}
     table = values.pop("of_size_s")
-    if not isinstance(table, list) or len(table) != NUM_SIZES:
-        raise ValueError(f"of_size_s should be a list of {NUM_SIZES} numbers")
+    if not isinstance(table, list) or not NUM_LISTED <= len(table) <= NUM_SIZES:
+        raise ValueError(f"of_size_s should be a list of {NUM_LISTED} to {NUM_SIZES} numbers")
     for name, value in (*values.items(), *(("of_size_s", value) for value in table)):
         low, high = _COEFFICIENTS.get(name, (0.0, _LONGEST_S))
         _within(name, value, int if name == "max_captured_tokens" else float, low, high)
-    return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=tuple(table), **values)
+    of_size_s = (*table, *(table[-1:] * (NUM_SIZES - len(table))))
+    return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=of_size_s, **values)
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
@@ -144,6 +145,9 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
 
 
 def _table(name: str, values: tuple[float, ...]) -> list[str]:
-    rows = [values[begin : begin + 8] for begin in range(0, len(values), 8)]
+    listed = len(values)
+    while listed > NUM_LISTED and values[listed - 1] == values[listed - 2]:
+        listed -= 1
+    rows = [values[begin : min(begin + 8, listed)] for begin in range(0, listed, 8)]
     body = [f"    {', '.join(f'{value:.3g}' if value else '0.0' for value in row)}," for row in rows]
     return [f"{name} = [  # {EXPLANATIONS[name]}", *body, "]"]

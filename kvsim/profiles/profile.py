@@ -9,7 +9,7 @@ from kvsim.errors import UsageError
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model
 from kvsim.models.listed import each_model
-from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime
+from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_per_s
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
@@ -86,10 +86,12 @@ class Profile:
 
         Which kernels are picked for a size depends on the chip: between two cards with one chip (H100 and H200) that
         carries over, elsewhere it is not known.
+        The dynamic cache of `generate()` copies its context, which processors limit on some and the memory on others.
         What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
         goes by their number and clock; and fewer processors are occupied by fewer sequences.
         """
         bandwidth = source.bandwidth_bytes_per_s / target.bandwidth_bytes_per_s
+        copies = copy_bytes_per_s(source) / copy_bytes_per_s(target)
         arithmetic = source.dense_flops / target.dense_flops
         processors = source.num_processors / target.num_processors
         times = self.times
@@ -102,7 +104,7 @@ class Profile:
                 label=f"transferred from {source.name}",
                 weights_s=times.weights_s * bandwidth,
                 active_weights_s=times.active_weights_s * bandwidth,
-                context_token_s=times.context_token_s * bandwidth,
+                context_token_s=times.context_token_s * (copies if self.engine == "hf-dynamic" else bandwidth),
                 token_s=times.token_s * arithmetic,
                 logits_s=times.logits_s * arithmetic,
                 attention_pair_s=times.attention_pair_s * arithmetic,

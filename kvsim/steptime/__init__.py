@@ -11,18 +11,25 @@ step before.
 stage of a pipeline, by `reduce_stages`. Nothing here knows of requests, blocks or scheduling.
 """
 
-from kvsim.steptime.generate import generate_times
+from kvsim.steptime.generate import copy_bytes_per_s, generate_times
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
 from kvsim.steptime.reduction import reduce, reduce_stages
-from kvsim.steptime.roofline import Roofline, overlapped
+from kvsim.steptime.roofline import Roofline, overlapped, size_s
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
-from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, looked_up, size_index
+from kvsim.steptime.sizes import (
+    ALL_ALIKE,
+    NUM_LISTED,
+    NUM_SIZES,
+    captured_size,
+    size_place,
+)
 from kvsim.steptime.staged import Staged
 
 __all__ = [
     "ALL_ALIKE",
     "NO_TIME",
+    "NUM_LISTED",
     "NUM_SIZES",
     "TYPICAL",
     "UNTHROTTLED",
@@ -35,13 +42,14 @@ __all__ = [
     "StepTimeModel",
     "at_pace",
     "captured_size",
+    "copy_bytes_per_s",
     "generate_times",
     "larger",
-    "looked_up",
     "overlapped",
     "reduce",
     "reduce_stages",
-    "size_index",
+    "size_place",
+    "size_s",
     "smaller",
     "throttled_gpu_s",
 ]

@@ -82,7 +82,7 @@ def attention_cost(card: Card, reading: Reading, num_processors: int) -> Attenti
     step_s, sequence_s, byte_s = fits[best][0]
     prompts = [row for row in rows if row.prompt_tokens and not row.num_decodes]
     flop_s = min(row.seconds / (4 * row.num_heads * row.head_dim * _pairs(row)) for row in prompts)
-    mixed = [_mixed_share(row, decodes, prompts) for row in rows if row.prompt_tokens and row.num_decodes]
+    mixed = [_mixed_share(row, decodes, prompts, step_s) for row in rows if row.prompt_tokens and row.num_decodes]
     return AttentionCost(
         step_s, sequence_s, byte_s, float(_LONE_SHARES[best]), flop_s, max(float(np.median(mixed or [0.0])), 0.0)
     )
@@ -118,11 +118,11 @@ def _pairs(row: Attention) -> float:
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 
 
-def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention]) -> float:
-    """How much longer the reading in `row` takes than alone."""
+def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
+    """How much longer the reading in `row` takes than alone. Two launches became one, so one `step_s` is saved."""
     alone = [item for item in decodes if item.num_decodes == row.num_decodes]
     contexts = [item.decode_context for item in alone]
-    reading_s = float(np.interp(row.decode_context, contexts, [item.seconds for item in alone]))
+    reading_s = float(np.interp(row.decode_context, contexts, [item.seconds for item in alone])) - step_s
     fresh = [item for item in prompts if item.prompt_tokens == item.prompt_context]
-    prompt_s = float(np.interp(row.prompt_tokens, [i.prompt_tokens for i in fresh], [i.seconds for i in fresh]))
+    prompt_s = float(np.interp(_pairs(row), [_pairs(item) for item in fresh], [item.seconds for item in fresh]))
     return (row.seconds - prompt_s) / reading_s - 1

@@ -15,7 +15,7 @@ from kvsim.steptime.overheads import (
     COMPILE_S,
     EXPOSED_SHARE,
     HF_ARITHMETIC_EFFICIENCY,
-    HF_COPY_EFFICIENCY,
+    HF_COPY_BYTES_PER_CYCLE,
     HF_KERNELS_PER_LAYER,
     HF_LAYER_S,
     HF_MASK_LAYER_S,
@@ -79,5 +79,11 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
         times,
         eager_launch_s=model.num_layers * HF_LAYER_S,
         masked_launch_s=model.num_layers * HF_MASK_LAYER_S,
-        context_token_s=passes * model.kv_bytes_per_token / (gpu.bandwidth_bytes_per_s * HF_COPY_EFFICIENCY),
+        context_token_s=passes * model.kv_bytes_per_token / copy_bytes_per_s(gpu),
     )
+
+
+def copy_bytes_per_s(gpu: Gpu) -> float:
+    """How fast the dynamic cache is copied, bytes per second: by what the processors move, or the memory takes."""
+    moved = HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
+    return min(moved, MEMORY_EFFICIENCY * gpu.bandwidth_bytes_per_s)

@@ -68,8 +68,10 @@ HF_KERNELS_PER_LAYER = 30
 """Kernels of such a layer, of norms, rotations and copies left unfused."""
 HF_ARITHMETIC_EFFICIENCY = 0.4
 """Share of the dense peak in a prefill with unfused kernels in between."""
-HF_COPY_EFFICIENCY = 0.45
-"""Share of the peak bandwidth of strided copies of keys and values."""
+HF_COPY_BYTES_PER_CYCLE = 8.26
+"""Bytes that a processor moves in a cycle in strided copies of keys and values, where the memory does not limit them:
+those of an H200 reach 0.45 of its bandwidth so.
+"""
 HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
 """Seconds that one more row of the batch adds to a layer's masked attention, which starts every query head of its own.
 """

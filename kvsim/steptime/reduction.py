@@ -1,9 +1,8 @@
 """Step times of a model on a machine: a card, a shape and an engine reduced to the coefficients of a `Roofline`.
 
-A step is its matrix products at the padded size, attention, small kernels that stream what they touch, sums over GPUs,
-and the output projection for every sequence; a step beyond the captured sizes is a straight line in its tokens. The
-host's share is counted in launches. Every constant says where it was read: under a profiler, or off the steps, of
-vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
+A step is its matrix products at its size, attention, small kernels that stream what they touch, sums over GPUs, and the
+output projection for every sequence. The host's share is counted in launches. Every constant says where it was read:
+under a profiler, or off the steps, of vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTL
 from kvsim.steptime.pace import Pace, at_pace
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
-from kvsim.steptime.sizes import NUM_SIZES, captured_size, size_index
+from kvsim.steptime.sizes import LARGE_SIZES, NUM_SIZES, captured_size, size_place
 from kvsim.steptime.work import on_stage, work_of
 
 if TYPE_CHECKING:
@@ -211,13 +210,14 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
         return _layers_s(card, work, m, sum(count * curve(m) for count, curve in products))
 
     large = np.array([layers_s(m) for m in _LARGE])
-    token_s, rest_s = np.polyfit(_LARGE, large, 1, w=1 / large)
+    token_s = float(np.polyfit(_LARGE, large, 1, w=1 / large)[0])
     weights_s = layers_s(1)
     table = [0.0] * NUM_SIZES
-    for padded in sorted({captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}):
-        table[size_index(padded, True)] = layers_s(padded) - max(weights_s, token_s * padded)
-    table[-1] = float(rest_s)
-    return table, float(token_s), weights_s
+    few = {int(size_place(tokens)): captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}
+    many = dict(enumerate(LARGE_SIZES, NUM_SIZES - len(LARGE_SIZES)))
+    for place, tokens in (few | many).items():
+        table[place] = layers_s(tokens) - max(weights_s, token_s * tokens)
+    return table, token_s, weights_s
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:

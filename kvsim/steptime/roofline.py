@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
-from kvsim.steptime.sizes import ALL_ALIKE, captured_size, looked_up, size_index
+from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 
@@ -100,7 +103,7 @@ class Roofline:
     handed_over_token_s: float = 0.0
     """Link, per token of such a step."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU, per step, by `size_index`: what the kernels that are picked for its size take beside all other times here.
+    """GPU, per step, by `size_place`: what the kernels that are picked for its size take beside all other times here.
     """
 
     def uncaptured(self) -> Roofline:
@@ -142,6 +145,10 @@ class Roofline:
             + self.eager_launch_s * eager
             + self.masked_launch_s * (num_seqs > 1)
         )
+        place = size_place(num_tokens)
+        entry = place // 1
+        kernels_s = size_s(self, entry)
+        next_kernels_s = size_s(self, smaller(entry + 1, NUM_SIZES - 1))
         streaming_s = smaller(self.weights_s, self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         window_context = smaller(shape.context_tokens, self.window_tokens * num_seqs + num_prefill_tokens)
@@ -153,7 +160,8 @@ class Roofline:
         busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
-            + looked_up(self.of_size_s, size_index(padded_tokens, captured))
+            + kernels_s
+            + (place - entry) * (next_kernels_s - kernels_s)
             + self.sequence_s * num_seqs
             + (self.context_token_s * read_tokens + self.window_token_s * window_context)
             * (1 + self.lone_share * lone)
@@ -166,6 +174,13 @@ class Roofline:
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
+
+
+def size_s(times: Roofline, entry: Any) -> Any:
+    """`Roofline.of_size_s` at an entry, or at an array of entries, seconds."""
+    if isinstance(entry, np.ndarray):
+        return np.asarray(times.of_size_s)[entry.astype(np.intp)]
+    return times.of_size_s[int(entry)]
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:

@@ -1,4 +1,4 @@
-"""The sizes that vLLM captures as graphs, and tables with a figure for each.
+"""The sizes that vLLM captures as graphs, and tables with a figure for each size of a step, larger ones too.
 
 A library of matrix products has a kernel for every range of sizes, and the ranges show: on an H200 a step of 40 or 48
 sequences of Llama-3-8B takes 2% longer than its neighbours on both sides say, in every recording.
@@ -6,13 +6,17 @@ sequences of Llama-3-8B takes 2% longer than its neighbours on both sides say, i
 
 from __future__ import annotations
 
-from typing import Any
+from kvsim.steptime.shapes import larger, smaller
 
-import numpy as np
-
-_GRAIN = 8
-_LARGER = 512 // _GRAIN + 1
-NUM_SIZES = _LARGER + 1
+_GRAIN, _FEW, _MANY, _LAST = 8, 512, 1024, 16384
+_STEP = 128
+_LARGER = _FEW // _GRAIN + 1
+NUM_LISTED = _LARGER + 1
+"""Entries of the shortest table: one for sizes up to 4, one for every 8 up to 512, and one for all that are larger."""
+LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
+"""The sizes of the last entries, in tokens; the first of them is for sizes just above 512. A size between two lies on
+the straight line, and one beyond the last has its figure."""
+NUM_SIZES = _LARGER + len(LARGE_SIZES)
 ALL_ALIKE = (0.0,) * NUM_SIZES
 """A table for where nothing was measured."""
 
@@ -23,15 +27,11 @@ def captured_size(num_tokens: int) -> int:
     return -(-num_tokens // grain) * grain
 
 
-def size_index(padded_tokens: int, captured: bool) -> int:
-    """Where a step stands in a table: 0 up to 4 tokens, then one entry for every multiple of 8 up to 512, and the last
-    for all that is not captured.
+def size_place(num_tokens: int) -> float:
+    """Where a step stands in a table, captured or not: up to 512 tokens at the entry of the next captured size, whose
+    kernels it runs, and from there on between two entries.
     """
-    return captured * (padded_tokens // _GRAIN) + (1 - captured) * _LARGER
-
-
-def looked_up(table: tuple[float, ...], index: Any) -> Any:
-    """The entry of `table` at `index`, or all entries at an array of them."""
-    if isinstance(index, np.ndarray):
-        return np.asarray(table)[index.astype(np.intp)]
-    return table[int(index)]
+    few = num_tokens <= _FEW
+    beyond_few = (smaller(num_tokens, _MANY) - _FEW) / _STEP
+    beyond_many = (smaller(larger(num_tokens, _MANY), _LAST) - _MANY) / _MANY
+    return few * (captured_size(num_tokens) // _GRAIN) + (1 - few) * (_LARGER + beyond_few + beyond_many)

@@ -137,8 +137,8 @@ def test_a_bad_profile_is_one_sentence(text: str | None, sentence: str, tmp_path
         ('weights_s = "fast"', "weights_s should be a number from 0 on, not 'fast'"),
         ("weights_s = -1.0", "weights_s should be a number from 0 on, not -1.0"),
         ("weights_s = nan", "weights_s should be a number from 0 on, not nan"),
-        ("of_size_s = 3.0", "of_size_s should be a list of 66 numbers"),
-        ("of_size_s = [1.0, 2.0]", "of_size_s should be a list of 66 numbers"),
+        ("of_size_s = 3.0", "of_size_s should be a list of 66 to 85 numbers"),
+        ("of_size_s = [1.0, 2.0]", "of_size_s should be a list of 66 to 85 numbers"),
         (f"of_size_s = {['slow'] * 66}", "of_size_s should be a number from 0 on, not 'slow'"),
     ],
 )

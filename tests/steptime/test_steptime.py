@@ -18,10 +18,9 @@ from kvsim.steptime import (
     Roofline,
     StepShape,
     StepTimeModel,
-    captured_size,
     generate_times,
     reduce,
-    size_index,
+    size_place,
     throttled_gpu_s,
 )
 from kvsim.steptime.power_throttle import THROTTLE_S
@@ -216,20 +215,22 @@ def test_every_gpu_and_every_model_has_a_labelled_positive_time(gpu: Gpu, model:
         assert all(words in times.label for words in ("uncalibrated", gpu.name, model.name))
 
 
-def test_what_kernels_of_a_size_take_is_paid_by_captured_steps_of_that_size_alone() -> None:
-    """Sizes stand in the table one by one, and all that is not captured has the last place."""
-    index = [size_index(captured_size(tokens), True) for tokens in (1, 4, 5, 8, 9, 16, 256, 257, 512)]
-    assert index == [0, 0, 1, 1, 2, 2, 32, 34, 64]
-    assert size_index(513, False) == len(ALL_ALIKE) - 1 == 65
+def test_what_kernels_of_a_size_take_is_paid_by_steps_of_that_size_captured_or_not() -> None:
+    """Sizes up to 512 stand in the table one by one; larger ones lie between two entries."""
+    places = {1: 0, 4: 0, 5: 1, 8: 1, 9: 2, 16: 2, 256: 32, 257: 34, 512: 64, 576: 65.5, 640: 66, 1024: 69, 1536: 69.5}
+    assert {tokens: size_place(tokens) for tokens in places} == places
+    assert size_place(16384) == size_place(20_000) == len(ALL_ALIKE) - 1
+    assert np.array_equal(size_place(np.array([*places])), [*places.values()])
     table = np.zeros(len(ALL_ALIKE))
-    table[[6, 65]] = 1.0, 2.0
+    table[[6, 65, 66]] = 1.0, 2.0, 4.0
     alike = replace(VLLM, of_size_s=ALL_ALIKE)
     slow = replace(alike, of_size_s=tuple(table.tolist()))
-    more_s = {
-        tokens: slow.step_time(decode(tokens)).gpu_s - alike.step_time(decode(tokens)).gpu_s
-        for tokens in (40, 41, 48, 49, 513)
-    }
-    assert more_s == pytest.approx({40: 0, 41: 1, 48: 1, 49: 0, 513: 2})
+    expected = {40: 0, 41: 1, 48: 1, 49: 0, 512: 0, 513: 2, 576: 3, 640: 4, 704: 2, 768: 0}
+    for times, plain in ((slow, alike), (slow.uncaptured(), alike.uncaptured())):
+        more_s = {
+            tokens: times.step_time(decode(tokens)).gpu_s - plain.step_time(decode(tokens)).gpu_s for tokens in expected
+        }
+        assert more_s == pytest.approx(expected, abs=0.02)
 
 
 def test_sequences_that_join_cost_the_host_and_leave_the_gpu_alone() -> None:
