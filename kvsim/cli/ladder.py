@@ -44,7 +44,7 @@ def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool,
         return
     title = f"{scenario.workload.description} {scenario.kv_bytes / 2**30:.2f} GiB of KV memory"
     rows = [_row(number, rung) for number, rung in enumerate(climbed, start=1)]
-    columns = ["", "way to serve", "what is new", "tokens/s", "at a time", "gain", "of it memory", "of it time"]
+    columns = ["", "way to serve", "what is new", "tokens/s", "at a time", "gain", "of it memory", "of it speed"]
     print_table(title, columns, rows, figures=range(3, len(columns)), note=_note(climbed, machine.step_time.label))
 
 
@@ -63,6 +63,6 @@ def _note(climbed: list[Climbed], label: str) -> str:
     ample = last.ample_tokens_per_s / first.ample_tokens_per_s
     return (
         f"From the first to the last: {_times(last.tokens_per_s / first.tokens_per_s)}; with memory for everything "
-        f"{_times(ample)}.\ngain = of it memory \u00d7 of it time: what it would have gained with memory for "
-        f"everything is time, the rest is memory.\nstep times of one engine for all: {label}"
+        f"{_times(ample)}.\ngain, against the line above = of it memory \u00d7 of it speed: what it would have gained "
+        f"with memory for everything is speed, the rest is memory.\nstep times of one engine for all: {label}"
     )

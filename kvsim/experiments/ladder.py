@@ -1,8 +1,8 @@
 """The ladder: the same requests served one by one, then better and better, with one change on every rung.
 
 Every rung runs twice: with the memory that there is, and with memory for everything. What the second run gains over
-the rung below is time; what the first loses against the second is memory. So the gain of a rung splits into a factor of
-memory and a factor of time, and both multiply to the whole.
+the rung below is time, or speed; what the first loses against the second is memory. So the gain of a rung splits into a
+factor of memory and a factor of speed, and both multiply to the whole.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def rungs(
     paged = Paged(scheduler=limits, cache=pages)
     ways: list[tuple[str, str, Policy, bool]] = [
         ("one by one", "a request at a time", Static(scheduler=one), False),
-        ("padded batches", f"{batch_size} requests at a time", Static(scheduler=many), False),
+        ("static batches", f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
         (
-            "continuous batching",
-            "requests join and leave at every step; each reserves the longest sequence",
+            "contiguous",
+            "continuous batching; every request reserves the longest sequence",
             Contiguous(scheduler=limits, cache=ContiguousSettings()),
             False,
         ),
-        ("pages", f"blocks of {block_size} tokens instead of reservations", paged, False),
+        ("paged", f"blocks of {block_size} tokens instead of reservations", paged, False),
         ("prefix cache", "equal beginnings are stored once", Paged(scheduler=limits, cache=cached), False),
         ("chunked prefill", "long prompts share their steps", Paged(scheduler=chunked, cache=cached), False),
         ("captured graphs", "a step is launched as a whole", Paged(scheduler=chunked, cache=cached), True),

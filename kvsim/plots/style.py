@@ -55,8 +55,8 @@ STATE_HATCHES = {
 """Waste is hatched wherever an area is large enough, so that it stands out without colour."""
 STATE_LABELS = {
     SlotState.TOKEN: "tokens",
-    SlotState.RESERVED: "reserved, not yet written",
-    SlotState.INTERNAL: "internal: never written",
+    SlotState.RESERVED: "reserved: will be written",
+    SlotState.INTERNAL: "never written",
     SlotState.PADDING: "padding",
     SlotState.EXPIRED: "expired: left the window",
     SlotState.CACHED: "free, prefix cached",

@@ -88,7 +88,7 @@ def waste_bars(
             label.set_in_layout(False)  # a long name must not narrow the bars
         axes.set(xlim=(0, 100), ylim=(len(recordings) - 0.65, -0.68), yticks=[])
         whole = "the KV pool" if of == "pool" else "the allocated KV memory"
-        axes.set_xlabel(f"share of {whole}, mean over time (%)")
+        axes.set_xlabel(f"share of {whole}, mean over time (%); what is hatched is wasted")
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         tokens = _range(percent[:, SlotState.TOKEN])
@@ -118,7 +118,7 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None
             axes.text(
                 left[row] + width[row] / 2,
                 row,
-                f"{width[row]:.0f}" if width[row] < 2 * _LABELLED_PERCENT else f"{width[row]:.1f}",
+                f"{width[row]:.1f}",
                 ha="center",
                 va="center_baseline",
                 color="white" if state in _DARK else INK,
@@ -126,6 +126,17 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None
                 bbox={"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
                 if state in STATE_HATCHES
                 else None,
+            )
+        for row in np.flatnonzero((width >= LEGEND_PERCENT) & (width < _LABELLED_PERCENT)).tolist():
+            # Beside the bar, which is too narrow there.
+            axes.text(
+                left[row] + width[row] / 2,
+                row + _BAR_HEIGHT / 2,
+                f"{width[row]:.1f}",
+                ha="center",
+                va="top",
+                fontsize="small",
+                color=INK,
             )
         left += width
 

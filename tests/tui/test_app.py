@@ -172,7 +172,7 @@ async def test_a_narrow_screen_says_what_is_selected(make_app: Callable[..., Kvs
         assert "where the memory is now" in screen_text(app)
         await pilot.press("tab", "down", "enter")
         await pilot.pause()
-        assert "block 1: 16 token, held by" in screen_text(app)
+        assert "block 1: 16 tokens, held by" in screen_text(app)
 
 
 async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
@@ -265,7 +265,7 @@ async def test_a_click_in_the_queue_follows(make_app: Callable[..., KvsimApp], p
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
-        await pilot.click(Queue, offset=(2, 2))  # the title, the heading, then the head of the queue
+        await pilot.click(Queue, offset=(2, 3))  # the title, the heading, why it waits, then the head of the queue
         await pilot.pause()
         assert app.playback.session.followed == app.playback.session.replay.waiting_requests()[0]
 
@@ -310,7 +310,7 @@ async def test_question_mark_explains_every_state_and_key(make_app: Callable[...
         await pilot.press("?")
         assert isinstance(app.screen, HelpScreen)
         shown = screen_text(app)
-        for word in ("padding", "never to be written", "play or pause", "follow the request", "quit"):
+        for word in ("padding", "held for nothing", "play or pause", "follow the request", "quit"):
             assert word in shown
         await pilot.press("escape")
         assert not isinstance(app.screen, HelpScreen)

@@ -83,7 +83,11 @@ def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recor
 
 def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
     session = Session(tiny)
-    assert dict(unit_lines(session, 1)) == {"is": "2 token, 2 reserved", "held by": "first", "its slots": "4 to 7"}
+    assert dict(unit_lines(session, 1)) == {
+        "is": "2 tokens, 2 reserved",
+        "held by": "first",
+        "its tokens": "tokens 5 to 8",
+    }
     assert dict(unit_lines(session, 7)) == {"is": "4 free", "held by": "no request"}
 
 
@@ -102,7 +106,7 @@ def test_one_line_for_screens_without_an_inspector(tiny: Recording) -> None:
     session.selected = 1
     assert (
         selection(session)
-        == "block 2: 2 token, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: generating"
+        == "block 2: 2 tokens, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: generating"
     )
 
 
@@ -165,9 +169,9 @@ def test_a_preempted_request_says_why_and_what_it_lost(shipped: Callable[[str], 
         session.player.go_to_frame(end)
         session.show()
         lines = dict(request_lines(session, request, request_facts(session, request)))
-        assert lines["because"] == "pool full"
+        assert lines["because"] == "no free block"
         assert lines["lost"] == f"{plural(held, 'block')}, {plural(computed, 'token')}"
-        assert session.request_name(request) not in lines.get("gave way to", "").split(", ")
+        assert session.request_name(request) not in lines.get("gave way to", "").split(" and ")
         checked += 1
     assert checked == 5
 

@@ -423,7 +423,9 @@ def test_lesson_9_splits_speed_into_memory_and_time(guided: Callable[[str], Guid
     lesson = guided("9")
     climbed = lesson._climb()
     words = lesson.captions[2].text
-    assert f"{climbed[3].gain:.2f}, of which ×{climbed[3].memory_gain:.2f} is memory" in words
+    assert (
+        f"{climbed[3].gain:.2f} times as many, and a factor of {climbed[3].memory_gain:.2f} of that is memory" in words
+    )
     labels = {str(session.recording.meta.engine["step_time"]) for session in lesson.sessions}
     assert len(labels) == 1, "the runs of a comparison have one engine's step times"
 

@@ -15,13 +15,11 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
 from kvsim.tui.look.stack import EIGHTHS
-from kvsim.tui.pool.brush import HOLLOW, RIGHT, keys_of
 from kvsim.tui.pool.cells import Cells
 from kvsim.tui.pool.levels import levels
 from kvsim.tui.pool.lines import Lines
 from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
 from kvsim.tui.pool.picture import DrawnUnits, Paints
-from kvsim.tui.pool.shapes import without_outlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,10 +149,3 @@ def test_reservations_are_lines_if_they_are_equally_long(
     }
     replay = Replay(replace(tiny, meta=meta, memory=Memory(**taken)))
     assert Lines(replay).length_at(0) == Lines(replay).length_at(99) == length
-
-
-def test_an_outline_gives_way_to_what_is_inside_it() -> None:
-    outline, other = keys_of(np.array([HOLLOW, RIGHT + 3]), np.array([1, 2], np.uint8), np.array([5, 6], np.uint8))
-    inside, same = without_outlines(np.array([outline, other], np.int32)).tolist()
-    assert same == other
-    assert inside == keys_of(RIGHT + EIGHTHS, np.array([5], np.uint8), np.array([5], np.uint8))[0]

@@ -12,8 +12,7 @@ from kvsim.recording import find, read
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
 from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.brush import OUTLINE
-from kvsim.tui.pool.paint import DIM, NUM_PAINTS, REUSABLE, paint_colors
+from kvsim.tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, Change, ColorBy, paint_colors
 from kvsim.tui.pool.swatches import paint_swatch
 from kvsim.tui.widgets.below_pool import BelowPool
 from kvsim.tui.widgets.pool_view import PoolView
@@ -35,14 +34,35 @@ def test_cached_memory_is_told_from_every_owner_and_from_free_memory(palette: Pa
     assert min(dist(channels_of(colors[REUSABLE]), channels_of(other)) for other in others) > 38
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-async def test_the_legend_shows_cached_units_as_the_picture_does(size: tuple[int, int]) -> None:
-    session = Session(read(find("vllm-h200-llama-3-8b-pressure-prefixes")), at_s=16.0)
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_shade_is_grey_and_no_colour_of_the_legend_is(palette: Palette) -> None:
+    """What other requests hold than the followed one cannot be taken for anything that a colour means."""
+    colors = paint_colors(palette)
+    lit, shade = colors[:DIM], colors[DIM:]
+    held_by_none = {SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *Change}
+    greys = [channels_of(shade[paint]) for paint in range(NUM_PAINTS) if paint not in held_by_none]
+    assert max(max(grey) - min(grey) for grey in greys) <= 8
+    assert all(shade[paint] == lit[paint] for paint in held_by_none)
+    meanings = [channels_of(lit[paint]) for paint in (*SlotState, *range(OWNER, KIND_TINT))]
+    free = channels_of(palette.states[SlotState.FREE])
+    assert min(dist(grey, free) for grey in greys) > 20
+    assert all(max(meaning) - min(meaning) > 8 for meaning in meanings if dist(meaning, free) > 20)
+
+
+@pytest.mark.parametrize(("size", "follow"), [((80, 24), None), ((120, 40), "r113"), ((80, 24), "r113")])
+async def test_the_legend_says_which_request_is_lit_and_what_the_others_look_like(
+    size: tuple[int, int], follow: str | None
+) -> None:
+    session = Session(read(find("vllm-h200-llama-3-8b-pressure-prefixes")), at_s=4.0)
+    session.followed = None if follow is None else session.recording.row_of(follow)
     app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
-        draws_outlines = app.query_one(PoolView).draws_outlines
-        legend = app.query_one(BelowPool).render_line(0).text
-    assert draws_outlines == (size == (200, 60))
-    assert "cached" in legend
-    assert (f"{OUTLINE} cached" in legend) == draws_outlines
+        below, pool = app.query_one(BelowPool), app.query_one(PoolView)
+        for color_by in (ColorBy.OWNER, ColorBy.STATE, ColorBy.SHARING, ColorBy.AGE):
+            pool.color_by = color_by
+            below.show_frame()
+            await pilot.pause()
+            legend = " ".join(below.render_line(y).text for y in range(below.size.height)).partition("last step")[0]
+            assert ("r113" in legend) == (follow is not None)
+            assert ("all others" in legend) == (follow is not None)

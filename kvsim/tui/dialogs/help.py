@@ -70,7 +70,8 @@ class HelpScreen(Modal[None]):
             "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
             f"The picture shows the whole pool; a cell stands for one {unit} or several, as its title says. "
             "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
-            "The line below the pool says so. A followed request stays lit while the rest is in shade."
+            "The line below the pool says so. The memory of all requests but the followed one is "
+            "grey; where each line of the pool has a name, an angle bracket marks the followed one instead."
         )
         states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
         for state in STACK:

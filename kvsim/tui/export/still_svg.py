@@ -93,12 +93,14 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     else:
         entries = [([colors[OWNER + hue_of(row)] for row in live[:4]], f"{len(live)} requests")]
     if slots[SlotState.RESERVED]:
-        entries.append(([colors[TINT], colors[TINT + 1]], "not written"))
+        entries.append(([colors[TINT], colors[TINT + 1]], LOOKS[SlotState.RESERVED].name))
     if (session.replay.refs > 1).any():
         entries.append(([colors[SHARED]], "shared"))
-    waste = int(slots[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum())
-    if waste:
-        entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(waste, whole)}"))
+    entries += [
+        ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+        for state in (SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED)
+        if slots[state]
+    ]
     if slots[SlotState.CACHED]:
         entries.append(([colors[REUSABLE]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
     if slots[SlotState.FREE] and session.rows is None:
@@ -116,12 +118,10 @@ def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
         held = int((places == kind.place).sum())
         entries.append(([colors[kind.paint]], f"{kind.words}: {plural(held, session.unit_name)}"))
     if slots[SlotState.RESERVED]:
-        entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], "not written"))
-    if slots[SlotState.INTERNAL]:
-        entries.append(([colors[SlotState.INTERNAL]], f"waste {percent(int(slots[SlotState.INTERNAL]), whole)}"))
+        entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], LOOKS[SlotState.RESERVED].name))
     return entries + [
         ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
-        for state in (SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
+        for state in (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
         if slots[state]
     ]
 
@@ -158,7 +158,7 @@ def _schedule(parts: list[str], title: str, session: Session, end_s: float, top:
                 color = colors[
                     SlotState.FREE
                     if waits
-                    else SlotState.INTERNAL
+                    else SlotState.PADDING
                     if doing[begin] == Doing.IDLE
                     else OWNER + hue_of(line.request)
                 ]

@@ -39,7 +39,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)
     if len(replay.groups) > 1:
-        units += f" for {len(replay.groups)} tables a sequence"
+        units += f" for {len(replay.groups)} kinds of layers"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
     each = _in_which(session)

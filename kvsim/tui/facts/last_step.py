@@ -8,7 +8,7 @@ from ..look.words import plural
 from ..playback.events import EventKind
 from ..pool.changes import changes_between
 from ..pool.paint import Change
-from .preemption import lack, preemption_at
+from .preemption import lack, named, preemption_at
 
 if TYPE_CHECKING:
     from ..playback.session import Session
@@ -17,12 +17,14 @@ _NAMED = 2
 """Requests that are named one by one; of more, the number."""
 
 
-def last_step(session: Session) -> list[tuple[Change | None, str]]:
-    """Parts of a line about the step before the current frame, each with the paint that it has in the picture."""
+def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
+    """Parts of a line about the step before the current frame, each with the paint that it has in the picture; the
+    first in at most `room` characters, if it can be.
+    """
     replay, frame = session.replay, session.player.frame
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
-    parts: list[tuple[Change | None, str]] = list(_preemptions(session, frame))
+    parts: list[tuple[Change | None, str]] = _preemptions(session, frame, room)
     repeat = replay.recording.memory.repeat
     if repeat is not None and (repeat > 1).any():  # extents that grow with every step: nothing is handed out
         return parts
@@ -41,8 +43,8 @@ def last_step(session: Session) -> list[tuple[Change | None, str]]:
     return parts or [(None, f"no {unit} taken or freed")]
 
 
-def _preemptions(session: Session, frame: int) -> list[tuple[Change | None, str]]:
-    """Who was preempted in the step, why, and what was lost."""
+def _preemptions(session: Session, frame: int, room: int) -> list[tuple[Change | None, str]]:
+    """Who was preempted in the step, why, what was lost, and for whom: apart where there is no room for all."""
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:
         return []
@@ -51,5 +53,10 @@ def _preemptions(session: Session, frame: int) -> list[tuple[Change | None, str]
     who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
     units = plural(sum(each.num_units for each in found), session.unit_name)
     tokens = plural(sum(each.num_tokens for each in found), "token")
-    loses = "loses" if len(names) == 1 else "lose"
-    return [(Change.FREED, f"{lack(session)}: {who} preempted, {loses} {units}, {tokens}")]
+    takers = tuple(name for name in dict.fromkeys(name for each in found for name in each.takers) if name not in names)
+    gave_way = f"gave way to {named(takers)}" if takers else ""
+    begin, lost = f"{lack(session)}: {who} preempted", f"lost {units}, {tokens}"
+    whole = f"{begin}, {gave_way}, {lost}"
+    if gave_way and len(whole) <= room:
+        return [(Change.FREED, whole)]
+    return [(Change.FREED, f"{begin}, {lost}"), *([(None, gave_way)] if gave_way else [])]

@@ -57,7 +57,12 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 def lack(session: Session) -> str:
     """Why memory is taken away: blocks run out; extents may not fit between others, though slots are free."""
-    return "pool full" if session.replay.unit_tokens > 1 else "no room"
+    return "no free block" if session.replay.unit_tokens > 1 else "no room to grow"
+
+
+def named(takers: tuple[str, ...]) -> str:
+    """The requests that were given memory: one or two by name, of more the number."""
+    return plural(len(takers), "request") if len(takers) > _NAMED else " and ".join(takers)
 
 
 def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
@@ -67,7 +72,5 @@ def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
         return []
     when = seconds(float(session.times_s[found.frame]), session.player.duration_s / 1000)
     lost = f"{plural(found.num_units, session.unit_name)}, {plural(found.num_tokens, 'token')}"
-    many = len(found.takers) > _NAMED
-    who = plural(len(found.takers), "request") if many else ", ".join(found.takers)
-    gave_way = [("gave way to", who)] if who else []
+    gave_way = [("gave way to", named(found.takers))] if found.takers else []
     return [("at", when), ("because", lack(session)), *gave_way, ("lost", lost)]

@@ -50,15 +50,13 @@ def request_facts(session: Session, request: int) -> RequestFacts:
     holds = len(addresses) > 0
     computed = int(replay.computed(np.array([request]))[0]) if holds else 0
     pad = int(replay.pad[request])
-    reached = replay.progress.most(request, _last_step(session))
     prompt, output = int(requests.prompt_tokens[request]), int(requests.output_tokens[request])
     slots = replay.slots(addresses - replay.first_unit).sum(axis=0) if holds else np.zeros(len(SlotState), np.int64)
     return RequestFacts(
         state=_state(session, request, holds, computed),
         holds=holds,
         prompt_tokens=prompt,
-        # The step that computes the last prompt token puts out the first new one.
-        generated_tokens=min(max(reached - pad - prompt + 1, 0), output),
+        generated_tokens=session.num_put_out(request),
         output_tokens=output,
         computed=computed,
         full=int(replay.full[request]),

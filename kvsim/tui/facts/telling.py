@@ -8,11 +8,14 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 
+from ..look.states import LOOKS
 from ..look.words import percent, plural, seconds
 from ..playback.events import EventKind
 from ..playback.story import Story
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ..playback.comparison import Comparison
     from ..playback.session import Session
 
@@ -35,23 +38,29 @@ def story_of(session: Session) -> Story:
     if len(preempted):
         total = int(steps.preempted.sum())
         parts.append(plural(total, "preemption"))
-        return Story(frame=int(preempted[0]), parts=(*parts, *_waiting(session)))
+        return _whole_run(int(preempted[0]), (*parts, *_waiting(session)))
     if session.added_up:
         wasted = session.slots[:, [SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum(axis=1)
         worst = int(np.argmax(wasted * (1 + (waiting > 0))))
         if wasted[worst] > _TELLING * session.capacity:
-            kind = "padding" if session.recording.meta.policy_name == "static" else "reserved and never written"
-            share = percent(int(wasted[worst]), session.capacity)
-            return Story(frame=worst, parts=(f"{share} of the pool is {kind}", *_waiting(session)))
+            state = SlotState.PADDING if session.recording.meta.policy_name == "static" else SlotState.INTERNAL
+            share = percent(_mean_of(session, session.slots[:-1, state]), session.capacity)
+            wasted_in_all = f"{share} of the pool is {LOOKS[state].name} on average"
+            return _whole_run(worst, (wasted_in_all, *_waiting(session)))
     refused = session.events.of_kinds((EventKind.REFUSED,))
     if len(refused):
-        return Story(frame=int(refused.frame[0]), parts=(f"{len(refused):,} refused", *parts, *_waiting(session)))
+        return _whole_run(int(refused.frame[0]), (f"{len(refused):,} refused", *parts, *_waiting(session)))
     running = session.counts("running")
     busiest = int(np.argmax(running))
     free = np.append(steps.free_units, session.replay.num_units)
     in_use = percent(session.replay.num_units - int(free.min()), session.replay.num_units)
     short = parts or [f"the pool never runs short: at most {in_use} in use"]
-    return Story(frame=busiest, parts=(*short, f"up to {running[busiest]:,} running", *_waiting(session)))
+    return _whole_run(busiest, (*short, f"up to {running[busiest]:,} running", *_waiting(session)))
+
+
+def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
+    """A story that begins at `frame`, and whose parts are about all of the run."""
+    return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
 def story_of_comparison(comparison: Comparison) -> Story:
@@ -61,8 +70,12 @@ def story_of_comparison(comparison: Comparison) -> Story:
     if slow.session.rows is not None or fast_s <= 0 or slow is fast:
         return Story(frame=0, parts=())
     running = " against ".join(f"{_mean(lane.session, 'running'):,.0f} ({lane.label})" for lane in (fast, slow))
-    faster = f"{fast.label} is done {slow_s / fast_s:,.1f} times as fast as {slow.label}"
-    parts = (faster, *_because_of_memory(comparison), f"at a time on average: {running}")
+    durations = ", ".join(
+        f"{lane.label} {seconds(lane.session.player.duration_s, lane.session.player.duration_s / 100)}"
+        for lane in (fast, slow)
+    )
+    faster = f"{durations}: {slow_s / fast_s:,.1f} times as fast"
+    parts = (faster, *_because_of_memory(comparison), f"running on average: {running}")
     return Story(frame=0, parts=parts)
 
 
@@ -75,7 +88,7 @@ def _because_of_memory(comparison: Comparison) -> list[str]:
     left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[0]
     if left <= 0:
         return []
-    return ["all of it is memory" if left < _NONE_LEFT else f"×{gap / left:,.1f} of that is memory"]
+    return ["all of it is memory" if left < _NONE_LEFT else f"×{gap / left:,.1f} of it is memory"]
 
 
 def _when_full(session: Session) -> list[str]:
@@ -88,30 +101,38 @@ def _when_full(session: Session) -> list[str]:
     if end_s <= begin_s:
         return []
     resolution_s = (end_s - begin_s) / 100
-    return [f"pool full from {seconds(begin_s, resolution_s)} to {seconds(end_s, resolution_s)}"]
+    begin, end = (seconds(time_s, resolution_s) for time_s in (begin_s, end_s))
+    return [f"pool full from {begin.removesuffix(' s')} to {end}"]
 
 
 def _waiting(session: Session) -> list[str]:
     """How many wait on average, over time."""
     mean = _mean(session, "waiting")
-    return [f"{mean:,.0f} waiting on average"] if mean >= 0.5 else []
+    return [f"{mean:,.0f} wait on average"] if mean >= 0.5 else []
 
 
 def _mean(session: Session, column: str) -> float:
     """The mean over time of a column of the steps."""
+    return _mean_of(session, getattr(session.recording.steps, column))
+
+
+def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
+    """The mean over time of a value for each step."""
     spans_s = np.diff(session.times_s)
     total_s = float(spans_s.sum())
-    return float((getattr(session.recording.steps, column) * spans_s).sum()) / total_s if total_s else 0.0
+    return float((values * spans_s).sum()) / total_s if total_s else 0.0
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
-    """Go to the most telling moment, or play from a little before it, and follow the newest request."""
+    """Go to the most telling moment, or play from a little before it, and follow the request that it happens to: the
+    one that is preempted, or else the newest.
+    """
     story, player = story_of(session), session.player
     player.go_to_frame(story.frame)
     session.show()
-    live = session.replay.live_requests()
-    if len(live):
-        session.followed = int(live[-1])
+    live, preempted = session.replay.live_requests(), session.events.rows_at(story.frame, EventKind.PREEMPTED)
+    if len(preempted) or len(live):
+        session.followed = int(preempted[0] if len(preempted) else live[-1])
     if playing:
         player.go_to_time(player.clock_s - player.speed)
         session.show()

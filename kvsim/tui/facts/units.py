@@ -10,7 +10,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.ledger import NO_OWNER
 
 from ..look.states import LOOKS
-from ..look.words import percent, seconds
+from ..look.words import percent, plural, seconds
 from ..pool.kinds import group_words
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
                   if slots[state]]  # fmt: skip
         lines = [("is", ", ".join(states))]
     elif replay.unit_tokens > 1:
-        states = [f"{slots[state]:,} {LOOKS[state].name}" for state in SlotState if slots[state]]
-        lines = [("is", ", ".join(states))]
+        lines = [("is", ", ".join(_counted(state, int(slots[state])) for state in SlotState if slots[state]))]
     else:
         look = LOOKS[SlotState(int(slots.argmax()))]
         lines = [("is", look.name), ("meaning", look.meaning)]
@@ -36,22 +35,32 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         return [*lines, ("held by", "no request")]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
     group = replay.groups[number]
-    begin = int(replay.position[unit]) * group.block_size
-    place = f"{begin:,}" if group.block_size == 1 else f"{begin:,} to {begin + group.block_size - 1:,}"
     holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
+    begin = int(replay.position[unit]) * group.block_size - int(replay.pad[owner])
+    what = _place_in_text(session, owner, begin, group.block_size)
     if len(replay.groups) == 1:
-        return [*lines, ("held by", holders), ("its slots", place)]
-    what = ("state after", place) if group.state_slots else ("its tokens", place)
+        return [*lines, ("held by", holders), what]
+    if group.state_slots:
+        what = ("state after", what[1])
     return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), what]
 
 
+def _counted(state: SlotState, number: int) -> str:
+    return plural(number, "token") if state is SlotState.TOKEN else f"{number:,} {LOOKS[state].name}"
+
+
+def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
+    """Which tokens of its prompt or answer have their slots in a unit, counted from 1, as label and value."""
+    prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
+    if end <= 0:
+        return "its row", "before the prompt"
+    label = "its prompt" if end <= prompt else "its answer" if begin >= prompt else "its tokens"
+    return label, f"token {end:,}" if length == 1 else f"tokens {max(begin, 0) + 1:,} to {end:,}"
+
+
 def unit_heading(session: Session, unit: int) -> str:
-    """A unit's number and, where units are filled again and again, its generation: `block 412#3`."""
-    number = f"{session.unit_name} {unit + session.replay.first_unit:,}"
-    if session.replay.unit_tokens == 1:
-        return number
-    past = [stay.generation for stay in session.stays(unit) if stay.begin_frame <= session.player.frame]
-    return f"{number}#{past[-1]}" if past else number
+    """What a unit is called: `block 412`."""
+    return f"{session.unit_name} {unit + session.replay.first_unit:,}"
 
 
 def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, str]]:
@@ -72,9 +81,10 @@ def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, s
     resolution_s = session.player.duration_s / 1000
     for stay in [stay for stay in past if stay.end_frame <= frame][: -num_stays - 1 : -1]:
         begin, end = (seconds(float(session.times_s[at]), resolution_s) for at in (stay.begin_frame, stay.end_frame))
-        lines.append((f"before, #{stay.generation}", f"{session.request_name(stay.request)}, {begin} to {end}"))
+        lines.append(("before", f"{session.request_name(stay.request)}, {begin} to {end}"))
     if past and replay.unit_tokens > 1:
-        lines.append(("filled", f"{past[-1].generation} of {session.stays(unit)[-1].generation} times in all"))
+        so_far, in_all = past[-1].generation, session.stays(unit)[-1].generation
+        lines.append(("filled", f"{so_far:,} of {in_all:,} times"))
     return lines
 
 

@@ -1,27 +1,83 @@
-"""What those who wait are kept by: the batch, the tokens of a step, or the pool."""
+"""What the head of the queue waits for: the batch, the tokens of a step, or memory, and how much of that there is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.metrics.waiting import Limits
+from kvsim.replay.ledger import NO_OWNER
+
+from ..look.words import plural
 
 if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def kept_by(session: Session) -> str:
-    """`batch full`, `step full`, `pool full` or `no room`, now; empty where none waits or the reason is not known.
+def kept_by(session: Session) -> tuple[str, ...]:
+    """Why the head of the queue waits now, in long words and in shorter ones; empty where none waits or it is not
+    known.
 
-    A static batch keeps requests until it has ended, and after the last step nothing is scheduled: both say nothing.
+    After the last step nothing is scheduled, which says nothing.
     """
     meta, steps, step = session.recording.meta, session.recording.steps, session.replay.frame
+    if step >= len(steps) or not steps.waiting[step]:
+        return ()
+    if meta.policy_name == "static":
+        return ("until the batch has ended",)
     limits = Limits.of(meta.engine, meta.policy)
-    if limits is None or meta.policy_name == "static" or step >= len(steps) or not steps.waiting[step]:
-        return ""
+    if limits is None:
+        return ()
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
     by_batch, by_tokens = limits.keeping(steps.waiting[now], steps.running[now], tokens)
-    # A reservation waits for a stretch that is long enough, which a pool with free memory may lack.
-    memory = "pool full" if meta.policy_name == "paged" else "no room"
-    return "batch full" if by_batch[0] else "step full" if by_tokens[0] else memory
+    if by_batch[0]:
+        return (f"batch full: {limits.max_num_seqs:,} requests at a time", "batch full")
+    if by_tokens[0]:
+        return (f"step full: {limits.max_num_batched_tokens:,} tokens at a time", "step full")
+    return _short_of_memory(session, beside_preemption=bool(steps.preempted[step]))
+
+
+def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
+    """What the head of the queue needs, and what is free."""
+    waiting = session.replay.waiting_requests()
+    head = int(waiting[0]) if len(waiting) else None
+    need = None if head is None else units_needed(session, head)
+    if head is None or need is None:
+        return ("too little memory is free",)
+    name, unit = session.request_name(head), session.unit_name
+    if session.replay.unit_tokens > 1:
+        free = int((session.replay.owner == NO_OWNER).sum())
+        if need > free:
+            return (f"{name} needs {plural(need, unit)}, {free:,} free", f"needs {need:,} {unit}s, {free:,} free")
+        # What is free after a preemption is for those who run.
+        return ("a step that preempts admits none",) if beside_preemption else ("too little memory is free",)
+    longest = _longest_free(session)
+    if need <= longest:
+        return ("too little memory is free",)
+    return (
+        f"{name} needs {need:,} {unit}s in a row, {longest:,} free",
+        f"needs {need:,} in a row, {longest:,} free",
+    )
+
+
+def units_needed(session: Session, request: int) -> int | None:
+    """Units that a waiting request takes to begin: blocks for all of its tokens so far, cached ones among them, or its
+    reservation; None where that is not known.
+    """
+    replay, requests = session.replay, session.recording.requests
+    if len(replay.groups) > 1:
+        return None
+    if replay.unit_tokens > 1:
+        tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
+        return -(-tokens // replay.unit_tokens)
+    tables, now = replay.ledger.tables, int(replay.frame_seq[replay.frame])
+    rows = np.flatnonzero((tables.request == request) & (tables.birth_seq > now))
+    return int(tables.length[rows[0]]) if len(rows) else None
+
+
+def _longest_free(session: Session) -> int:
+    """Slots of the longest stretch of the pool that no request holds."""
+    held = np.flatnonzero(np.concatenate(([True], session.replay.owner != NO_OWNER, [True])))
+    return int(np.diff(held).max()) - 1

@@ -27,10 +27,10 @@ class StateLook:
 
 
 LOOKS: Final[dict[SlotState, StateLook]] = {
-    SlotState.TOKEN: StateLook(name="token", meaning="holds a live token", color="#8ad0f7", glyph="█", letter="#"),
+    SlotState.TOKEN: StateLook(name="tokens", meaning="written and needed", color="#8ad0f7", glyph="█", letter="#"),
     SlotState.RESERVED: StateLook(name="reserved", meaning="will be written", color="#1f5fa8", glyph="▒", letter="r"),
     SlotState.INTERNAL: StateLook(
-        name="internal", meaning="never to be written", color="#e2601a", glyph="×", letter="x"
+        name="never written", meaning="held for nothing", color="#e2601a", glyph="×", letter="x"
     ),
     SlotState.PADDING: StateLook(
         name="padding", meaning="only fills the batch", color="#f9ec5c", glyph="▓", letter="P"
@@ -70,7 +70,11 @@ class Palette:
     hues: tuple[str, ...]
     """Hues that tell owners apart. Neighbours differ in hue and in lightness, whatever eyes look at them."""
     shared: str
-    """Colour of units that several requests hold at once."""
+    """Colour of units that several requests hold at once, and of those that the most hold."""
+    shared_by_two: str
+    """Colour of units that two requests hold, where the number is told."""
+    aged: str
+    """Colour of units that have been held longest; new ones have that of tokens. Free memory is grey beside it."""
     changes: tuple[str, str, str, str]
     """Colours of units that have just been taken, freed, hit, evicted."""
     free_glyph: str
@@ -95,6 +99,8 @@ DARK: Final = Palette(
     states={state: look.color for state, look in LOOKS.items()},
     hues=HUES_ON_DARK,
     shared="#fff6dc",
+    shared_by_two="#a37a35",
+    aged="#5340b8",
     changes=("#ffe600", "#ff4fd8", "#5dffb0", "#c04bff"),
     free_glyph="#77828f",
     void=VOID_COLOR,
@@ -112,7 +118,9 @@ LIGHT: Final = Palette(
         SlotState.FREE: "#bdc3cb",
     },
     hues=HUES_ON_LIGHT,
-    shared="#2b2b2b",
+    shared="#452b00",
+    shared_by_two="#c99b4a",
+    aged="#c9acf7",
     changes=("#ffb300", "#e6009e", "#00a86b", "#8a00d4"),
     free_glyph="#8a95a1",
     void="#f9fafb",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,17 @@ class EventKind(IntEnum):
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
 """The kinds that tell of a shortage; everything is supposed to finish."""
+
+
+WORDS: Final = {
+    EventKind.FINISHED: "finished",
+    EventKind.PREEMPTED: "preempted",
+    EventKind.REFUSED: "refused",
+    EventKind.ABORTED: "aborted",
+    EventKind.IDLE: "is padding now",
+    EventKind.EVICTED: "evicted",
+}
+"""What happened, as lists and legends say it."""
 
 
 class EventFilter(Enum):

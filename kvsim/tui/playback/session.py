@@ -207,6 +207,14 @@ class Session:
         """What stands in host memory, step by step; None where blocks are not offloaded."""
         return host_memory(self.recording)
 
+    def num_put_out(self, request: int) -> int:
+        """Output tokens of `request` so far, with those whose KV a preemption took."""
+        requests, replay = self.recording.requests, self.replay
+        reached = replay.progress.most(request, min(replay.frame, replay.num_frames - 2)) - int(replay.pad[request])
+        # The step that computes the last prompt token puts out the first new one.
+        first = int(requests.prompt_tokens[request])
+        return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
+
     def show(self) -> None:
         """Make the replay's frame the player's."""
         self.replay.seek(self.player.frame)

@@ -34,10 +34,7 @@ HAIR: Final = 18
 """The first paint with a hairline at its right."""
 LEDGE: Final = 19
 """The first paint in the upper half, nothing below: the gap between two rows."""
-HOLLOW: Final = 20
-"""An outline in the first paint on the second."""
-OUTLINE: Final = "□"
-DIGIT: Final = 21
+DIGIT: Final = 20
 """Key of the first of nine digits that say how many eighths are written, for states where there are no colours."""
 _SHAPE: Final = 16
 _REVERSE = 1 << 24
@@ -79,7 +76,7 @@ def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
     shape, first, second = (under >> _SHAPE) & _PAINT, under & _PAINT, (under >> 8) & _PAINT
-    mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4)) | (shape == HOLLOW)
+    mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
     paint = np.where(mostly_second, second, first)
     if len(paint):  # one ground for all letters: a name is not to be broken where colours change below it
@@ -95,7 +92,7 @@ class Brush:
         self._symbols = symbols
         self._colors = paint_colors(symbols.palette)
         self._glyphs = paint_glyphs(symbols)
-        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀", HOLLOW: OUTLINE}
+        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀"}
         for eighth in range(1, 9):
             self._shapes[UP + eighth], self._shapes[RIGHT + eighth] = symbols.up[eighth], symbols.right[eighth:][:1]
         self._known: dict[int, tuple[str, RichStyle]] = {}

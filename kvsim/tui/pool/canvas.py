@@ -13,12 +13,12 @@ import numpy.typing as npt
 from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
-from .brush import BLANK, DIGIT, GLYPH, HOLLOW, RIGHT, UP, half_keys, keys_of, reverse
+from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
 from .cells import Cells
-from .labels import write_names
+from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
 from .picture import DrawnUnits, Paints, dimmed
-from .shapes import hairlines_above, ledges, spread, spread_glyphs, without_outlines
+from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
@@ -37,7 +37,7 @@ class Canvas:
         self._states = DrawnUnits(replay)
         self._paints = Paints(replay, self._states, color_by)
         self.followed: int | None = None
-        """The request that stays lit while all else is in shade."""
+        """The request that stays lit while all else is in shade, or whose name is marked where all lines have one."""
         self.cursor: int | None = None
         """The selected unit, from 0 in address order."""
         self.tiling = tiling
@@ -137,7 +137,17 @@ class Canvas:
             first = line == tiling.row_edges[row]
             lines[first] = hairlines_above(lines[first])
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
-        write_names(picture, top, rows, cells, tiling, self._replay, self.color_by, half_blocks=self._half_blocks)
+        write_names(
+            picture,
+            top,
+            rows,
+            cells,
+            tiling,
+            self._replay,
+            self.color_by,
+            half_blocks=self._half_blocks,
+            marked=self.followed,
+        )
         return picture
 
     def _mix(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
@@ -188,18 +198,12 @@ class Canvas:
             shape = np.where((fill > 0) & (fill < EIGHTHS) & (first % DIM < EMPTY), DIGIT + fill, GLYPH)
             first = np.where((fill == 0) | ((fill < EIGHTHS) & (first % DIM >= EMPTY)), second, first)
         first, second = np.where(fill == 0, second, first), np.where(fill == EIGHTHS, first, second)
-        hollow = (first % DIM == SlotState.CACHED) & (first == second) & self._half_blocks
-        # What belongs to no request is not put into shade: an outline there would not be seen.
-        first, second = np.where(hollow, SlotState.CACHED, first), np.where(hollow, SlotState.FREE, second)
-        keys = keys_of(np.where(hollow, HOLLOW, shape), first, second)
+        keys = keys_of(shape, first, second)
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])
         keys[cells >= tiling.num_units] = BLANK
         edges = tiling.column_edges
         lines: npt.NDArray[np.int32] = keys.reshape(-1, tiling.columns).repeat(np.diff(edges), axis=1)
-        # Columns may differ by one character: an outline is drawn in the first of two.
-        second_character = edges[:-1][np.diff(edges) > 1] + 1
-        lines[:, second_character] = without_outlines(lines[:, second_character])
         return lines
 
     def _spread(
@@ -241,13 +245,20 @@ class Canvas:
             picture[:, begin : begin + keys.shape[1]] = keys[column :: tiling.columns]
         return picture
 
+    @property
+    def lit_request(self) -> int | None:
+        """The request that alone is lit: the followed one, where it holds memory and names do not tell it apart."""
+        if self.followed is None or names_every_line(self.tiling, self._replay):
+            return None
+        return self.followed if len(self._replay.block_table(self.followed)[1]) else None
+
     def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each cell has something of the followed request; all are lit where it has nothing, or none is."""
+        """Whether each cell has something of the request that is lit; all are lit where none is."""
         lit: npt.NDArray[np.bool_] = np.ones(len(cells), np.bool_)
-        if self.followed is not None:
-            _, addresses = self._replay.block_table(self.followed)
-            if len(addresses):
-                lit = np.isin(cells, self.tiling.cell_of(addresses - self._replay.first_unit))
+        request = self.lit_request
+        if request is not None:
+            _, addresses = self._replay.block_table(request)
+            lit = np.isin(cells, self.tiling.cell_of(addresses - self._replay.first_unit))
         return lit
 
     def _at_cursor(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

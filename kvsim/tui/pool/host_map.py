@@ -12,13 +12,11 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.ledger import NO_OWNER
 
 from .brush import GLYPH, half_keys, keys_of
-from .paint import DIM, EMPTY, OWNER, Change
+from .paint import EMPTY, KEPT, Change
 
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import HostMemory, HostSlots
 
-KEPT: Final = OWNER + DIM
-"""The first paint of copies at rest: the hues of their requests, in shade."""
 GOING: Final = int(Change.TAKEN)
 """The paint of a slot to which a block is being copied."""
 COMING: Final = int(Change.HIT)
@@ -62,7 +60,7 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
 
 
 def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
-    """The paint of each slot: copies at rest lie in shade, so that those on their way stand out."""
+    """The paint of each slot: copies at rest are darker, so that those on their way stand out."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
     for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
         paints[mask] = paint

@@ -5,6 +5,7 @@ Hues tell owners apart; only a name says which request each is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ from .paint import ColorBy
 from .tiling import Detail
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.replay.replay import Replay
 
     from .tiling import Tiling
@@ -38,8 +41,13 @@ def write_names(
     color_by: ColorBy,
     *,
     half_blocks: bool,
+    marked: int | None = None,
 ) -> None:
-    """Say whose memory it is, where a row of `cells` has a line for that in `picture`, which begins at line `top`."""
+    """Say whose memory it is, where a row of `cells` has a line for that in `picture`, which begins at line `top`.
+
+    The name of the request that is `marked` stands behind an angle bracket where each line of the pool has a name.
+    """
+    name: Callable[..., None]
     match tiling.detail:
         case Detail.MIX | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
             return
@@ -51,10 +59,8 @@ def write_names(
             # On the first of neighbouring units of one request.
             name, lines = name_runs, tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
-            name = name_runs
-            per_character = 2 if tiling.detail is Detail.HALF else 1
-            first = -(-tiling.row_edges[rows] // per_character)
-            last = (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
+            name = partial(name_runs, marked=marked if names_every_line(tiling, replay) else None)
+            first, last = _lines_for_names(tiling, rows)
             lines = np.where(first <= last, (first + last) // 2 - top, -1)
         case _:  # below each unit, or else on it
             name = name_units
@@ -64,6 +70,27 @@ def write_names(
         through = picture[lines[seen]]
         name(through, tiling, replay, cells.reshape(len(rows), -1)[seen].ravel())
         picture[lines[seen]] = through
+
+
+def names_every_line(tiling: Tiling, replay: Replay) -> bool:
+    """Whether each line of the pool is a reservation or a row of its own, with room for its name."""
+    if replay.unit_tokens > 1 or tiling.stride is None or tiling.down > 1:
+        return False
+    if tiling.detail not in (Detail.MIX, Detail.HALF):
+        return False
+    first, last = _lines_for_names(tiling, np.arange(tiling.rows))
+    return bool((first <= last).all())
+
+
+def _lines_for_names(
+    tiling: Tiling, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The first and the last line of characters that lie wholly in each of `rows`; the last before the first where
+    there is none.
+    """
+    per_character = 2 if tiling.detail is Detail.HALF else 1
+    first = -(-tiling.row_edges[rows] // per_character)
+    return first, (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
 
 
 def _count_holders(
@@ -100,8 +127,16 @@ def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cel
         _write(text[:room], lines[row, begin:])
 
 
-def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:
-    """Write at the beginning of each row or reservation among `cells` whose it is.
+def name_runs(
+    lines: npt.NDArray[np.int32],
+    tiling: Tiling,
+    replay: Replay,
+    cells: npt.NDArray[np.int64],
+    *,
+    marked: int | None = None,
+) -> None:
+    """Write on each row or reservation among `cells` whose it is, with a mark before the name of `marked`: where it
+    looks alike for long enough, so that nothing that differs is hidden, or else at its beginning.
 
     `lines` are a line of characters through each row of cells: shape (rows, characters).
     """
@@ -116,13 +151,24 @@ def name_runs(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cell
             # What has no prompt is not a request but the end of a row, which needs no name.
             if owner != NO_OWNER and room > 0 and replay.recording.requests.prompt_tokens[owner]:
                 # How far a unit is filled shows on either side of the name.
-                side = "" if tiling.detail is Detail.FILL else " "
-                _write(f"{side}{_name(replay, owner, room)}{side}", line[edges[begin] + (not side) : edges[end]])
+                if tiling.detail is Detail.FILL:
+                    _write(_name(replay, owner, room), line[edges[begin] + 1 : edges[end]])
+                else:
+                    mark = ">" if owner == marked else " "
+                    _write_where_alike(f"{mark}{_name(replay, owner, room)} ", line[edges[begin] : edges[end]])
 
 
 def _write(text: str, place: npt.NDArray[np.int32]) -> None:
     keys = text_keys(text, place)
     place[: len(keys)] = keys
+
+
+def _write_where_alike(text: str, place: npt.NDArray[np.int32]) -> None:
+    """Write `text` on the first stretch of `place` that looks alike and is as long; at the beginning without one."""
+    begins = np.flatnonzero(np.diff(place, prepend=-1))
+    lengths = np.diff(begins, append=len(place))
+    long_enough = begins[lengths >= len(text)]
+    _write(text, place[int(long_enough[0]) if len(long_enough) else 0 :])
 
 
 def _name(replay: Replay, request: int, room: int = _LONGEST_NAME) -> str:

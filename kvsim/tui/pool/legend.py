@@ -9,23 +9,38 @@ from rich.style import Style
 
 from kvsim.memory.waste import SlotState
 
+from ..look.states import LOOKS
 from ..look.words import plural, seconds
-from ..pool.paint import AGE, AGES, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
-from ..pool.swatches import outline_swatch, paint_swatch
+from ..pool.paint import (
+    AGE,
+    AGES,
+    DIM,
+    HOLDERS,
+    KIND_TINT,
+    OWNER,
+    REUSABLE,
+    SHARED,
+    TINT,
+    ColorBy,
+    hue_of,
+)
+from ..pool.swatches import paint_swatch
 from .kinds import layer_kinds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..look.states import Symbols
     from ..playback.session import Session
 
 
 def legend_entries(
-    by: ColorBy, session: Session, symbols: Symbols, style: Style, room: int, *, outlines: bool
+    by: ColorBy, sessions: Sequence[Session], symbols: Symbols, style: Style, room: int, *, lit: str | None = None
 ) -> list[list[Segment]]:
-    """The legend of the pool's colours, with samples; with one of each kind and shorter words where `room` characters
-    are few. With `outlines`, cached units are drawn as such in the pictures.
+    """The legend of the colours of one pool or several, with samples; with one of each kind and shorter words where
+    `room` characters are few. `lit` is the name of the request that is not in shade, where the others are.
     """
-    entries = legend(by, session)
+    entries = legend(by, sessions, lit)
     if _length(entries) > room:
         entries = [(paints[:1], text) for paints, text in entries]
     if _length(entries) > room:
@@ -34,8 +49,7 @@ def legend_entries(
     for paints, text in entries:
         segments = [Segment("  ", style)] if found else []
         for paint in paints:
-            is_outline = outlines and symbols.color and paint in (REUSABLE, SlotState.CACHED)
-            sample = outline_swatch(symbols) if is_outline else paint_swatch(paint, symbols)
+            sample = paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
         found.append([*segments, Segment(f" {text}", style)])
     return found
@@ -46,55 +60,85 @@ def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:
 
 
 def _in_short(text: str) -> str:
-    for words, fewer in (("sliding window", "window"), ("full attention", "full"), ("not written", "unwritten")):
+    for words, fewer in (("sliding window", "window"), ("full attention", "full"), (" alone is lit", " lit")):
         text = text.replace(words, fewer)
     return text
 
 
-def legend(by: ColorBy, session: Session) -> list[tuple[tuple[int, ...], str]]:
-    """What the paints of the pool mean: samples, and a few words for each."""
-    free, cached = (int(SlotState.FREE),), (int(SlotState.CACHED),)
-    caches = session.recording.meta.prefix_caching
-    expired = [((int(SlotState.EXPIRED),), "expired")] if any(group.window for group in session.replay.groups) else []
+def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[tuple[tuple[int, ...], str]]:
+    """What the paints of the pools mean: samples, and a few words for each. `lit` is the name of the request that is
+    not in shade, where the others are.
+    """
+    # What can be seen in one of them is explained for all.
+    session = max(sessions, key=lambda one: (len(one.replay.groups), one.recording.meta.prefix_caching))
+    free, cached = [_state(SlotState.FREE)], (int(SlotState.CACHED),)
+    caches, reserved = session.recording.meta.prefix_caching, LOOKS[SlotState.RESERVED].name
+    whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
-            entries = [
-                (tuple(range(OWNER, OWNER + 4)), "one request each"),
-                ((TINT, TINT + 1), "not written"),
-                ((int(SlotState.INTERNAL),), "waste"),
-            ]
-            if caches:
-                entries += [((SHARED,), f"shared {factor(session)}".strip()), ((REUSABLE,), "cached")]
-            return [*entries, (free, "free")]
+            hues = tuple(range(OWNER, OWNER + 4))
+            if lit is None:
+                whose = [(hues, "one request each"), ((TINT, TINT + 1), reserved)]
+            else:
+                hue = hue_of(session.recording.row_of(lit))
+                whose = [*_lit_alone(lit, hues[:3], OWNER + hue), ((TINT + hue,), reserved)]
+            sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), ((REUSABLE,), "cached")] if caches else []
+            return [*whose, *_waste(sessions), *sharing_too, *free]
         case ColorBy.STATE:
-            return [((), "colours as in the bar below")]
+            others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
+            return [((), f"colours as in the bar below{others}")]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
-            entries = [((kind.paint,), kind.words) for kind in kinds]
-            entries += [(tuple(KIND_TINT + kind.place for kind in kinds), "not written")]
-            return [
-                *entries,
-                *expired,
-                ((int(SlotState.INTERNAL),), "waste"),
-                *([(cached, "cached")] if caches else []),
-                (free, "free"),
-            ]
+            whose = [((kind.paint,), kind.words) for kind in kinds]
+            if lit is not None:
+                whose = [*_lit_alone(lit, tuple(kind.paint for kind in kinds)), *whose]
+            tints = tuple(KIND_TINT + kind.place for kind in kinds)
+            return [*whose, *_waste(sessions), (tints, reserved), *([(cached, "cached")] if caches else []), *free]
         case ColorBy.SHARING:
+            degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
+            whose = [] if lit is None else _lit_alone(lit, degrees[:3])
             return [
-                ((HOLDERS,), "one holder"),
-                ((HOLDERS + 1, HOLDERS + 3, HOLDERS + 5), "2, 8, more"),
+                *whose,
                 ((), sharing(session) or "no block is shared"),
+                (degrees[:1], "one holder"),
+                (degrees[1:], "2, 8, more holders"),
                 (cached, "cached"),
-                (free, "free"),
+                *free,
             ]
         case ColorBy.AGE:
             oldest_s = session.player.duration_s / 4
+            ages = tuple(range(AGE + AGES - 2, AGE, -1))
             return [
+                *([] if lit is None else _lit_alone(lit, ages[::2])),
                 ((AGE + AGES - 1,), "just taken"),
-                (tuple(range(AGE + AGES - 2, AGE, -1)), ""),
-                ((AGE,), f"{seconds(oldest_s / 2, oldest_s / 100)} and older"),
-                (free, "free"),
+                (ages, ""),
+                ((AGE,), f"held for {seconds(oldest_s / 2, oldest_s / 100)} and more"),
+                *free,
             ]
+
+
+def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[tuple[int, ...], str]]:
+    """Which request is not in shade, with its paint if it has one, and what `others` look like in shade."""
+    return [
+        (paints, name if paints else f"{name} alone is lit"),
+        (tuple(other + DIM for other in others), "all others"),
+    ]
+
+
+def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
+    """The states of waste that the recordings can have, as in the bars of states."""
+    static = [session.recording.meta.policy_name == "static" for session in sessions]
+    windows = any(group.window for session in sessions for group in session.replay.groups)
+    possible = (
+        (SlotState.EXPIRED, windows),
+        (SlotState.PADDING, any(static)),
+        (SlotState.INTERNAL, not all(static)),
+    )
+    return [_state(state) for state, is_possible in possible if is_possible]
+
+
+def _state(state: SlotState) -> tuple[tuple[int, ...], str]:
+    return (int(state),), LOOKS[state].name
 
 
 def sharing(session: Session) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from kvsim.display.palette import NUM_HUES, TINT_SHARE, mixed
 from kvsim.memory.waste import NUM_STATES, SlotState
 
+from ..look.states import luma
+
 if TYPE_CHECKING:
     from ..look.states import Palette, Symbols
 
@@ -59,14 +61,27 @@ _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
 KIND_TINT: Final = KIND + len(_KIND_HUES)
 """The first paint of what a kind of layers has not written yet."""
 DIM: Final = 128
-"""Added to the paint of a cell that is not part of the request being followed."""
-SHADE: Final = 0.55
-"""Share of the background in what lies in shade."""
+"""Added to the paint of a cell that other requests hold than the one being followed: it is grey."""
 REUSABLE: Final = KIND_TINT + len(_KIND_HUES)
 """A cached unit among owners: muted, because the green of cached memory is near the hues of some owners."""
 _MUTED: Final = 0.6
 """Share of free memory's colour in that of a cached unit among owners."""
-NUM_PAINTS: Final = REUSABLE + 1
+KEPT: Final = REUSABLE + 1
+"""The first paint of copies at rest in host memory: darker hues of their requests."""
+_KEPT_SHARE: Final = 0.45
+"""Share of the background in a copy at rest, so that those on their way stand out."""
+NUM_PAINTS: Final = KEPT + NUM_HUES
+assert NUM_PAINTS <= DIM
+
+_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *Change))
+"""Paints that shade leaves as they are: what no request holds, and what has just changed."""
+_UNWRITTEN: Final = frozenset(
+    (SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
+).union(range(TINT, TINT + NUM_HUES), range(KIND_TINT, KIND_TINT + len(_KIND_HUES)))
+"""Paints without a token that is needed: the darkest grey in shade."""
+_DARKEST_SHADE: Final = 0.27
+_SHADES: Final = 0.29
+"""Shares of black or white in the greys: that of what is not written, and how much more what is written may have."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 """Paints that are seen in a cell of many units even if a single unit has them."""
@@ -89,12 +104,28 @@ def hue_of(request: int) -> int:
 def paint_colors(palette: Palette) -> tuple[str, ...]:
     """The colour of every paint, with those in shade from `DIM` on."""
     states = tuple(palette.states[state] for state in SlotState)
-    return _colors(states, palette.hues, palette.changes, palette.shared, palette.cursor, palette.void)
+    return _colors(
+        states,
+        palette.hues,
+        palette.changes,
+        palette.shared,
+        palette.shared_by_two,
+        palette.aged,
+        palette.cursor,
+        palette.void,
+    )
 
 
 @lru_cache(maxsize=8)  # asked for with every sample of a colour, and the same until the theme changes
 def _colors(
-    states: tuple[str, ...], hues: tuple[str, ...], changes: tuple[str, ...], shared: str, cursor: str, void: str
+    states: tuple[str, ...],
+    hues: tuple[str, ...],
+    changes: tuple[str, ...],
+    shared: str,
+    shared_by_two: str,
+    aged: str,
+    cursor: str,
+    void: str,
 ) -> tuple[str, ...]:
     colors = [void] * DIM
     colors[: len(SlotState)] = states
@@ -104,16 +135,24 @@ def _colors(
     colors[TINT : TINT + NUM_HUES] = [mixed(hue, void, TINT_SHARE) for hue in hues]
     colors[REUSABLE] = mixed(states[SlotState.CACHED], states[SlotState.FREE], _MUTED)
     bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
-    colors[AGE : AGE + AGES] = [mixed(bright, void, 0.72 * (1 - level / (AGES - 1))) for level in range(AGES)]
+    colors[AGE : AGE + AGES] = [mixed(aged, bright, level / (AGES - 1)) for level in range(AGES)]
     colors[HOLDERS] = mixed(bright, void, 0.6)
     colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
-        mixed(shared, void, 0.5 * (1 - level / steps)) for level in range(1, steps + 1)
+        mixed(shared_by_two, shared, (level - 1) / (steps - 1)) for level in range(1, steps + 1)
     ]
     for number, hue in enumerate(_KIND_HUES):
         colors[KIND + number], colors[KIND_TINT + number] = hues[hue], mixed(hues[hue], void, TINT_SHARE)
-    shades = [mixed(color, void, SHADE) for color in colors]
-    shades[SlotState.FREE] = colors[SlotState.FREE]  # in shade it could not be told from what is no memory at all
-    return (*colors, *shades)
+    colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
+    return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
+
+
+def _shade(paint: int, color: str, void: str) -> str:
+    """What `paint`, of some colour, is in shade: a grey, so that no meaning of a colour is left in it."""
+    if paint in _HELD_BY_NONE:
+        return color
+    written = 0.0 if paint in _UNWRITTEN else luma(color) / 255
+    ink = "#ffffff" if luma(void) < 128 else "#000000"
+    return mixed(void, ink, _DARKEST_SHADE + _SHADES * written)
 
 
 def paint_glyphs(symbols: Symbols) -> str:
@@ -129,4 +168,5 @@ def paint_glyphs(symbols: Symbols) -> str:
     glyphs[AGE : AGE + AGES] = "12345678"
     glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
     glyphs[KIND : KIND_TINT + len(_KIND_HUES)] = "FWVSTXfwvstx"
+    glyphs[KEPT : KEPT + NUM_HUES] = letters
     return "".join(glyphs)

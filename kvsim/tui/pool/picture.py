@@ -134,10 +134,9 @@ class Paints:
                 pass
             case ColorBy.OWNER:
                 hue = (owner % NUM_HUES).astype(np.uint8)
-                written = np.where(written == SlotState.PADDING, SlotState.INTERNAL, OWNER + hue)
+                written = np.where(written == SlotState.PADDING, SlotState.PADDING, OWNER + hue)
                 written[refs > 1] = SHARED
                 rest = np.where(rest == SlotState.RESERVED, TINT + hue, rest)
-                rest = np.where(rest == SlotState.EXPIRED, SlotState.INTERNAL, rest)
             case ColorBy.LAYERS:
                 place = places_of_units(replay, units)
                 written = KIND + place
@@ -156,14 +155,14 @@ class Paints:
         ):  # reservations that will never be used are waste, however little is written
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
-        if self.by is ColorBy.OWNER:
-            whole = np.where(whole == SlotState.CACHED, REUSABLE, whole)
         lit = self._lit[units]
         for paints, values in (
             (self.written, np.where(held, written, dominant)),
             (self.rest, rest),
             (self.whole, whole),
         ):
+            if self.by is ColorBy.OWNER:
+                values = np.where(values == SlotState.CACHED, REUSABLE, values)  # noqa: PLW2901
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self) -> npt.NDArray[np.uint8]:
@@ -189,6 +188,6 @@ class Paints:
 
 
 def dimmed(paints: npt.NDArray[np.uint8], lit: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """`paints` in shade where they are not `lit`."""
+    """`paints` in shade, which is grey, where they are not `lit`."""
     shade: npt.NDArray[np.uint8] = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shade

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.memory.waste import SlotState
-
 from ..look.stack import EIGHTHS
-from .brush import BLANK, GLYPH, HAIR, HOLLOW, LEDGE, RIGHT, keys_of
-from .paint import DIM, EMPTY
+from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of
+from .paint import EMPTY
 
 if TYPE_CHECKING:
     from .tiling import Tiling
@@ -26,15 +24,10 @@ def spread(
     hairlines: bool,
 ) -> npt.NDArray[np.int32]:
     """Keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint from the left, then its
-    second. With `hairlines`, cells are kept apart and cached ones are outlines.
+    second. With `hairlines`, cells are kept apart.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
-    hollow = (front % DIM == SlotState.CACHED) & (front == back) & hairlines
-    shape = np.where(hollow & (offset == 0), HOLLOW, shape)
-    # What belongs to no request is not put into shade: an outline there would not be seen.
-    front = np.where(hollow, np.where(offset > 0, SlotState.FREE, SlotState.CACHED), front).astype(np.uint8)
-    back = np.where(hollow, SlotState.FREE, back).astype(np.uint8)
     if hairlines:
         shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
     keys = keys_of(shape, front, back)
@@ -79,13 +72,6 @@ def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Cells with a hairline above what has one paint: rows that touch each other stay apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
-
-
-def without_outlines(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Outlines give way to what is inside them."""
-    inside = (keys & ~0xFFFF) | (keys >> 8 & 0xFF) * 0x101
-    is_outline = (keys >> 16 & 0xFF) == HOLLOW
-    return np.where(is_outline, (inside & ~(0xFF << 16)) | (RIGHT + EIGHTHS) << 16, keys).astype(np.int32)
 
 
 def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -64,7 +64,6 @@ def _paints_of_states(
         hue = (owner % NUM_HUES).astype(np.uint8)
         paints[held, SlotState.TOKEN] = np.where(replay.refs[units] > 1, SHARED, OWNER + hue)[held]
         paints[held, SlotState.RESERVED] = (TINT + hue)[held]
-        paints[:, SlotState.PADDING] = SlotState.INTERNAL
     elif color_by is ColorBy.LAYERS:
         paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(replay, units))[held]
     return paints

@@ -11,7 +11,6 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from ..look.states import STACK
-from .brush import OUTLINE
 from .paint import DIM, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
@@ -33,12 +32,6 @@ def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: S
         else:
             state = STACK[low] if part >= EIGHTHS // 2 else STACK[high]
             yield Segment(symbols.states[state], Style(color=glyph_color(state, symbols), bgcolor=palette.void))
-
-
-def outline_swatch(symbols: Symbols) -> Segment:
-    """One character that looks as a cached unit does where units are drawn alone."""
-    states = symbols.palette.states
-    return Segment(OUTLINE, Style(color=states[SlotState.CACHED], bgcolor=states[SlotState.FREE]))
 
 
 def swatch(state: SlotState, symbols: Symbols) -> Segment:

@@ -67,8 +67,8 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols, lit: str | None) -> str:
-        """What the picture shows, what one cell is, what colour means, and the request that alone is `lit`."""
+    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols) -> str:
+        """What the picture shows, what one cell is, and what colour means."""
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
             case Detail.SLOTS:
@@ -82,8 +82,7 @@ class Zoom:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
             return f"{self._heading}: {cell}"
-        parts = [f"memory pool, {plural(tiling.num_units, unit)}: {cell}", f"colour: {color_by.value}"]
-        return f" {symbols.dot} ".join([*parts, f"only {lit} lit"] if lit else parts)
+        return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 
 def _about(number: float, noun: str) -> str:

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from ..facts.last_step import last_step
 from ..pool.legend import legend_entries
 from ..pool.swatches import paint_swatch
-from .entries import whole_entries
+from .entries import num_that_fit, whole_entries
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -20,50 +20,82 @@ if TYPE_CHECKING:
     from .pool_view import PoolView
 
 
+_SAMPLE = 2
+"""Characters of a sample of a colour, with the gap behind it."""
+_LONGEST_ENTRY = 30
+"""Characters of an entry of the legend."""
+
+
 class BelowPool(Widget):
-    """One line where the screen is low, about the last step where it changed something; else two."""
+    """What colours mean, and the last step: two lines for each where the screen is high enough, and they are needed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
 
     def __init__(self, session: Session, pool: PoolView, symbols: Symbols) -> None:
         super().__init__(id="below")
         self._pool, self._symbols = pool, symbols
+        self._lines: list[Strip] = []
         self.open(session)
 
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session = session
 
+    def on_resize(self) -> None:
+        """Write the lines for this width."""
+        self.show_frame()
+
     def show_frame(self) -> None:
         """Follow the session to its current frame."""
+        if not self.size.width:
+            return
+        roomy = self.screen.has_class("-tall") or self.screen.has_class("-xtall")
+        legend = self._packed(*self._legend(num_lines=1), num_lines=1 + roomy)
+        if len(legend) > 1:  # then there is room for long words
+            legend = self._packed(*self._legend(num_lines=2), num_lines=2)
+        change = self._packed(*self._change(), num_lines=1 + roomy)
+        # The legend changes seldom. What steps change must not move the picture, so it keeps its lines.
+        self.styles.height = len(legend) + 1 + roomy
+        self._lines = legend + change
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
         """The legend, then the change."""
-        label, entries = self._legend() if y == 0 else self._change()
-        style = self._style("weak")
-        begin = Strip([label])
-        room = self.size.width - begin.cell_length
-        line = Strip.join([begin, whole_entries(entries, room, style, self._symbols.cut)])
-        return line.adjust_cell_length(self.size.width, self._style("text"))
+        rest = self._style("text")
+        line = self._lines[y] if y < len(self._lines) else Strip([])
+        return line.adjust_cell_length(self.size.width, rest)
+
+    def _packed(self, label: Segment, entries: list[list[Segment]], num_lines: int) -> list[Strip]:
+        """Whole entries behind `label` in at most so many lines."""
+        room, strips = self.size.width - label.cell_length, list[Strip]()
+        while not strips or entries:
+            last = len(strips) == num_lines - 1
+            kept = len(entries) if last else num_that_fit(entries, room)
+            begin = label if not strips else Segment(" " * label.cell_length, self._style("text"))
+            line = whole_entries(entries[:kept], room, self._style("weak"), self._symbols.cut)
+            strips.append(Strip.join([Strip([begin]), line]))
+            entries = entries[kept:]
+            if entries:  # the gap before an entry is for those behind another
+                entries[0] = entries[0][1:]
+        return strips
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"below--{name}")
 
-    def _legend(self) -> tuple[Segment, list[list[Segment]]]:
+    def _legend(self, num_lines: int) -> tuple[Segment, list[list[Segment]]]:
         key = Segment("o ", self._style("strong"))
-        room = self.size.width - key.cell_length
+        # Entries are not broken: a line may end well before its end.
+        room = num_lines * (self.size.width - key.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
-        outlines = pool.draws_outlines
-        return key, legend_entries(pool.color_by, self._session, self._symbols, style, room, outlines=outlines)
+        return key, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()
-        for change, text in last_step(self._session):
-            gap = "  " if entries else ""
-            entry = [Segment(gap, self._style("text"))]
+        label = "last step  "
+        for change, text in last_step(self._session, self.size.width - len(label) - _SAMPLE):
+            entry = [Segment("  ", self._style("text"))] if entries else []
             if change is not None:
                 swatch = paint_swatch(change, self._symbols)
                 entry.append(Segment(f"{swatch.text} ", self._style("text") + (swatch.style or Style())))
             entries.append([*entry, Segment(text, self._style("strong" if "preempted" in text else "text"))])
-        return Segment("last step  " if entries else "", self._style("weak")), entries
+        return Segment(label if entries else "", self._style("weak")), entries

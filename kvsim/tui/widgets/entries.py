@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.style import Style
+
+
+def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
+    """How many of `entries`, from the first on, `room` characters hold; at least one."""
+    ends = accumulate(sum(segment.cell_length for segment in entry) for entry in entries)
+    return max(sum(end <= room for end in ends), 1)
 
 
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str) -> Strip:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
@@ -14,7 +15,7 @@ from textual.strip import Strip
 from kvsim.replay.ledger import NO_OWNER
 
 from ..look.words import ending, plural, seconds, shortened
-from ..playback.events import EventFilter, EventKind
+from ..playback.events import NOTABLE, WORDS, EventFilter, EventKind
 
 if TYPE_CHECKING:
     from textual import events
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
     from ..playback.events import Events
     from ..playback.session import Session
 
-WORDS: Final = {
-    EventKind.FINISHED: "finished",
-    EventKind.PREEMPTED: "preempted",
-    EventKind.REFUSED: "refused",
-    EventKind.ABORTED: "aborted",
-    EventKind.IDLE: "is padding now",
-    EventKind.EVICTED: "evicted",
-}
 MARKS: Final = {
     EventKind.FINISHED: " ",
     EventKind.PREEMPTED: "!",
@@ -46,7 +39,7 @@ _NAME_WIDTH = 10
 class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     """Every event of the recording; those still to come are in shade."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now", "events--notable"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now"}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Previous event", show=False, id="events.up"),
         Binding("down,j", "move(1)", "Next event", show=False, id="events.down"),
@@ -132,8 +125,11 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         elif row == self._line:
             look = "now"
         else:
-            look = "past" if kind in (EventKind.FINISHED, EventKind.EVICTED) else "notable"
-        return Strip([Segment(text, self.get_component_rich_style(f"events--{look}"))])
+            look = "past"
+        style = self.get_component_rich_style(f"events--{look}")
+        if look == "past" and kind in NOTABLE:  # as on the axis of time
+            style += Style(color=self._symbols.palette.changes[1])
+        return Strip([Segment(text, style)])
 
     def _who(self, row: int) -> str:
         """The request that it happened to, or how many units."""

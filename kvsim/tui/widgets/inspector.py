@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from textual.strip import Strip
 
+from kvsim.replay.ledger import NO_OWNER
+
 from ..facts.requests import RequestFacts, request_facts, request_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.stack import stacked
@@ -48,11 +50,11 @@ class Inspector(Panel):
         lines = []
         if session.selected is not None:
             unit = session.selected
-            lines += [Strip([self.text(unit_heading(session, unit), "strong")])]
+            lines += [self._unit_heading(unit)]
             lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit, num_stays))
         elif session.hovered is not None:
             # What a tooltip says must not be known to mice alone.
-            lines += [Strip([self.text(unit_heading(session, session.hovered), "strong")])]
+            lines += [self._unit_heading(session.hovered)]
             lines += self.labelled(unit_lines(session, session.hovered))
         else:
             lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
@@ -66,6 +68,12 @@ class Inspector(Panel):
         if facts.holds:
             lines += [self.blank(), self._bar(facts)]
         return lines
+
+    def _unit_heading(self, unit: int) -> Strip:
+        """What a unit is called, and the colour of its owner, which the cursor hides."""
+        owner = int(self.session.replay.owner[unit])
+        sample = [] if owner == NO_OWNER else [self.sample(OWNER + hue_of(owner))]
+        return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
 
     def _bar(self, facts: RequestFacts) -> Strip:
         first, second, eighths = stacked(np.array(facts.slots)[None, list(STACK)], self.size.width)

@@ -72,7 +72,10 @@ class LaneFigures(Widget):
         """
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
-            share, what = session.served[session.player.frame] / max(int(session.served[-1]), 1), "of all tokens"
+            share, what = (
+                session.served[session.player.frame] / max(int(session.served[-1]), 1),
+                "of all tokens are out",
+            )
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
         # All is 100%, and what is not yet all never reads so.
@@ -127,7 +130,7 @@ class LaneFigures(Widget):
             return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
-        running = f"{self._num_running[frame] - idle:,} running"
+        running = f"now {self._num_running[frame] - idle:,} running"
         parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
         texts = [f" {dot} ".join([running, *extra, *parts]) for extra in (held, [])]
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
@@ -141,7 +144,12 @@ class LaneFigures(Widget):
         if self._ample and session.player.duration_s:
             # Of the whole run, as the figure beside it is; so far, it would be another one at every moment.
             in_all = int(session.served[-1]) / session.player.duration_s
-            text = f"{in_all:,.0f} tokens/s, {self._ample:,.0f} with ample memory"
+            texts = (
+                f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
+                f"run {in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}",
+                f"run {in_all:,.0f}/s, ample memory {self._ample:,.0f}/s",
+            )
+            text = next((text for text in texts if len(text) <= self.size.width), texts[-1])
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:

@@ -44,11 +44,8 @@ class Legend(Widget):
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         if self.color_by is not ColorBy.STATE:
-            metas = [session.recording.meta for session in self._sessions]
-            telling = [(len(meta.pool.groups), meta.prefix_caching) for meta in metas]
-            session = self._sessions[telling.index(max(telling))]
-            outlines = any(pool.draws_outlines for pool in self.screen.query(PoolPicture))
-            entries = legend_entries(self.color_by, session, self._symbols, style, width, outlines=outlines)
+            lit = next((name for pool in self.screen.query(PoolPicture) if (name := pool.lit_name) is not None), None)
+            entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
         words = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])

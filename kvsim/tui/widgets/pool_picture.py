@@ -20,7 +20,7 @@ from ..pool.colors import default_color
 from ..pool.flash import FLASH_S, Flash
 from ..pool.lines import Lines
 from ..pool.paint import ColorBy
-from ..pool.tiling import Detail, one_cell
+from ..pool.tiling import one_cell
 from ..pool.zoom import Zoom
 
 if TYPE_CHECKING:
@@ -103,14 +103,15 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._repaint()
 
     @property
+    def lit_name(self) -> str | None:
+        """Name of the request that alone is lit, while all others are in shade; None where all are lit."""
+        request = self._canvas.lit_request
+        return None if request is None else str(self._replay.recording.requests.id[request])
+
+    @property
     def tiling(self) -> Tiling:
         """What the cells are at the current level of detail."""
         return self._canvas.tiling
-
-    @property
-    def draws_outlines(self) -> bool:
-        """Whether cached units are outlines: where each unit has characters of its own."""
-        return self.tiling.detail is Detail.FILL
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """All filters but one that these colours do not need, and that would cost a third of a frame."""
@@ -149,7 +150,6 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def follow(self, request: int | None) -> None:
         """Put everything into shade except what `request` holds; None lights everything."""
         self._canvas.followed = request
-        self._show_title()
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
@@ -215,15 +215,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            unit_tokens, lit = self._replay.unit_tokens, self._lit_name()
-            self.border_title = self._zoom.title(unit_tokens, self.color_by, self._symbols, lit)
-
-    def _lit_name(self) -> str | None:
-        """Name of the followed request if it holds anything: all else is in shade then."""
-        followed = self._canvas.followed
-        if followed is None or not len(self._replay.block_table(followed)[1]):
-            return None
-        return str(self._replay.recording.requests.id[followed])
+            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols)
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

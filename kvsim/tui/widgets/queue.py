@@ -12,12 +12,13 @@ from textual.strip import Strip
 
 from kvsim.recording.tables import RequestStatus
 
-from ..facts.waiting import kept_by
+from ..facts.waiting import kept_by, units_needed
 from ..look.words import ending, plural
 from ..pool.paint import OWNER, hue_of
 from .panel import Panel
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from textual import events
 
     from ..look.states import Symbols
@@ -83,17 +84,33 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
     def _everybody(self) -> tuple[list[int], list[int]]:
         """Who waits, next first, and who runs, newest first."""
         replay = self.session.replay
-        return replay.waiting_requests().tolist(), replay.live_requests()[::-1].tolist()
+        running = replay.live_requests()[::-1]
+        # Those whose answers are complete and whose rows are only held come last.
+        return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
+
+    def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each of `requests` has its answer, and memory all the same."""
+        replay = self.session.replay
+        if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
+            return np.zeros(len(requests), np.bool_)
+        held: npt.NDArray[np.bool_] = replay.computed(requests) > replay.full[requests]
+        return held
+
+    def _fitting(self, texts: tuple[str, ...]) -> str:
+        return next((text for text in texts if len(text) <= self.size.width), texts[-1] if texts else "")
 
     def write(self) -> list[Strip]:
         """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
         height = self.size.height
         waiting, running = self._everybody()
+        reasons = [self._fitting(kept_by(self.session))] if len(waiting) else []
+        height -= len(reasons)
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
-        held_back, kept = self.session.num_held_back, kept_by(self.session)
-        strips = [self._heading("waiting", len(waiting) + held_back, len(shown_waiting), "next first", kept)]
+        held_back = self.session.num_held_back
+        strips = [self._heading("waiting", len(waiting) + held_back, len(shown_waiting), "next first")]
+        strips += [Strip([self.text(reason, "text")]) for reason in reasons]
         self._requests = [None] * len(strips)
         needs = [self._need(request, short=False) for request in shown_waiting]
         if max(map(len, needs), default=0) > self.size.width - _NAME_WIDTH:
@@ -103,7 +120,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             self._requests.append(request)
         strips += [self.blank()]
         idle = self.session.num_idle
-        held = f"{plural(idle, 'row')} held for nothing" if idle else ""
+        held = f"{plural(idle, 'row')} held for nothing" if idle else "written/all"
         if held_back:
             idle, held = held_back, f"{held_back:,} waiting hold blocks"
         strips += [self._heading("running", len(running) - idle, len(shown_running), "newest first", held)]
@@ -125,7 +142,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         """How many there are, then as much as there is room for: what keeps them, their order, how many are listed."""
         count = f"{number:,} {name}"
         order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
-        texts = [", ".join(filter(None, parts)) for parts in ((order, reason, listed), (order, reason), (reason,))]
+        kept = ((order, listed, reason), (order, reason), (listed, reason), (reason,))
+        texts = [", ".join(filter(None, parts)) for parts in kept]
         room = self.size.width - len(count) - 2
         more = next((text for text in texts if len(text) <= room), "")
         return Strip([self.text(count, "strong"), self.text(f"  {more}" * bool(more), "weak")])
@@ -144,13 +162,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         """What a waiting request has to compute, and the blocks that it waits for; `short`: the blocks alone."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
-        prompt, unit_tokens = int(requests.prompt_tokens[request]), self.session.replay.unit_tokens
-        tokens = f"{prompt:,} prompt"
+        tokens = f"{requests.prompt_tokens[request]:,} prompt"
+        needed = units_needed(self.session, request) if self.session.replay.unit_tokens > 1 else None
+        if needed is None:
+            return "preempted" if again and short else f"preempted, {tokens}" if again else f"{tokens} tokens"
+        units = plural(needed, self.session.unit_name)
         if again:
-            return "preempted" if short else f"preempted, {tokens}"
-        if unit_tokens == 1 or len(self.session.replay.groups) > 1:
-            return tokens
-        units = plural(-(-prompt // unit_tokens), self.session.unit_name)
+            return f"again {units}" if short else f"preempted, {units}"
         return f"needs {units}" if short else f"{tokens} = {units}"
 
     def _running_line(self, request: int, computed: int) -> Strip:
@@ -159,6 +177,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
         figures = f" {min(computed, full)}/{full}".rjust(11)
+        if self._is_held(np.array([request]))[0]:
+            bar, figures = self.text(" " * room), "complete".rjust(11)
         return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:

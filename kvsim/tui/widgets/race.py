@@ -8,6 +8,7 @@ import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
+from textual.style import Style as TextualStyle
 
 from ..look.words import seconds, shortened
 from ..widgets.scrubber import Scrubber
@@ -42,6 +43,11 @@ class Race(Scrubber):
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
         whole_s = super()._span_s
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
+
+    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+        """Where a run ends on the axis."""
+        style = TextualStyle.from_rich_style(self._style("value"))
+        return [("#" if self.symbols.ascii else "■", style, "a run ends")]
 
     def place(self) -> str:
         """Steps of several runs have no common number."""
@@ -101,5 +107,5 @@ class Race(Scrubber):
         """Where each run ends."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         for lane in self._comparison.lanes:
-            cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("tick"))
+            cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("value"))
         return cells

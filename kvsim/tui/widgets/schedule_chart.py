@@ -46,7 +46,7 @@ class ScheduleChart(Widget):
             Doing.NOTHING: None,
             Doing.WAITING: SlotState.FREE,
             Doing.RUNNING: OWNER + hue_of(line.request),
-            Doing.IDLE: SlotState.INTERNAL,
+            Doing.IDLE: SlotState.PADDING,
         }
         clock = min(int(self._clock.clock_s / self._end_s * width), width - 1)
         name = self._session.request_name(line.request)[:_NAME].ljust(_NAME)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from textual.content import Content
 from textual.message import Message
+from textual.style import Style
 from textual.widget import Widget
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ class Scrubber(Widget):
         "timeline--label",
         "timeline--value",
         "timeline--bar",
-        "timeline--tick",
         "timeline--track",
     }
 
@@ -45,15 +46,25 @@ class Scrubber(Widget):
         self.following = False
         """The clock stands at the end of something that goes on, and moves along with it."""
         self._scrubbing = False
+        self._title = Content("")
 
     def show_transport(self) -> None:
         """Say in the title whether the clock runs, how fast, and where it stands."""
         player = self.player
         state = "playing" if player.playing else "paused"
         clock = ["following"] if self.following else [state, f"{player.speed:g} s per second"]
-        title = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
-        if self.border_title != title:
-            self.border_title = title
+        words = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
+        title, room = Content(words), self.size.width - 2
+        for glyph, style, meaning in self.marks():
+            entry = Content.assemble("   ", Content(glyph).stylize(style), f" {meaning}")
+            if title.cell_length + entry.cell_length <= room:
+                title += entry
+        if title != self._title:
+            self.border_title = self._title = title
+
+    def marks(self) -> list[tuple[str, Style, str]]:
+        """What marks on the axis mean: a glyph, its style, and a few words."""
+        return []
 
     def place(self) -> str:
         """Where the clock stands, beside its time; empty where there is no more to say."""

@@ -9,12 +9,14 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 from textual.strip import Strip
+from textual.style import Style as TextualStyle
 
 from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS, columns, stacked
 from ..look.states import STACK
 from ..look.words import percent, seconds
+from ..playback.events import NOTABLE, WORDS, EventKind
 from ..pool.swatches import stack_cells
 from .scrubber import GUTTER, Scrubber
 
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
     from rich.color import Color
 
     from ..look.states import Symbols
+    from ..playback.events import Events
     from ..playback.session import Session
 
 _FULL_MARK = 4
 """Events in one column that fill its mark, where no column has more."""
+_MOST_KINDS = 2
+"""Kinds of events that are named beside a mark."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
@@ -43,6 +48,7 @@ class Timeline(Scrubber):
         """Show `session` from now on."""
         self._session, self.player = session, session.player
         self._num_running, self._num_waiting = session.counts("running"), session.counts("waiting")
+        self._notable = session.events.notable
         self._charts: list[Strip] = []
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
@@ -56,6 +62,7 @@ class Timeline(Scrubber):
             return
         if self._followed != self._session.followed:
             self._drawn_size = Size(0, 0)
+            self.show_transport()
         self._column = column
         self.refresh()
 
@@ -88,6 +95,28 @@ class Timeline(Scrubber):
         """The step; and how many wait, where there is no line for them."""
         waiting = self._num_waiting[self.player.frame]
         return super().place() + (f" {self.symbols.dot} {waiting:,} waiting" if 0 < self.size.height <= 3 else "")
+
+    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+        """The notable events, of the followed request alone where one is, and when it holds memory."""
+        session, symbols = self._session, self.symbols
+        shown = self._marked_events()
+        found = []
+        if session.followed is not None:
+            found.append((symbols.held, "held", f"{session.request_name(session.followed)} holds memory"))
+        kinds = sorted(set(shown.kind.tolist()))
+        if kinds:
+            words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
+            found.append(("#" if symbols.ascii else "■", "tick", words))
+        return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
+
+    def _rich(self, name: str) -> Style:
+        return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
+
+    def _mark_color(self) -> str:
+        """The colour of what is freed for preemptions and other shortages, as in the pool; else that of the text."""
+        shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
+        palette = self.symbols.palette
+        return palette.changes[1] if shortage else palette.cursor
 
     def _color_at(self, y: int, column: int) -> Color | None:
         """The colour that most of a character has."""
@@ -168,7 +197,8 @@ class Timeline(Scrubber):
         events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
         held = self._residency(width)
-        tick, track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("tick", "track", "held"))
+        track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("track", "held"))
+        tick = Style(color=self._mark_color(), bold=True)
         return Strip(
             [
                 Segment(symbols.up[mark], tick)
@@ -181,9 +211,13 @@ class Timeline(Scrubber):
         ).simplify()
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
-        session, events = self._session, self._session.events.notable
-        mine = slice(None) if session.followed is None else events.request == session.followed
-        return np.bincount(self.column_of(session.times_s[events.frame[mine]], width), minlength=width)
+        frames = self._marked_events().frame
+        return np.bincount(self.column_of(self._session.times_s[frames], width), minlength=width)
+
+    def _marked_events(self) -> Events:
+        """The notable events; of the followed request alone, where one is."""
+        session = self._session
+        return self._notable if session.followed is None else self._notable.of_request(session.followed)
 
     def _residency(self, width: int) -> npt.NDArray[np.bool_]:
         """Columns in which the followed request holds memory."""

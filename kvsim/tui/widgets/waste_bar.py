@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from ..look.states import Palette, Symbols
     from ..playback.session import Session
 
-_ENTRY_WIDTH = 40
-_SHORT_ENTRY_WIDTH = 20
+_FIGURES_WIDTH = 10
+"""Characters of an entry of the legend besides its words: a sample, a share, and what keeps them apart."""
+_GAP = 2
+"""Characters between entries."""
 _TITLE = "where the memory is now"
 _TALL = 38
 """Lines of a screen that can spare more of them for the legend."""
@@ -66,35 +68,56 @@ class WasteBar(Widget):
         self._take_lines()
 
     def _take_lines(self) -> None:
-        per_line, _ = self._columns()
-        self.styles.height = 2 + -(-len(self._listed) // per_line)
+        self.styles.height = 2 + -(-len(self._listed) // len(self._columns()[0]))
 
     def render_line(self, y: int) -> Strip:
         """The bar, then the legend."""
         if y == 0:
             return state_bar(self._session.breakdown, self.size.width, self._symbols)
-        per_line, width = self._columns()
-        entries = self._listed[(y - 1) * per_line : y * per_line]
-        segments = [segment for state in entries for segment in self._entry(state, width)]
+        widths, meanings = self._columns()
+        entries = zip(self._listed[(y - 1) * len(widths) : y * len(widths)], range(len(widths)), strict=False)
+        segments = [
+            segment
+            for state, column in entries
+            for segment in self._entry(state, widths[column], self._name_width(column, len(widths)), meaning=meanings)
+        ]
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
-    def _columns(self) -> tuple[int, int]:
-        """Legend entries per line, and how wide each is: with explanations where there is room for them."""
-        width = max(self.size.width, 1)
-        long = width // _ENTRY_WIDTH
-        if long and -(-len(self._listed) // long) <= (4 if long > 1 and self.screen.size.height >= _TALL else 2):
-            return long, width // long
-        short = max(1, width // _SHORT_ENTRY_WIDTH)
-        num_lines = -(-len(self._listed) // short)
-        return -(-len(self._listed) // num_lines), _SHORT_ENTRY_WIDTH
+    def _columns(self) -> tuple[list[int], bool]:
+        """How wide each column of the legend is, and whether it explains the states: where there is room for that."""
+        meanings, number = self._most_columns(meanings=True), len(self._listed)
+        most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
+        explains = meanings > 0 and -(-number // meanings) <= most_lines
+        most = meanings if explains else max(self._most_columns(meanings=False), 1)
+        per_line = -(-number // -(-number // most))
+        widths = self._widths(per_line, meanings=explains)
+        spare = (self.size.width - sum(widths)) // per_line if explains else 0
+        return [width + max(spare, 0) for width in widths], explains
 
-    def _entry(self, state: SlotState, width: int) -> list[Segment]:
+    def _most_columns(self, *, meanings: bool) -> int:
+        """The most entries that fit beside each other; 0 where one does not."""
+        numbers = range(len(self._listed), 0, -1)
+        fitting = (number for number in numbers if sum(self._widths(number, meanings=meanings)) <= self.size.width)
+        return next(fitting, 0)
+
+    def _widths(self, number: int, *, meanings: bool) -> list[int]:
+        """The least widths of so many columns; there is no gap behind the last."""
+        widths = []
+        for column in range(number):
+            longest = max((len(LOOKS[state].meaning) for state in self._listed[column::number]), default=0)
+            widths.append(_FIGURES_WIDTH + self._name_width(column, number) + longest * meanings + _GAP)
+        return [*widths[:-1], widths[-1] - _GAP]
+
+    def _name_width(self, column: int, number: int) -> int:
+        return max((len(LOOKS[state].name) for state in self._listed[column::number]), default=0)
+
+    def _entry(self, state: SlotState, width: int, name_width: int, *, meaning: bool) -> list[Segment]:
         session, look = self._session, LOOKS[state]
         base = self.get_component_rich_style("waste--text")
         share = percent(int(session.breakdown[state]), session.capacity)
-        text = f" {look.name:<8} {share:>6} "
+        text = f" {look.name:<{name_width}} {share:>6} "
         segments = [swatch(state, self._symbols), Segment(text, base + Style(bold=bool(session.breakdown[state])))]
-        if width > _SHORT_ENTRY_WIDTH:
+        if meaning:
             segments.append(Segment(look.meaning, self.get_component_rich_style("waste--meaning")))
         return list(Strip(segments).adjust_cell_length(width, base))
 
