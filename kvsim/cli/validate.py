@@ -30,8 +30,10 @@ def command(
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
     PROFILE is a file (a profile or a machine card), the name of a profile that comes with kvsim, or `auto` for the best
-    that ships for each recording. What the times rest on stands below the errors.
+    that ships for each recording. What the times rest on stands below the errors, and whether it is the GPU or the host
+    that was slower or faster than they say.
     """
+    from kvsim.calibration.clocks import in_words
     from kvsim.errors import UsageError
     from kvsim.experiments.validation import times_of, validate
     from kvsim.recording import find, read
@@ -64,12 +66,13 @@ def command(
         rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
         beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)
         assumed = "".join(f"\nthe recording does not say; assumed: {words}" for words in result.assumes)
+        followed = f"\n{in_words(result.clocks)}" if result.clocks else ""
         print_table(
             f"{recording.name} ({fitted})",
             ["", "measured", "simulated", "error"],
             rows,
             figures=(1, 2, 3),
-            note=result.times_from + beyond + assumed,
+            note=result.times_from + beyond + assumed + followed,
         )
     if as_json:
         print_json({"validations": documents})

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.calibration.clocks import ClockError, clock_errors
 from kvsim.calibration.fit import engine_of
+from kvsim.calibration.observed import observe_on
 from kvsim.conformance.comparable import host_blocks_of, settings_of
 from kvsim.display.text import html_text
 from kvsim.errors import UsageError
@@ -82,6 +84,9 @@ class Validation:
     assumes: tuple[str, ...]
     """Sentences about assumptions that were made because the recording does not say."""
     rows: tuple[Row, ...]
+    clocks: tuple[ClockError, ...] = ()
+    """How far off the steps are that waited for the GPU, and for the host, by the recorded decisions; empty where the
+    step times are of stages or of a user's own model."""
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{row.name} {row.error_text}" for row in self.rows if row.name in _SHOWN)
@@ -108,6 +113,7 @@ class Validation:
             "held_out": self.held_out,
             KEY: list(self.extrapolates),
             "assumes": list(self.assumes),
+            "clocks": [item._asdict() for item in self.clocks],
             "rows": {
                 row.name: {
                     "unit": row.unit,
@@ -181,7 +187,15 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         extrapolates=tuple(times.beyond()) if isinstance(times, Watched) else (),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
+        clocks=_clocks(times, recording),
     )
+
+
+def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:
+    coefficients = times.times if isinstance(times, Watched) else times
+    if not isinstance(coefficients, Roofline):
+        return ()
+    return clock_errors(coefficients, observe_on(card_of(find_gpu(recording.meta.gpu)), recording))
 
 
 def matching_profile(recording: Recording) -> Profile:
