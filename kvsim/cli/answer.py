@@ -47,6 +47,20 @@ def print_answer(
     print_table("", heads, rows, note="\n".join(notes))
 
 
+def failure_notes(meta: Meta) -> list[str]:
+    """That vLLM itself would have ended, where a pipeline came to that."""
+    num_failures = int(meta.engine.get("vllm_failures", 0))
+    if not num_failures:
+        return []
+    often = "once" if num_failures == 1 else f"{num_failures:,} times"
+    note = (
+        f"vLLM 0.25.1 itself would have ended {often} with an AssertionError: sequences were preempted and resumed "
+        "while their tokens were in the pipeline (its pull request 47900); give it more memory, or "
+        "--no-async-scheduling"
+    )
+    return [note]
+
+
 def _where(num_stages: int, per_stage: int) -> str:
     """The GPUs that the bytes of a pool are those of; nothing where there is one."""
     if num_stages > 1:

@@ -68,6 +68,7 @@ def command(
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
+    from kvsim.cli.answer import failure_notes
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.metrics import summarize
@@ -101,6 +102,7 @@ def command(
         if flags["times"] == "one":
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
         each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
+        notes += [note for recording in recordings for note in failure_notes(recording.meta)]
         notes.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
         print_summaries(
             f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",

@@ -84,7 +84,7 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.cli.answer import print_answer
+    from kvsim.cli.answer import failure_notes, print_answer
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.experiments.bands import band_of, is_worth_a_band
     from kvsim.files.overwriting import may_replace, replacing_folder
@@ -131,6 +131,7 @@ def command(
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
     notes = [f"in brackets: with step times {band.percent:.0f} % shorter to longer"] if band else []
+    notes += failure_notes(runs[0].meta)
     if front_end == "http":
         server = http(scenario.gpu, card_named(flags["profile"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))

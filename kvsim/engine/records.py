@@ -280,6 +280,8 @@ class State:
     """Sequences in the step that were waiting before it."""
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
+    num_failures: int = 0
+    """Answers that no one awaited, each of which ends vLLM 0.25.1; here they are thrown away."""
     num_counts: int = 0
     """Number of times that expired tokens were counted."""
     num_uncached: int = 0
@@ -342,6 +344,8 @@ class Sequence(Alike):
     status: Small = 0
     num_tokens: Small = 0
     """Tokens whose values are known."""
+    handed_tokens: Small = 0
+    """Tokens whose values were known when it was admitted last: those that the model runner was handed."""
     computed: Small = 0
     """Tokens scheduled so far; ahead of `num_tokens` where steps are scheduled ahead."""
     placeholders: Small = 0

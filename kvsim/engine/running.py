@@ -31,6 +31,7 @@ def join(engine: Engine, node: int, computed: int, num_tokens: int) -> None:
     state.num_new_seqs += 1
     sequence.status = RUNNING
     sequence.computed = computed
+    sequence.handed_tokens = sequence.num_tokens
     put_into_batch(engine, node, num_tokens)
 
 

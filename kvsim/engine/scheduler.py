@@ -48,6 +48,11 @@ def schedule(engine: Engine) -> None:
                 sequence.decodes_from = state.num_scheduled + settings.decode_interval
             elif settings.lookahead_tokens > 0:
                 sequence.drafts = sequence.computed - sequence.num_tokens
+        elif sequence.computed >= sequence.handed_tokens:
+            # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
+            # know of that token, and answers it again.
+            engine.emitting[first + num_emitting] = node
+            num_emitting += 1
         if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
             num_prefill_tokens += tokens
             attention_pairs += tokens * before + tokens * (tokens + 1) // 2
@@ -74,6 +79,9 @@ def update(engine: Engine) -> None:
         sequence = engine.sequences[node]
         # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
         if sequence.status in (FINISHED, ABORTED):
+            continue
+        if settings.ahead and sequence.placeholders == 0:  # vLLM 0.25.1 ends here, with an AssertionError
+            state.num_failures += 1
             continue
         if sequence.num_tokens == sequence.prompt_tokens:
             engine.times[node].first_token_s = state.host_s

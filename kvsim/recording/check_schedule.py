@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
@@ -134,7 +135,7 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     finished = requests.status == RequestStatus.FINISHED
     require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
-    needed = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
+    needed = _tokens_behind_outputs(recording)
     enough = (requests.output_tokens == 0) | (final >= needed)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if not len(steps):
@@ -169,10 +170,9 @@ def _check_times_of_outputs(recording: Recording, file: Path) -> None:
         begins_s = steps.start_s[recording.schedule.step[first_row]]
         answered[rows] &= ~(requests.first_scheduled_s[rows] < begins_s - _CLOCK_S)
     finished = answered & (requests.status == RequestStatus.FINISHED)
-    prompt = requests.prompt_tokens.astype(np.int64)
     for name, asked, tokens in (
-        ("first_token_s", answered, prompt),
-        ("finished_s", finished, prompt + requests.output_tokens - 1),
+        ("first_token_s", answered, requests.prompt_tokens.astype(np.int64)),
+        ("finished_s", finished, _tokens_behind_outputs(recording)),
     ):
         times = getattr(requests, name)
         rows, computed_in = _steps_of_tokens(recording.schedule, np.where(asked, tokens, 0))
@@ -180,6 +180,30 @@ def _check_times_of_outputs(recording: Recording, file: Path) -> None:
         require(holds, file, f"{name} should not be before the end of the step that computes what it needs", rows)
         upto = ~asked | (times <= steps.end_s[-1] + _NOTICED_S)
         require(upto, file, f"{name} should not be long after the last step")
+
+
+def _tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
+    """Tokens of each request that must be computed for its last output: all but that one.
+
+    In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
+    tokens known by then, answers that token again, and from then on the request has one output more.
+    """
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
+    if recording.meta.engine.get("pipeline_parallel_size", 1) == 1 or not requests.preemptions.any():
+        return behind
+    rows = np.flatnonzero(requests.preemptions[schedule.request])
+    rows = rows[np.argsort(schedule.request[rows], kind="stable")]
+    request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
+    before = schedule.computed_before[rows].astype(np.int64)
+    after = before + schedule.tokens[rows] * repeats
+    of_request = request.astype(np.int64) * _MOST_STEPS
+    answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
+        after >= requests.prompt_tokens[request]
+    )
+    is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
+    is_under_way = steps.output_seq[(begins + repeats - 1)[:-1]] > steps.schedule_seq[begins[1:]]
+    return behind - np.bincount(request[1:][is_resumed & is_under_way & answers[:-1]], minlength=len(requests))
 
 
 def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

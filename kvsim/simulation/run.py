@@ -329,6 +329,7 @@ class Run:
             source="simulation",
             engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
             | (asdict(self._pipeline) if self._pipeline.pipeline_parallel_size > 1 else {})
+            | ({"vllm_failures": num_failures} if (num_failures := self._num_failures()) else {})
             | ({"hash_block_size": hash_tokens(self.workload, self._base, self._layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
@@ -338,6 +339,10 @@ class Run:
             notes=self.workload.description,
             extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self._base),
         )
+
+    def _num_failures(self) -> int:
+        """How often vLLM 0.25.1 itself would have ended, over all servers."""
+        return sum(int(replica.server.driver.engine.state[0].num_failures) for replica in self._replicas)
 
     def _find_refused(self) -> npt.NDArray[np.bool_]:
         num_units, refuse = self.pool.num_units, self.options.get("refuse_misfits", False)

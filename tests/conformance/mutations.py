@@ -499,6 +499,12 @@ MUTATIONS = (
         "sequence.computed >= sequence.num_tokens:",
     ),
     Mutation(
+        "a token under way when its sequence is resumed is not answered again",
+        _SCHEDULER,
+        "elif sequence.computed >= sequence.handed_tokens:",
+        "elif sequence.computed > sequence.num_tokens:",
+    ),
+    Mutation(
         "a stage begins a step before it has what the stage before hands over",
         _CLOCK,
         "begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), stage.free_s)",

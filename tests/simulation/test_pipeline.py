@@ -10,7 +10,7 @@ import pytest
 
 from kvsim.calibration.observed import observe
 from kvsim.calibration.prior import vllm_prior
-from kvsim.cli.answer import setting_rows
+from kvsim.cli.answer import failure_notes, setting_rows
 from kvsim.conformance import verify_recording
 from kvsim.engine.initialization import no_times
 from kvsim.errors import UsageError
@@ -114,6 +114,26 @@ def test_a_recording_of_a_pipeline_verifies(stages: int, ahead: bool, compiled: 
     verdict = verify_recording(recording)
     assert verdict.equal, verdict
     assert verdict.num_steps == len(recording.steps)
+
+
+def test_where_vllm_itself_would_end_the_recording_and_the_answer_say_so() -> None:
+    rng, size = np.random.default_rng(5), 24
+    workload = Workload(
+        arrival_s=np.cumsum(rng.exponential(0.004, size)),
+        prompt_tokens=rng.integers(60, 100, size),
+        output_tokens=rng.integers(100, 300, size),
+        prefix_group=rng.integers(0, 2, size),
+        prefix_tokens=np.full(size, 48),
+        prefix_names=["a", "b"],
+    )
+    policy = paged(max_num_batched_tokens=512)
+    recording = simulate(workload, policy, machine(2, kv_tokens=2_000), engine="interpreted", check=True)
+    assert recording.meta.engine["vllm_failures"] == 1
+    [note] = failure_notes(recording.meta)
+    assert "once with an AssertionError" in note
+    assert verify_recording(recording).equal
+    roomy = simulate(workload, policy, machine(2, kv_tokens=9_000), engine="interpreted")
+    assert failure_notes(roomy.meta) == []
 
 
 @pytest.mark.parametrize(
