@@ -68,6 +68,8 @@ class SchedulerRecorder:
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         if os.environ.get(_RETENTION):
             raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
+        if getattr(self._scheduler, "num_spec_tokens", 0):
+            raise RecordingError("the engine speculates, and a recording says nothing of drafts.")
         if self._is_pipeline and not self._layout.is_uniform:
             raise RecordingError(
                 "the engine deals out layers of several kinds to the stages of a pipeline, and its scheduler knows "

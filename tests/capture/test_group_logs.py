@@ -1,16 +1,13 @@
-"""Logs of models with several KV-cache groups, which the recording scheduler wrote inside vLLM 0.25.1.
+"""What the recording scheduler writes of models with several KV-cache groups, inside vLLM 0.25.1's own engine.
 
-Its model was a fake; the engine made the golden pairs of `tests/conformance/golden_groups`, too: windows, chunks and
-recurrent states, short of memory and with shared prefixes.
+Windows, latents, chunks and recurrent states, short of memory and with shared prefixes.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,26 +15,21 @@ import pytest
 from kvsim.conformance import verify_recording
 from kvsim.metrics import waste
 from kvsim.recording import Recording, find, read, write
-from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 from kvsim.replay.ledger import NO_OWNER
 
-LOGS = sorted((Path(__file__).parent / "logs_groups").glob("*.jsonl.gz"))
-GOLDEN = Path(__file__).parent.parent / "conformance" / "golden_groups"
+from ..vllm_engine.recordings import BROKEN, GROUPED, Live
+from .test_logs import steps_of_the_engine
 
 
-@pytest.fixture(params=LOGS, ids=lambda file: file.name.partition(".")[0])
-def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
-    folder = tmp_path / request.param.name.partition(".")[0]
-    folder.mkdir()
-    (folder / FILE_NAME).write_bytes(gzip.decompress(request.param.read_bytes()))
-    return read(folder)
+@pytest.fixture(params=GROUPED, ids=lambda file: file.stem)
+def workload(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
 
 
-def steps_of_the_engine(name: str) -> list[dict[str, Any]]:
-    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
-        records = [json.loads(line) for line in file]
-    return [item for item in records if item["kind"] == "schedule" and (item["total"] or item["preempted"])]
+@pytest.fixture
+def recording(workload: Path, live: Live, tmp_path: Path) -> Recording:
+    return read(Path(shutil.copytree(live.log(workload), tmp_path / workload.stem)))
 
 
 def table_of(replay: Replay, request: int, group: int, length: int) -> list[int]:
@@ -48,8 +40,8 @@ def table_of(replay: Replay, request: int, group: int, length: int) -> list[int]
     return list(table.tolist())
 
 
-def test_every_table_is_the_one_that_the_engine_had(recording: Recording) -> None:
-    replay, engine = Replay(recording), steps_of_the_engine(recording.name)
+def test_every_table_is_the_one_that_the_engine_had(workload: Path, live: Live, recording: Recording) -> None:
+    replay, engine = Replay(recording), steps_of_the_engine(workload, live)
     names = recording.requests.id
     assert len(recording.steps) == len(engine)
     for step, said in enumerate(engine):
@@ -70,7 +62,7 @@ def test_stepping_backward_shows_what_stepping_forward_did(recording: Recording)
         replay.seek(frame)
         afresh.seek(0)
         afresh.seek(frame)
-        for name in ("owner", "position", "refs", "cached", "group"):
+        for name in ("owner", "position", "refs", "cached", *["group"] * (len(recording.meta.pool.groups) > 1)):
             held = replay.owner != NO_OWNER
             ours, theirs = getattr(replay, name), getattr(afresh, name)
             assert np.array_equal(ours[held] if name == "group" else ours, theirs[held] if name == "group" else theirs)
@@ -111,6 +103,15 @@ def test_a_block_that_is_let_go_too_late_is_noticed(recording: Recording) -> Non
     wider = tuple(replace(group, window=group.window + group.block_size) if group.window else group for group in groups)
     meta = replace(recording.meta, pool=replace(recording.meta.pool, groups=wider))
     assert not verify_recording(replace(recording, meta=meta)).equal
+
+
+def test_a_scheduler_that_takes_another_block_is_found_out(live: Live) -> None:
+    recording = read(live.log(BROKEN))
+    verdict = verify_recording(recording)
+    assert not verdict.equal
+    assert 0 < verdict.num_steps < len(recording.steps)
+    assert verdict.difference is not None
+    assert any(line.label.startswith("memory") for line in verdict.difference.lines if line.differs)
 
 
 @pytest.mark.parametrize("name", ["vllm-h200-gemma-3-4b-windows", "vllm-h200-granite-h-350m-states"])

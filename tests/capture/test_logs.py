@@ -1,12 +1,10 @@
-"""Logs that the recording scheduler wrote inside vLLM 0.25.1, against what vLLM's scheduler said of the same workloads.
+"""What the recording scheduler writes inside vLLM 0.25.1's own engine, against what that engine's scheduler says.
 
-The logs in `logs/` were recorded by `kvsim.capture.vllm` in the engine that also made the golden pairs of
-`tests/conformance/golden`.
+The model is a fake, and so is nothing else: the engine, its scheduler and its cache are vLLM's.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -20,29 +18,29 @@ from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 
-LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
-GOLDEN = Path(__file__).parent.parent / "conformance" / "golden"
+from ..vllm_engine.recordings import PLAIN, WITH_DRAFTS, Live
 
 
-@pytest.fixture(params=LOGS, ids=lambda file: file.stem)
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    folder = tmp_path / request.param.stem
-    folder.mkdir()
-    shutil.copy(request.param, folder / FILE_NAME)
-    return folder
+@pytest.fixture(params=PLAIN, ids=lambda file: file.stem)
+def workload(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
 
 
-def steps_of_the_engine(name: str) -> list[dict[str, Any]]:
-    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
-        records = [json.loads(line) for line in file]
+@pytest.fixture
+def log(workload: Path, live: Live, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(live.log(workload), tmp_path / workload.stem))
+
+
+def steps_of_the_engine(workload: Path, live: Live) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in live.told(workload).read_text().splitlines()]
     # In a pipeline, calls that scheduled nothing count.
-    counts = "pipeline_parallel_size" in json.loads((GOLDEN / f"{name}.json").read_text())
+    counts = "pipeline_parallel_size" in json.loads(workload.read_text())
     return [item for item in records if item["kind"] == "schedule" and (item["total"] or item["preempted"] or counts)]
 
 
-def test_every_step_holds_what_the_engine_held(log: Path) -> None:
+def test_every_step_holds_what_the_engine_held(workload: Path, live: Live, log: Path) -> None:
     recording = read(log)
-    replay, engine = Replay(recording), steps_of_the_engine(log.name)
+    replay, engine = Replay(recording), steps_of_the_engine(workload, live)
     names = recording.requests.id
     assert len(recording.steps) == len(engine)
     for step, said in enumerate(engine):
@@ -58,10 +56,10 @@ def test_every_step_holds_what_the_engine_held(log: Path) -> None:
         assert int((replay.owner == -1).sum()) == said["free"] == recording.steps.free_units[step]
 
 
-def test_cached_blocks_are_those_that_the_engine_could_hit(log: Path) -> None:
+def test_cached_blocks_are_those_that_the_engine_could_hit(workload: Path, live: Live, log: Path) -> None:
     recording = read(log)
     replay = Replay(recording)
-    for step, said in enumerate(steps_of_the_engine(log.name)):
+    for step, said in enumerate(steps_of_the_engine(workload, live)):
         replay.seek(step)
         held_keys = said["cached_keys"]
         assert int(replay.cached.sum()) <= held_keys, "a free block with a prefix has a key"
@@ -75,10 +73,10 @@ def test_a_log_verifies_and_packs(log: Path, tmp_path: Path) -> None:
     assert np.array_equal(packed.steps.free_units, recording.steps.free_units)
 
 
-def test_aborted_requests_are_told_apart(log: Path) -> None:
+def test_aborted_requests_are_told_apart(workload: Path, log: Path) -> None:
     recording: Recording = read(log)
-    workload = json.loads((GOLDEN / f"{log.name}.json").read_text())
-    aborted = {item["id"] for item in workload["requests"] if item.get("abort_step") is not None}
+    requests = json.loads(workload.read_text())["requests"]
+    aborted = {item["id"] for item in requests if item.get("abort_step") is not None}
     status = recording.requests.status
     assert set(recording.requests.id[status == RequestStatus.ABORTED].tolist()) <= aborted
     assert RequestStatus.UNFINISHED not in status
@@ -94,3 +92,8 @@ def test_a_killed_engine_leaves_a_recording(log: Path) -> None:
         assert len(recording.steps) > 0
         assert len(Replay(recording).live_requests()) >= 0
     assert lines > 20
+
+
+def test_an_engine_that_speculates_serves_and_is_told_that_nothing_is_recorded(live: Live) -> None:
+    assert "kvsim: nothing is recorded: the engine speculates" in live.said()
+    assert not live.log(WITH_DRAFTS).exists()

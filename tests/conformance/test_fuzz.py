@@ -1,54 +1,22 @@
-"""Generated workloads against the oracle itself, where it is installed."""
+"""Generated workloads against vLLM's own scheduler, which runs beside the tests."""
 
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from .fuzz import compare
-from .oracle import Oracle
+from kvsim.conformance import parse_workload, read_records, verify_oracle
+
+from ..vllm_engine.recordings import GENERATED, Live
 from .shrink import shrink
-from .workloads import offloaded, realistic, small
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .workloads import small
 
 
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    found = Oracle.from_environment()
-    if found is None:
-        pytest.skip("KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT name no oracle")
-    with found as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def oracle_with_offload() -> Iterator[Oracle]:
-    found = Oracle.from_environment("vllm_oracle_offload.py")
-    if found is None:
-        pytest.skip("KVSIM_ORACLE and KVSIM_ORACLE_SCRIPT name no oracle with an offload beside its script")
-    with found as running:
-        yield running
-
-
-@pytest.mark.parametrize("number", range(20))
-def test_generated_workloads_with_an_offload_are_decided_as_the_oracle_does(
-    oracle_with_offload: Oracle, number: int
-) -> None:
-    verdict, _ = compare(oracle_with_offload, offloaded(Random(f"suite/{number}")))
-    assert verdict.equal, verdict
-    assert verdict.num_steps > 0
-
-
-@pytest.mark.parametrize(
-    ("generate", "number"), [*((small, number) for number in range(40)), *((realistic, number) for number in range(4))]
-)
-def test_generated_workloads_are_decided_as_the_oracle_does(oracle: Oracle, generate: Any, number: int) -> None:
-    document = generate(Random(f"suite/{number}"))
-    verdict, _ = compare(oracle, document)
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_workloads_are_decided_as_vllm_does(name: str, live: Live) -> None:
+    verdict = verify_oracle(parse_workload(GENERATED[name], name), read_records(live.told(name)))
     assert verdict.equal, verdict
     assert verdict.num_steps > 0
 

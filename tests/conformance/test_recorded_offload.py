@@ -1,5 +1,5 @@
-"""Recordings of engines with an offload: vLLM 0.25.1's own scheduler with a fake model, as the recorder saw it, and
-simulations.
+"""Recordings of engines with an offload: vLLM 0.25.1's own scheduler with a fake model, as the recorder sees it while
+these tests run, one that it saw earlier, and simulations.
 
 The recorded schedulers complete copies in vLLM's own order, that of a set, which is arbitrary and was written down.
 """
@@ -24,19 +24,22 @@ from kvsim.simulation import simulate
 from kvsim.workload import Workload
 
 from ..conftest import MakeMachine
+from ..vllm_engine.recordings import OFFLOADED, Live
 
-LOGS = sorted(Path(__file__).with_name("recorded_offload").glob("*.jsonl.gz"))
+LOG = Path(__file__).with_name("recorded_offload") / "off02.jsonl.gz"
 
 
-def _read(log: Path, folder: Path) -> Recording:
+def _read(folder: Path) -> Recording:
     folder.mkdir()
-    (folder / eventlog.FILE_NAME).write_bytes(gzip.decompress(log.read_bytes()))
+    (folder / eventlog.FILE_NAME).write_bytes(gzip.decompress(LOG.read_bytes()))
     return read(folder)
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda file: file.name.partition(".")[0])
-def test_a_recorded_vllm_with_an_offload_is_followed_in_every_decision(log: Path, tmp_path: Path) -> None:
-    recording = _read(log, tmp_path / "log")
+@pytest.mark.parametrize("workload", OFFLOADED, ids=lambda file: file.stem)
+def test_a_recorded_vllm_with_an_offload_is_followed_in_every_decision(
+    workload: Path, live: Live, tmp_path: Path
+) -> None:
+    recording = read(live.log(workload))
     verdict = verify_recording(recording)
     assert verdict.equal, verdict
     assert verdict.num_preemptions > 0
@@ -51,7 +54,7 @@ def test_a_recorded_vllm_with_an_offload_is_followed_in_every_decision(log: Path
 
 
 def test_a_copy_that_is_reported_a_step_later_is_a_difference(tmp_path: Path) -> None:
-    recording = _read(LOGS[0], tmp_path / "log")
+    recording = _read(tmp_path / "log")
     copies = recording.copies
     assert copies is not None
     loads = np.flatnonzero((copies.kind == CopyKind.LOAD) & (copies.reported_step > 0))
@@ -61,7 +64,7 @@ def test_a_copy_that_is_reported_a_step_later_is_a_difference(tmp_path: Path) ->
 
 
 def test_a_copy_to_another_block_of_the_host_is_a_difference(tmp_path: Path) -> None:
-    recording = _read(LOGS[0], tmp_path / "log")
+    recording = _read(tmp_path / "log")
     assert recording.copies is not None
     slot = recording.copies.slot.copy()
     slot[slot == slot[-1]] += 1
@@ -72,7 +75,7 @@ def test_a_copy_to_another_block_of_the_host_is_a_difference(tmp_path: Path) -> 
 
 def test_a_log_whose_copy_does_not_fill_its_host_blocks_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    _read(LOGS[0], folder)
+    _read(folder)
     log = folder / eventlog.FILE_NAME
     lines = log.read_text().splitlines()
     number = next(index for index, line in enumerate(lines) if line.startswith('["copy"'))

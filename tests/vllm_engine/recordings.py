@@ -1,0 +1,111 @@
+"""What vLLM's own engine leaves behind while these tests run: recordings, and what its scheduler says.
+
+It takes some ten seconds to start and milliseconds for a workload, so one process serves all of them, for all tests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from ..conformance.group_workloads import grouped, staged_groups
+from ..conformance.workloads import offloaded, realistic, small, staged
+from .install import missing
+from .process import EngineProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GOLDEN = Path(__file__).parent.parent / "conformance"
+PLAIN = tuple(
+    GOLDEN / "golden" / f"{name}.json"
+    for name in (
+        *("001", "002", "009", "012", "030", "pipeline-2-async-recorded", "pipeline-2-sync-recorded"),
+        *("pipeline-3-async-recorded", "pipeline-6-resumed-under-way"),
+    )
+)
+"""Workloads of one group of full attention: hits, preemptions, priorities, aborts, and pipelines."""
+GROUPED = tuple(GOLDEN / "golden_groups" / f"{name}.json" for name in ("s00", "s04", "s06", "s18", "s37", "s44", "s54"))
+"""Workloads with windows, recurrent states in two modes, latents, chunks, and blocks of several sizes."""
+OFFLOADED = tuple(GOLDEN / "golden_offload" / f"{name}.json" for name in ("off02", "off10", "off12", "off14"))
+"""Workloads with blocks on the host."""
+BROKEN = "broken"
+"""A recording of a scheduler that is broken: before one call the block that is free first goes to the queue's end."""
+_BROKEN_AT = 50
+WITH_DRAFTS = "drafts"
+"""Of an engine that speculates there is no recording, and the recorder says why."""
+KINDS: dict[str, Callable[[Random], dict[str, Any]]] = {
+    "small": small,
+    "realistic": realistic,
+    "grouped": grouped,
+    "offloaded": offloaded,
+    "staged": staged,
+    "staged-groups": staged_groups,
+}
+"""What makes workloads, by name."""
+_NUMBERS = {"small": 12, "realistic": 1, "grouped": 12, "offloaded": 6, "staged": 8, "staged-groups": 6}
+GENERATED = {
+    f"{kind}-{number}": KINDS[kind](Random(f"suite/{number}"))
+    for kind, size in _NUMBERS.items()
+    for number in range(size)
+}
+"""Generated workloads, by name."""
+
+
+class Live(NamedTuple):
+    """A folder with the recorder's log of each workload, and the records of the scheduler."""
+
+    folder: Path
+
+    def log(self, workload: Path | str) -> Path:
+        """The folder that the recorder wrote."""
+        return self.folder / "recorded" / Path(workload).stem
+
+    def said(self) -> str:
+        """What vLLM's process and the recorder in it said aloud."""
+        return (self.folder / "vllm.log").read_text()
+
+    def told(self, workload: Path | str) -> Path:
+        """The records of the scheduler, in a file like those of the golden pairs."""
+        return self.folder / f"{Path(workload).stem}.jsonl"
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
+    """All of them, made once, by whichever worker asks first."""
+    if reason := missing():
+        pytest.skip(reason)
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "live"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            _serve_all(Live(folder))
+            (folder / "done").touch()
+    return Live(folder)
+
+
+def _serve_all(live: Live) -> None:
+    def tell(name: Path | str, document: dict[str, Any], **environment: str) -> None:
+        with live.told(name).open("w") as file:
+            for _, record in engine.records(document, **environment):
+                file.write(json.dumps(record) + "\n")
+
+    with EngineProcess(live.folder / "vllm.log") as engine:
+        for workload in (*PLAIN, *GROUPED):
+            tell(workload, json.loads(workload.read_text()), KVSIM_RECORD=str(live.log(workload)))
+        for workload in OFFLOADED:  # what is told of these is in an order that vLLM's own scheduler does not have
+            engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=str(live.log(workload)))
+        broken = json.loads(GROUPED[0].read_text()) | {"broken_at": _BROKEN_AT}
+        engine.serve(broken, KVSIM_RECORD=str(live.log(BROKEN)))
+        with_drafts = json.loads(PLAIN[0].read_text()) | {"num_speculative_tokens": 2, "async_scheduling": False}
+        engine.serve(with_drafts, KVSIM_RECORD=str(live.log(WITH_DRAFTS)))
+        for name, document in GENERATED.items():
+            tell(name, document)
