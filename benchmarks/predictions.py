@@ -28,6 +28,8 @@ CARDS = Path(__file__).with_name("cards")
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
 MANY_PREEMPTIONS = 20
 """With fewer, a share of the count says little."""
+TELLING = 0.03
+"""Share of the time from which on steps that waited for a clock tell of it."""
 BESIDE = (Path(__file__).with_name("recordings") / "vllm-h200-llama-3.2-3b-served",)
 """Recordings that do not ship."""
 
@@ -136,6 +138,14 @@ def preemption_errors(found: Sequence[Found]) -> list[float]:
     return [100 * (row.simulated - row.measured) / row.measured for row in counts if row.measured >= MANY_PREEMPTIONS]
 
 
+def clock_errors(found: Sequence[Found], clock: str) -> Iterator[float]:
+    """How far off the steps are that waited for `clock`, in percent, where it was waited for often enough to tell."""
+    for _, result in found:
+        yield from (
+            abs(item.error_percent) for item in result.clocks if item.clock == clock and item.time_share > TELLING
+        )
+
+
 def main() -> None:
     everything = recordings()
     lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
@@ -149,12 +159,15 @@ def main() -> None:
             preempted = next(row for row in result.rows if row.name == "preemptions")
             counts = f"{preempted.measured:.0f} → {preempted.simulated:.0f}"
             print(f"| {short(result.measured.name)} | {told} | {cells} | {counts} |", flush=True)
+        clocks = {clock: median(clock_errors(found, clock)) for clock in ("GPU", "host")}
+        print("\nBy clock: " + ", ".join(f"{clock} {percent:.1f} %" for clock, percent in clocks.items()))
         lines += ["", f"[{basis.name}]", f"num_recordings = {len({result.measured.name for _, result in found})}"]
         for name, statistic in (("median", median), ("worst", max)):
             values = {figure: statistic(abs(error(result, figure)) for _, result in found) for figure in FIGURES}
             if counted := preemption_errors(found):
                 values[PREEMPTIONS] = statistic(map(abs, counted))
             lines.append(f"{name} = {{ {', '.join(f'{key} = {value:.1f}' for key, value in values.items())} }}")
+        lines.append(f"clocks = {{ gpu = {clocks['GPU']:.1f}, host = {clocks['host']:.1f} }}")
     if "--write" in sys.argv:
         FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -130,7 +130,7 @@ def command(
         with progress("band") as report:
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
-    notes = [f"in brackets: with step times {band.percent:.0f} % shorter to longer"] if band else []
+    notes = [f"in brackets: with {band.words()}"] if band else []
     notes += failure_notes(runs[0].meta)
     if front_end == "http":
         server = http(scenario.gpu, card_named(flags["profile"]))

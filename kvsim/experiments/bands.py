@@ -29,23 +29,28 @@ PREEMPTED_SHARE = 0.05
 MOST_REQUESTS = 20_000
 """The largest number of requests that a band is made for: with more, its runs would take minutes."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Places in the band at which the step times of each run lie, in typical errors."""
-_HOST = 2.0
-"""Hosts differ more than GPUs: so many times the error of the times as a whole."""
+"""Places in the band at which the step times of each run lie, in typical errors of the GPU's and the host's times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
     """The least and the largest of each figure."""
 
-    percent: float
-    """Percentage by which the step times were shorter and longer."""
+    gpu_percent: float
+    """Percentage by which the GPU's times were shorter and longer."""
+    host_percent: float
+    """Percentage by which the host's were."""
     ranges: Mapping[str, tuple[float, float]]
     """Seconds of mean TTFT, TPOT and end to end, output tokens per second, preemptions."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"times_percent": self.percent, **{name: list(pair) for name, pair in self.ranges.items()}}
+        ranges = {name: list(pair) for name, pair in self.ranges.items()}
+        return {"gpu_percent": self.gpu_percent, "host_percent": self.host_percent, **ranges}
+
+    def words(self) -> str:
+        """How it was made, as one clause."""
+        return f"the GPU's times {self.gpu_percent:.0f} % and the host's {self.host_percent:.0f} % shorter to longer"
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
@@ -75,14 +80,14 @@ def band_of(
     basis = basis_of(machine.step_time.label)
     if not isinstance(times, Roofline) or basis not in known_errors():
         return None
-    error = known_errors()[basis].median["tpot"] / 100
+    error = known_errors()[basis].clocks
     # Machine code is made once, in the time of two such bands without it.
     if options.get("engine", "auto") == "auto" and not isinstance(policy, OwnPolicy):
         options["engine"] = engine_for_several(memory_of(policy))
     found = [figures_of(summary)]
     for place in _PLACES:
-        pace = Pace(host=1 + _HOST * place * error, gpu=1 + place * error)
+        pace = Pace(host=1 + place * error["host"] / 100, gpu=1 + place * error["gpu"] / 100)
         perturbed = replace(machine, step_time=at_pace(pace, times))
         found.append(figures_of(measure(workload, policy, perturbed, **options).summary))
     ranges = {name: (min(item[name] for item in found), max(item[name] for item in found)) for name in found[0]}
-    return Band(percent=100 * error, ranges=ranges)
+    return Band(gpu_percent=error["gpu"], host_percent=error["host"], ranges=ranges)

@@ -37,6 +37,8 @@ class KnownError:
     median: Mapping[str, float]
     """Median of the absolute errors, for each of `FIGURES`, and for `PREEMPTIONS` where some recording had any."""
     worst: Mapping[str, float]
+    clocks: Mapping[str, float]
+    """Medians of the absolute errors of steps that waited for one clock, gpu or host, by the recorded decisions."""
 
     def words(self) -> str:
         """As one clause."""
@@ -54,6 +56,7 @@ def known_errors() -> dict[Basis, KnownError]:
             num_recordings=document[basis.name]["num_recordings"],
             median=document[basis.name]["median"],
             worst=document[basis.name]["worst"],
+            clocks=document[basis.name]["clocks"],
         )
         for basis in Basis
         if basis.name in document
