@@ -116,7 +116,7 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(once, file, "the request is scheduled twice in one step", rows[1:])
     # Others may have computed more of a prefix than a request that was preempted, and it hits what they left.
     memory = recording.memory
-    released = np.unique(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * _MOST_STEPS
+    released = np.sort(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * _MOST_STEPS
                          + memory.step[memory.kind == MemoryKind.RELEASE])  # fmt: skip
     row_key = request.astype(np.int64) * _MOST_STEPS
     since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])

@@ -22,8 +22,8 @@ from kvsim.tui.playback.session import Session
 from kvsim.tui.screens.playback import PlaybackScreen
 from kvsim.tui.widgets.block_table import BlockTable
 from kvsim.tui.widgets.event_list import EventList
-from kvsim.tui.widgets.footer import RankedFooter
 from kvsim.tui.widgets.inspector import Inspector
+from kvsim.tui.widgets.key_line import KeyLine
 from kvsim.tui.widgets.panel import Panel
 from kvsim.tui.widgets.pool_view import PoolView
 from kvsim.tui.widgets.queue import Queue
@@ -531,16 +531,44 @@ async def test_control_c_leaves(make_app: Callable[..., KvsimApp], paged: Record
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-async def test_the_footer_cuts_no_key(make_app: Callable[..., KvsimApp], paged: Recording, width: int) -> None:
-    app = make_app(paged)
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_the_footer_cuts_no_key(
+    make_app: Callable[..., KvsimApp], paged: Recording, width: int, ascii_only: bool
+) -> None:
+    app = make_app(paged, ascii=ascii_only)
     async with app.run_test(size=(width, 30)) as pilot:
         await drawn(pilot)
-        await pilot.pause()
-        (footer,) = app.screen.query(RankedFooter)
-        shown = [key for key in footer.children if key.display]
-        assert all(key.virtual_region.right <= width for key in shown)
-        assert "Play" in screen_text(app).splitlines()[-1]
-        assert ("Lessons" in screen_text(app).splitlines()[-1]) == (width >= 120)
+        footer = screen_text(app).splitlines()[-1]
+        begin, _, end = footer.rpartition("ctrl+p" if ascii_only else "▏^p")
+        assert end.rstrip() == " palette"
+        arrows = "left/right" if ascii_only else "←→"
+        every = f"space Play o Colour {arrows} Step [] Event ? Help q Quit nN Request +- Speed zZ Zoom / Find c Compare"
+        every += " l Lessons s Save "
+        shown = f"{begin.rstrip()} "
+        assert every.startswith(shown)
+        left_out = every.removeprefix(shown).split(" ")[:2]
+        assert shown == every or len(shown) + len(" ".join(left_out)) > len(begin)
+
+
+async def test_a_click_on_a_key_presses_it_and_a_pointer_tells_what_it_does(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await drawn(pilot)
+        (keys,) = app.screen.query(KeyLine)
+        footer = screen_text(app).splitlines()[-1]
+        frame = app.playback.player.frame
+        await pilot.hover(keys, offset=(footer.index("→ Step"), 0))
+        assert keys.tooltip == "Step"
+        await pilot.click(keys, offset=(footer.index("→ Step"), 0))
+        assert app.playback.player.frame == frame + 1
+        await pilot.click(keys, offset=(footer.index("←→"), 0))
+        assert app.playback.player.frame == frame
+        await pilot.hover(keys, offset=(footer.index("▏") - 1, 0))
+        assert keys.tooltip is None
+        await pilot.click(keys, offset=(footer.index("Help"), 0))
+        assert app.screen.query("#help")
 
 
 async def test_a_screen_begins_once(

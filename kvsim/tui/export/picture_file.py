@@ -8,10 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from textual.widgets import Footer
-
 from kvsim.files.atomic import whole_file
 
+from ..widgets.key_line import KeyLine
 from .svg import svg_of_lines
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
 _PATIENCE: Final = 100
-"""Turns of the event loop that a footer is given; it usually needs one."""
+"""Turns of the event loop that a screen is given; it usually needs one."""
 
 
 class Drawn(Protocol):
@@ -38,10 +37,10 @@ class Drawn(Protocol):
 
 
 async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen has drawn itself. Its footer is told of its keys last, and makes itself anew then."""
+    """Wait until the screen has drawn itself. It is told of its keys last."""
     for _ in range(_PATIENCE):
         await pilot.pause()
-        if all(footer.children for footer in pilot.app.screen.query(Footer)):
+        if all(line.is_told for line in pilot.app.screen.query(KeyLine)):
             break
     await pilot.pause()
 

@@ -15,7 +15,6 @@ from textual.app import App
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.widget import Widget
-from textual.widgets import Footer
 
 from kvsim.display.text import file_stem, message, printable
 from kvsim.errors import UsageError
@@ -26,6 +25,7 @@ from ..look.states import ASCII, COLOR, GLYPHS
 from ..look.themes import THEMES
 from ..screens.defects import Careful
 from ..widgets.headline import Headline
+from ..widgets.key_line import KeyLine
 from .metrics_text import cache_lines, chart_lines, forecast, request_lines, time_lines
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class MetricsApp(Careful, App[None]):
                 lambda width, height: chart_lines(self._looks, width, height, plain=plain),
                 id="metrics-chart",
             )
-        yield Footer(compact=True)
+        yield KeyLine(self.symbols)
 
     def on_mount(self) -> None:
         """Begin to follow."""

@@ -9,8 +9,8 @@ from textual.binding import Binding
 from textual.widgets import Static
 
 from ..widgets.caption_box import CaptionBox
-from ..widgets.footer import RankedFooter
 from ..widgets.headline import Headline
+from ..widgets.key_line import KeyLine
 from ..widgets.scrubber import Scrubber
 from ..widgets.story_line import StoryLine
 from .keys import BINDINGS
@@ -72,7 +72,7 @@ class PlaybackScreen(Transport):
         if self.guided is not None:
             yield CaptionBox(self.guided.captions, self.symbols)
         yield from self.compose_body()
-        yield RankedFooter(compact=True)
+        yield KeyLine(self.symbols)
         yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
 
     def compose_body(self) -> ComposeResult:

@@ -1,0 +1,194 @@
+"""The keys at the bottom, in one line: where they do not all fit, the last ones are left out, and none is cut.
+
+Textual's own footer has a widget for each key, and makes all of them anew when one key comes or goes: it took a third
+of the time of every picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.strip import Strip
+from textual.widget import Widget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.style import Style
+    from textual.binding import ActiveBinding
+    from textual.events import Leave, MouseDown, MouseMove
+    from textual.screen import Screen
+
+    from ..look.states import Symbols
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that does something now."""
+
+    name: str
+    """What Textual calls it."""
+    shown: str
+    """What the line calls it."""
+    help: str
+    """What a pointer that rests on it is told."""
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Keys that belong together, and one word for what they do: `[] Event`."""
+
+    keys: tuple[Key, ...]
+    word: str
+
+    @property
+    def width(self) -> int:
+        """Columns, without the space behind it."""
+        return sum(cell_len(key.shown) for key in self.keys) + 1 + cell_len(self.word)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What the line has to show: entries, the most important first, and that of the palette, which ends the line."""
+
+    entries: tuple[Entry, ...]
+    palette: Entry | None
+
+    def that_fit(self, room: int) -> tuple[Entry, ...]:
+        """The first entries, as many as `room` columns hold with a space between them."""
+        end = 0
+        for num_shown, entry in enumerate(self.entries):
+            if end + entry.width > room:
+                return self.entries[:num_shown]
+            end += entry.width + 1
+        return self.entries
+
+
+def keys_of(screen: Screen[Any]) -> Keys:
+    """The keys that do something on `screen` now, as its program names them."""
+    app = screen.app
+
+    def key(active: ActiveBinding) -> Key:
+        binding = active.binding
+        return Key(
+            binding.key,
+            app.get_key_display(binding),
+            active.tooltip or binding.tooltip or binding.description,
+            active.enabled,
+        )
+
+    first: dict[str, ActiveBinding] = {}
+    """Of the keys that do one thing."""
+    for active in screen.active_bindings.values():
+        if active.binding.show:
+            first.setdefault(active.binding.action, active)
+    entries: list[Entry] = []
+    for group, members in groupby(first.values(), lambda active: active.binding.group):
+        if group is None:
+            entries.extend(Entry((key(active),), active.binding.description) for active in members)
+        else:
+            entries.append(Entry(tuple(map(key, members)), group.description))
+    palette = screen.active_bindings.get(app.COMMAND_PALETTE_BINDING) if app.ENABLE_COMMAND_PALETTE else None
+    return Keys(tuple(entries), None if palette is None else Entry((key(palette),), palette.binding.description))
+
+
+class KeyLine(Widget):
+    """As many keys as there is room for, the most important first. A click on one presses it."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--word", "keys--edge", "keys--idle", "keys--pointed"}
+
+    def __init__(self, symbols: Symbols) -> None:
+        super().__init__(id="keys")
+        self._edge = "" if symbols.ascii else "▏"
+        self._keys: Keys | None = None
+        self._pointed: Key | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it has been told of the keys, which it is after everything else was drawn for the first time."""
+        return self._keys is not None
+
+    def on_mount(self) -> None:
+        """Hear of keys that come and go."""
+        self.screen.bindings_updated_signal.subscribe(self, self._tell)
+
+    def on_mouse_move(self, event: MouseMove) -> None:
+        """Show which key a click would press."""
+        self._point_at(self._key_at(event.x))
+
+    def on_leave(self, event: Leave) -> None:
+        """A click would press no key."""
+        del event
+        self._point_at(None)
+
+    def on_mouse_down(self, event: MouseDown) -> None:
+        """Press the key."""
+        key = self._key_at(event.x)
+        if key is not None and key.enabled:
+            self.app.simulate_key(key.name)
+
+    def render_line(self, y: int) -> Strip:
+        """The one line."""
+        del y
+        parts = [(text, self._style(kind, key)) for text, kind, key in self._parts()]
+        return Strip([Segment(text, style) for text, style in parts]).adjust_cell_length(
+            self.size.width, self._style("word", None)
+        )
+
+    def _tell(self, screen: Screen[Any]) -> None:
+        keys = keys_of(screen)
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh()
+
+    def _parts(self) -> Iterator[tuple[str, str, Key | None]]:
+        """Text from left to right, what it is, and the key that a click on it presses."""
+        if self._keys is None:
+            return
+        palette = self._keys.palette
+        at_the_end = 0 if palette is None else len(self._edge) + palette.width + 1
+        room = self.size.width - at_the_end
+        end = 0
+        for entry in self._keys.that_fit(room):
+            yield from _parts_of(entry)
+            end += entry.width + 1
+        if palette is not None:
+            if end <= room:
+                yield " " * (room - end), "word", None
+            yield self._edge, "edge", None
+            yield from _parts_of(palette)
+
+    def _key_at(self, column: int) -> Key | None:
+        end = 0
+        for text, _, key in self._parts():
+            end += cell_len(text)
+            if column < end:
+                return key
+        return None
+
+    def _point_at(self, key: Key | None) -> None:
+        if key != self._pointed:
+            self._pointed = key
+            self.tooltip = None if key is None else key.help
+            self.refresh()
+
+    def _style(self, kind: str, key: Key | None) -> Style:
+        style = self.get_component_rich_style(f"keys--{kind}")
+        if key is None:
+            return style
+        if not key.enabled:
+            return style + self.get_component_rich_style("keys--idle", partial=True)
+        return style + self.get_component_rich_style("keys--pointed", partial=True) if key == self._pointed else style
+
+
+def _parts_of(entry: Entry) -> Iterator[tuple[str, str, Key | None]]:
+    for key in entry.keys:
+        yield key.shown, "key", key
+    only = entry.keys[0] if len(entry.keys) == 1 else None
+    yield f" {entry.word}", "word", only
+    yield " ", "word", None
