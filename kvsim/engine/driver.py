@@ -47,7 +47,7 @@ class Driver:
         chosen = act_on_batch if engine.settings[0].memory == RECTANGULAR else act
         self._act: Any = _compiled(chosen) if compiled else chosen
         self._compile_later = compile_later
-        self._is_long, self._has_asked = False, compiled
+        self._is_long, self._is_interrupted, self._has_asked = False, False, compiled
 
     @property
     def host_s(self) -> float:
@@ -62,14 +62,16 @@ class Driver:
         state.num_submitted += 1
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run a slice; see `clock` for what the outcome says."""
+        """Run a slice, or go on with one that was interrupted by a check; see `clock` for what the outcome says."""
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
                 self.engine, self._act = initialization.moved(self.engine, target), _compiled(self._act)
-        self._begin_slice()
+        if not self._is_interrupted:
+            self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
+        self._is_interrupted = outcome == clock.CHECK
         return outcome
 
     def next_moment(self) -> int:

@@ -80,13 +80,14 @@ class Server:
                 yield environment.timeout(0)  # what happens elsewhere at this very moment comes first, and only once
             until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
             outcome = driver.advance(until_s)
+            if outcome == CHECK:
+                self._checks.step()
+                continue
             for listener in self._listeners:
                 listener(driver.engine)
             if outcome == FULL:
                 continue
-            if outcome == CHECK:
-                self._checks.step()
-            elif outcome == BATCHED:
+            if outcome == BATCHED:
                 self._say_first_uses()
             elif outcome == STALLED:
                 raise stalled(driver.engine, driver.engine.state[0].subject)
