@@ -197,7 +197,8 @@ class Driver:
         """The slots of host memory that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
-            keys = [int(offload.key_of(engine, job.sequence, index)) for index in range(job.begin, job.end)]
+            node = int(job.sequence)  # a key needs more bits than the record of a number of a sequence has
+            keys = [int(offload.key_of(engine, node, index)) for index in range(job.begin, job.end)]
             return [int(host_pool.slot_of(host_pool.find(engine, key))) for key in keys]
         slots, block = [], int(job.first_written)
         while block != NO_HOST_BLOCK:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvsim.files.atomic import whole_file
 
-from ..widgets.key_line import KeyLine
 from .svg import svg_of_lines
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ async def drawn(pilot: Pilot[None]) -> None:
     """Wait until the screen has drawn itself. It is told of its keys last."""
     for _ in range(_PATIENCE):
         await pilot.pause()
-        if all(line.is_told for line in pilot.app.screen.query(KeyLine)):
+        if not pilot.app.screen.query("KeyLine").exclude(".-told"):
             break
     await pilot.pause()
 

@@ -108,11 +108,6 @@ class KeyLine(Widget):
         self._keys: Keys | None = None
         self._pointed: Key | None = None
 
-    @property
-    def is_told(self) -> bool:
-        """Whether it has been told of the keys, which it is after everything else was drawn for the first time."""
-        return self._keys is not None
-
     def on_mount(self) -> None:
         """Hear of keys that come and go."""
         self.screen.bindings_updated_signal.subscribe(self, self._tell)
@@ -144,6 +139,7 @@ class KeyLine(Widget):
         keys = keys_of(screen)
         if keys != self._keys:
             self._keys = keys
+            self.add_class("-told")  # which is seen to be so when everything else has been drawn
             self.refresh()
 
     def _parts(self) -> Iterator[tuple[str, str, Key | None]]:
