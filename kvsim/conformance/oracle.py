@@ -177,7 +177,7 @@ class OracleRun:
         return {
             "scheduler_block_size": layout.scheduler_block_size,
             "hash_block_size": layout.hash_block_size,
-            "mamba_align_split": bool(settings.aligns_steps),
+            "mamba_align_split": bool(settings.boundary_tokens),
         }
 
     def _arrive(self, call: int) -> None:

@@ -262,7 +262,7 @@ def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, un
 
     `uncached` are tokens that some groups hold and others do not: a step ends where they do.
     """
-    block_size = engine.settings[0].smallest_block
+    block_size = engine.settings[0].boundary_tokens
     last = engine.sequences[node].num_tokens // block_size * block_size
     if computed + num_tokens < last:
         num_tokens = num_tokens // block_size * block_size

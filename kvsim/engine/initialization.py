@@ -550,6 +550,7 @@ def _grouping(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     """What the groups have in common."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
+    boundaries = [group.block_size for group in layout.groups if group.mamba_mode is MambaMode.ALIGN]
     return {
         "num_groups": len(layout.groups),
         "unit_tokens": layout.scheduler_block_size,
@@ -558,8 +559,7 @@ def _grouping(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
         "has_windows": layout.has_windows,
         "cache_tokens": layout.scheduler_block_size,
         "retention_tokens": NEVER,
-        "smallest_block": min(group.block_size for group in layout.groups),
-        "aligns_steps": caching and any(group.mamba_mode is MambaMode.ALIGN for group in layout.groups),
+        "boundary_tokens": max(boundaries, default=0) if caching else 0,
         "first_leader": _leaders(layout)[0],
     }
 

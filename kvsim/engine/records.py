@@ -179,10 +179,8 @@ class Settings:
     """Tokens that are cached together: the least common multiple of the groups' block sizes."""
     retention_tokens: int = 0
     """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
-    smallest_block: int = 0
-    """Tokens of the smallest block of any group."""
-    aligns_steps: bool = False
-    """Steps of a prompt end at block boundaries, where recurrent state is kept."""
+    boundary_tokens: int = 0
+    """Steps of a prompt end at multiples of so many tokens, where recurrent state is kept; 0 if they end anywhere."""
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
     has_windows: bool = False

@@ -176,7 +176,7 @@ def _serve_running(engine: Engine, budget: int) -> int:
         if 0 < threshold < num_tokens:
             num_tokens = threshold
         num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
-        if settings.aligns_steps:
+        if settings.boundary_tokens > 0:
             num_tokens = groups.aligned_tokens(engine, node, sequence.computed, num_tokens, 0)
         if num_tokens <= 0:
             continue
@@ -205,7 +205,7 @@ def _admit_from_queue(engine: Engine, budget: int) -> int:
         hit_tokens = memory.find_hits(engine, node)
         computed = max(hit_tokens, sequence.parked_tokens)
         num_tokens = running.num_tokens_to_begin_with(engine, node, computed, budget)
-        if settings.aligns_steps:
+        if settings.boundary_tokens > 0:
             num_tokens = groups.aligned_tokens(engine, node, computed, num_tokens, state.num_uncached)
         if num_tokens == 0:
             break

@@ -62,6 +62,17 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
     return [window, _full(block_size, random.randint(1, 2), num_kv_heads=heads[1])], {}
 
 
+def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
+    """Beside windows, full layers with many and with few heads: one of them may hit more than what counts."""
+    layers = [
+        _window(random, block_size, random.choice([1, 2])),
+        _full(block_size, random.choice([1, 2])),
+        _full(block_size, num_kv_heads=4),
+    ]
+    random.shuffle(layers)
+    return layers, {}
+
+
 def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
     window = _window(random, block_size) | {"num_kv_heads": 2, "indexes_by_stride": True}
     return [window, _full(block_size, num_kv_heads=3, indexes_by_stride=True)], {}
@@ -113,7 +124,7 @@ def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], D
 
 _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
-    *(_recurrent, _recurrent, _recurrent, _recurrent_sizes),
+    *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
 
 

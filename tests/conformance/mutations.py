@@ -924,6 +924,12 @@ MUTATIONS = (
         "",
     ),
     Mutation(
+        "full attention is looked up again until all agree",
+        "engine/prefix_hits.py",
+        "if engine.groups[leader].kind == FULL and rounds > 0:",
+        "if engine.groups[leader].kind == FULL and rounds > 1_000:",
+    ),
+    Mutation(
         "hits of full attention are not cut",
         "engine/prefix_hits.py",
         "            engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size\n",
