@@ -8,6 +8,7 @@ from typing import Any
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
+from kvsim.metrics.state_names import STATE_NAMES
 from kvsim.metrics.verdict import verdict_of
 from kvsim.profiles.extrapolation import KEY
 from kvsim.recording import Meta, Recording
@@ -29,7 +30,7 @@ def print_summaries(
         if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
             continue  # no layer has a window
         shares = [summary.waste.pool_percent[state] for summary in summaries]
-        row(f"{state.name.lower()}, % of the pool", [_figure(share, ".1f") for share in shares])
+        row(f"{STATE_NAMES[state]}, % of the pool", [_figure(share, ".1f") for share in shares])
     row("sum, %", [_figure(summary.waste.pool_percent.sum(), ".1f") for summary in summaries])
     row("mean batch, sequences", [_figure(summary.mean_batch, ".2f") for summary in summaries])
     row("output tokens per second", [_figure(summary.output_tokens_per_s, ",.0f") for summary in summaries])

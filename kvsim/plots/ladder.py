@@ -84,7 +84,8 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
         picture.headline(
             f"One change at a time: {factor:,.0f} times the tokens a second",
             "\u00d7 is the gain over the bar above it: speed is what the change brings with memory for everything, "
-            f"memory is what the memory that there is adds or takes. {source_line(order)}",
+            f"memory is what the memory that there is adds or takes. {len(order[0].requests):,} requests, all there at "
+            f"once. {source_line(order)}",
         )
         picture.explain_with(
             [

@@ -47,9 +47,9 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
-        names = [str(run.meta.extra[KEY]["name"]) for run in runs]
+        names, changes = ([str(run.meta.extra[KEY][field]) for run in runs] for field in ("name", "change"))
     else:
-        names = list(distinct_names(runs))
+        names, changes = list(distinct_names(runs)), [""] * len(runs)
     end_s = until_s or min(_TIMES * min(run.duration_s for run in runs), max(run.duration_s for run in runs))
     times_s = np.linspace(0, end_s, _POINTS)
     room = _WIDTH - 2 * _MARGIN - _LABEL - _RESULT
@@ -62,7 +62,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
         _bar(_MARGIN, 38, width, 3, "#d5d9dd"),
         _bar(_MARGIN, 38, width, 3, INK, _animate("width", np.linspace(0, width, 2), length_s)),
     ]
-    for row, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for row, (run, name, change) in enumerate(zip(runs, names, changes, strict=True)):
         y, share = 64 + row * _ROW, answered(run, times_s)
         color = OWNER_COLORS[(5 * row + 5) % len(OWNER_COLORS)]
         parts += [
@@ -70,6 +70,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
             _bar(_MARGIN + _LABEL, y, room, 26, "#e4e8ec"),
             _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, color, _animate("width", share * room, length_s)),
             _text(_MARGIN + _LABEL + room + 10, y + 17, _result(run)),
+            *([_text(_MARGIN + _LABEL, y + 38, change, color=MUTED, size=11)] if change else []),
         ]
     below = 64 + len(runs) * _ROW + 12
     parts += [_text(_MARGIN, below + 18 * row, line, color=MUTED, size=11) for row, line in enumerate(source)]

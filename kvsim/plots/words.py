@@ -10,6 +10,7 @@ import numpy as np
 from kvsim.display.text import abridged, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.state_names import STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ _UNBROKEN = 30
 """Letters of a title that may stay together: about the width of a column."""
 _LONGEST_NAME = 160
 """Letters of a name; step times name the recordings that they were fitted to."""
+_POLICIES = {"static": "static batches"}
+"""Names of policies that are more than one word."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
@@ -87,7 +90,8 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
     """What to call each recording: its name, or its policy where two have the same."""
-    named = [(label(recording.name), policy_label(recording.meta.policy)) for recording in recordings]
+    named = [(_POLICIES.get(recording.name, label(recording.name)), policy_label(recording.meta.policy))
+             for recording in recordings]  # fmt: skip
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
@@ -95,6 +99,7 @@ def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
 def policy_label(policy: Mapping[str, Any]) -> str:
     """A policy as a legend names it: "contiguous (reserve max)"."""
     name = label(policy.get("rules") or policy.get("name", "paged"))
+    name = _POLICIES.get(name, name)
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     return f"{name}{reserve}"
 
@@ -106,9 +111,9 @@ def listed(items: Iterable[str]) -> str:
 
 
 def percentages(shares_percent: FloatArray) -> str:
-    """The shares of the states as a sentence lists them, the largest first: "75.5% token and 24.5% free"."""
+    """The shares of the states as a sentence lists them, the largest first: "75.5% tokens and 24.5% free"."""
     order = [SlotState(state) for state in np.argsort(-shares_percent, kind="stable") if shares_percent[state] > 0]
-    return listed(f"{shares_percent[state]:.2g}% {state.name.lower()}" for state in order)
+    return listed(f"{shares_percent[state]:.2g}% {STATE_NAMES[state]}" for state in order)
 
 
 def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: int) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Kvsim = Callable[..., "subprocess.CompletedProcess[str]"]
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
 FEW = ("--num-requests", "12")
-STATES = ("token", "reserved", "internal", "padding", "cached", "external", "free")
+STATES = ("tokens", "reserved", "never written", "padding", "cached", "external", "free")
 
 
 def succeed(result: subprocess.CompletedProcess[str]) -> str:

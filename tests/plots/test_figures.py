@@ -221,7 +221,7 @@ def test_provenance_says_once_what_several_runs_share(by_hand: Recording, static
     said = provenance(by_hand, static, oracle)
     assert said == (
         "simulated by kvsim, contiguous (reserve max) and contiguous (reserve oracle), tiny, A GPU; "
-        "measured on Transformers 5.17.0, static, granite-4.0-350m, NVIDIA H200"
+        "measured on Transformers 5.17.0, static batches, granite-4.0-350m, NVIDIA H200"
     )
 
 

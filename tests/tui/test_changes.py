@@ -13,6 +13,7 @@ from kvsim.tui.facts.last_step import last_step
 from kvsim.tui.facts.telling import begin_story, story_of, story_of_comparison
 from kvsim.tui.lessons import Guided, find_lesson
 from kvsim.tui.playback.comparison import Comparison
+from kvsim.tui.playback.events import EventKind
 from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.changes import changes_between
 from kvsim.tui.pool.legend import factor, sharing
@@ -20,6 +21,8 @@ from kvsim.tui.pool.paint import Change
 from kvsim.tui.screens.compare import Compare
 from kvsim.tui.widgets.below_pool import BelowPool
 from kvsim.tui.widgets.pool_view import PoolView
+
+from .test_app import screen_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,3 +151,28 @@ async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Reco
         await pilot.press("right", "right", "c")
         assert not isinstance(app.playback, Compare)
         assert app.playback.player.clock_s > moment_s
+
+
+def test_a_story_of_preemptions_follows_the_request_that_is_preempted(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("paged"))
+    story = begin_story(session, playing=False)
+    assert session.followed in session.events.rows_at(story.frame, EventKind.PREEMPTED)
+    assert not len(session.replay.block_table(session.followed)[1]), "so the colours of all others can be seen"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_axis_of_time_says_what_its_marks_mean(
+    shipped: Callable[[str], Recording], size: tuple[int, int]
+) -> None:
+    app = KvsimApp(Session(shipped("paged"), at_s=9.5), clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+
+        def title() -> str:
+            return next(line for line in screen_text(app).splitlines() if "paused" in line)
+
+        assert "■ preempted" in title()
+        await pilot.press("n")
+        await pilot.pause()
+        if size[0] > 80:  # where there is room for both, and for those that wait
+            assert f"━ {app.playback.followed_name} holds memory" in title()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from kvsim.calibration.prior import vllm_prior
@@ -19,7 +20,9 @@ from kvsim.tui.look.states import ASCII, COLOR
 from kvsim.tui.playback.session import Session
 from kvsim.tui.pool.brush import Brush
 from kvsim.tui.pool.canvas import Canvas
+from kvsim.tui.pool.labels import names_every_line
 from kvsim.tui.pool.levels import levels
+from kvsim.tui.pool.lines import Lines
 from kvsim.tui.pool.paint import OWNER, ColorBy, paint_colors
 from kvsim.workload import Request, Workload
 
@@ -138,3 +141,27 @@ def test_rows_that_share_a_character_are_above_each_other() -> None:
     assert {character for character, _ in characters} == {"▄"}
     front, back = (paint_colors(COLOR.palette)[paint] for paint in (SlotState.FREE, OWNER))
     assert {(style.color.name, style.bgcolor.name) for _, style in characters} == {(front, back)}
+
+
+@pytest.mark.parametrize("lesson", ["1", "2"])
+def test_a_name_stands_where_its_row_looks_alike_and_hides_nothing(lesson: str) -> None:
+    guided = Guided(find_lesson(lesson))
+    guided.show(guided.captions[1].frame)
+    session = guided.sessions[0]
+    stride = Lines(session.replay).length_at(int(session.replay.frame_seq[session.replay.frame]))
+    tiling = levels(session.replay.num_units, 1, 84, 20, stride=stride, half_blocks=True)[0]
+    assert names_every_line(tiling, session.replay)
+    canvas = Canvas(session.replay, tiling, half_blocks=True, color_by=ColorBy.OWNER)
+    session.followed = canvas.followed = int(session.replay.live_requests()[0])
+    assert canvas.lit_request is None, "its name is marked instead"
+    brush, picture = Brush(COLOR), canvas.draw(0, 20)
+    marked = 0
+    for line in picture:
+        letters = np.flatnonzero([brush[int(key)][0].isalpha() or brush[int(key)][0] == ">" for key in line])
+        if len(letters):
+            grounds = {brush[int(line[at])][1].bgcolor for at in range(letters[0], letters[-1] + 2)}
+            after = brush[int(line[letters[-1] + 2])][1]
+            assert len(grounds) == 1
+            assert grounds <= {after.color, after.bgcolor}
+            marked += any(brush[int(line[at])][0] == ">" for at in letters)
+    assert marked == 1

@@ -11,6 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from kvsim.metrics.state_names import STATE_NAMES
+
 from ..look.states import LOOKS, STACK
 from ..pool.swatches import swatch
 from .modal import Modal
@@ -76,7 +78,9 @@ class HelpScreen(Modal[None]):
         states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
         for state in STACK:
             mark = swatch(state, self._symbols)
-            states.add_row(Text(mark.text * 2, mark.style or ""), Text(LOOKS[state].name, "bold"), LOOKS[state].meaning)
+            states.add_row(
+                Text(mark.text * 2, mark.style or ""), Text(STATE_NAMES[state], "bold"), LOOKS[state].meaning
+            )
         for key, meaning in KEYS:
             keys.add_row(Text(key, "bold"), meaning)
         title = Text("kvsim plays a recording of the memory of an LLM server's KV cache.", "bold")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..look.states import LOOKS, STACK
+from kvsim.metrics.state_names import STATE_NAMES
+
+from ..look.states import STACK
 from ..look.words import percent
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
@@ -53,7 +55,7 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 def legend(session: Session, symbols: Symbols) -> str:
     """What the characters of a still mean, and how much there is of each; states that are not there are left out."""
     parts = [
-        f"{symbols.states[state]} {LOOKS[state].name} {percent(int(session.breakdown[state]), session.capacity)}"
+        f"{symbols.states[state]} {STATE_NAMES[state]} {percent(int(session.breakdown[state]), session.capacity)}"
         for state in STACK
         if session.breakdown[state]
     ]

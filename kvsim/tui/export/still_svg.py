@@ -9,9 +9,10 @@ import numpy as np
 from rich.segment import Segment
 
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.state_names import STATE_NAMES
 
 from ..facts.schedule import Doing, schedule
-from ..look.states import COLOR, LOOKS, STACK, VOID_COLOR
+from ..look.states import COLOR, STACK, VOID_COLOR
 from ..look.words import percent, plural
 from ..pool.host_map import LEGEND, title_of
 from ..pool.kinds import layer_kinds, places_of_units
@@ -81,7 +82,7 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     slots = session.breakdown
     if color_by is ColorBy.STATE:
         return [
-            ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+            ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
             for state in STACK
             if slots[state]
         ]
@@ -93,11 +94,11 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
     else:
         entries = [([colors[OWNER + hue_of(row)] for row in live[:4]], f"{len(live)} requests")]
     if slots[SlotState.RESERVED]:
-        entries.append(([colors[TINT], colors[TINT + 1]], LOOKS[SlotState.RESERVED].name))
+        entries.append(([colors[TINT], colors[TINT + 1]], STATE_NAMES[SlotState.RESERVED]))
     if (session.replay.refs > 1).any():
         entries.append(([colors[SHARED]], "shared"))
     entries += [
-        ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+        ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
         for state in (SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED)
         if slots[state]
     ]
@@ -118,9 +119,9 @@ def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
         held = int((places == kind.place).sum())
         entries.append(([colors[kind.paint]], f"{kind.words}: {plural(held, session.unit_name)}"))
     if slots[SlotState.RESERVED]:
-        entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], LOOKS[SlotState.RESERVED].name))
+        entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], STATE_NAMES[SlotState.RESERVED]))
     return entries + [
-        ([colors[state]], f"{LOOKS[state].name} {percent(int(slots[state]), whole)}")
+        ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
         for state in (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
         if slots[state]
     ]

@@ -9,6 +9,8 @@ from .requests import place_in_row, request_facts
 from .units import unit_summary
 
 if TYPE_CHECKING:
+    from kvsim.recording.model import Meta
+
     from ..playback.comparison import Comparison
     from ..playback.session import Session
 
@@ -35,7 +37,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
-    model, gpu, num_gpus = str(meta.model.get("name", "unknown model")), meta.gpu, _num_gpus(session)
+    model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
     size = gib(replay.num_units * meta.pool.bytes_per_unit)
     units = plural(replay.num_units, session.unit_name)
     if len(replay.groups) > 1:
@@ -44,7 +46,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
         units += f" of {replay.unit_tokens} slots"
     each = _in_which(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
-    return [_origin(session, engine), policy, f"{model} on {_gpus(gpu, num_gpus, short=short)}", memory]
+    return [_origin(session, engine), policy, f"{model} on {_gpus(gpu, num_gpus, short=short)}", memory, *_times(meta)]
 
 
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
@@ -54,7 +56,7 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     if rows is not None:
         sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
         return [f"the same {sequences} for training", f"rows of {width}"]
-    model, gpu, num_gpus = str(meta.model.get("name", "unknown model")), meta.gpu, _num_gpus(session)
+    model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
     size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
     requests = plural(len(session.recording.requests), "request")
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
@@ -64,6 +66,16 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
         return [f"the same {requests}, one clock", *notes, f"{model} on {gpus}", f"{size} each"]
     gpus = _gpus(gpu, num_gpus, short=False)
     return [f"the same {requests} on one clock", *notes, f"{model} on {gpus}", f"{size} for KV in each"]
+
+
+def _model(meta: Meta) -> str:
+    """What a model is called, without who publishes it."""
+    return str(meta.model.get("name", "unknown model")).rpartition("/")[2]
+
+
+def _times(meta: Meta) -> list[str]:
+    """Whose step times a simulation has, where they are not vLLM's, as those of all runs of a comparison are."""
+    return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
 def _num_gpus(session: Session) -> int:

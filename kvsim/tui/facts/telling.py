@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.state_names import STATE_NAMES
 
-from ..look.states import LOOKS
 from ..look.words import percent, plural, seconds
 from ..playback.events import EventKind
 from ..playback.story import Story
@@ -45,7 +45,7 @@ def story_of(session: Session) -> Story:
         if wasted[worst] > _TELLING * session.capacity:
             state = SlotState.PADDING if session.recording.meta.policy_name == "static" else SlotState.INTERNAL
             share = percent(_mean_of(session, session.slots[:-1, state]), session.capacity)
-            wasted_in_all = f"{share} of the pool is {LOOKS[state].name} on average"
+            wasted_in_all = f"{share} of the pool is {STATE_NAMES[state]} on average"
             return _whole_run(worst, (wasted_in_all, *_waiting(session)))
     refused = session.events.of_kinds((EventKind.REFUSED,))
     if len(refused):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.state_names import STATE_NAMES
 from kvsim.replay.ledger import NO_OWNER
 
 from ..look.states import LOOKS
@@ -23,14 +24,14 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     slots = replay.slots(np.array([unit]))[0]
     if len(replay.groups) > 1:
-        states = [f"{percent(int(slots[state]), replay.unit_slots)} {LOOKS[state].name}" for state in SlotState
+        states = [f"{percent(int(slots[state]), replay.unit_slots)} {STATE_NAMES[state]}" for state in SlotState
                   if slots[state]]  # fmt: skip
         lines = [("is", ", ".join(states))]
     elif replay.unit_tokens > 1:
         lines = [("is", ", ".join(_counted(state, int(slots[state])) for state in SlotState if slots[state]))]
     else:
-        look = LOOKS[SlotState(int(slots.argmax()))]
-        lines = [("is", look.name), ("meaning", look.meaning)]
+        mostly = SlotState(int(slots.argmax()))
+        lines = [("is", STATE_NAMES[mostly]), ("meaning", LOOKS[mostly].meaning)]
     if owner == NO_OWNER:
         return [*lines, ("held by", "no request")]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
@@ -46,7 +47,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def _counted(state: SlotState, number: int) -> str:
-    return plural(number, "token") if state is SlotState.TOKEN else f"{number:,} {LOOKS[state].name}"
+    return plural(number, "token") if state is SlotState.TOKEN else f"{number:,} {STATE_NAMES[state]}"
 
 
 def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:

@@ -18,7 +18,6 @@ from kvsim.memory.waste import SlotState
 class StateLook:
     """One state, as people read and see it."""
 
-    name: str
     meaning: str
     """The words of the legend, in at most 20 characters."""
     color: str
@@ -27,20 +26,14 @@ class StateLook:
 
 
 LOOKS: Final[dict[SlotState, StateLook]] = {
-    SlotState.TOKEN: StateLook(name="tokens", meaning="written and needed", color="#8ad0f7", glyph="█", letter="#"),
-    SlotState.RESERVED: StateLook(name="reserved", meaning="will be written", color="#1f5fa8", glyph="▒", letter="r"),
-    SlotState.INTERNAL: StateLook(
-        name="never written", meaning="held for nothing", color="#e2601a", glyph="×", letter="x"
-    ),
-    SlotState.PADDING: StateLook(
-        name="padding", meaning="only fills the batch", color="#f9ec5c", glyph="▓", letter="P"
-    ),
-    SlotState.EXPIRED: StateLook(name="expired", meaning="left the window", color="#9d81d6", glyph="-", letter="-"),
-    SlotState.CACHED: StateLook(name="cached", meaning="free, keeps a prefix", color="#17966c", glyph="○", letter="c"),
-    SlotState.EXTERNAL: StateLook(
-        name="external", meaning="free, but in pieces", color="#d58fb8", glyph="~", letter="~"
-    ),
-    SlotState.FREE: StateLook(name="free", meaning="free and usable", color="#3a424d", glyph="·", letter="."),
+    SlotState.TOKEN: StateLook(meaning="written and needed", color="#8ad0f7", glyph="█", letter="#"),
+    SlotState.RESERVED: StateLook(meaning="will be written", color="#1f5fa8", glyph="▒", letter="r"),
+    SlotState.INTERNAL: StateLook(meaning="held for nothing", color="#e2601a", glyph="×", letter="x"),
+    SlotState.PADDING: StateLook(meaning="only fills the batch", color="#f9ec5c", glyph="▓", letter="P"),
+    SlotState.EXPIRED: StateLook(meaning="left the window", color="#9d81d6", glyph="-", letter="-"),
+    SlotState.CACHED: StateLook(meaning="free, keeps a prefix", color="#17966c", glyph="○", letter="c"),
+    SlotState.EXTERNAL: StateLook(meaning="free, but in pieces", color="#d58fb8", glyph="~", letter="~"),
+    SlotState.FREE: StateLook(meaning="free and usable", color="#3a424d", glyph="·", letter="."),
 }
 
 STACK: Final = (

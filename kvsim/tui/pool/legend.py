@@ -8,8 +8,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.state_names import STATE_NAMES
 
-from ..look.states import LOOKS
 from ..look.words import plural, seconds
 from ..pool.paint import (
     AGE,
@@ -72,7 +72,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     # What can be seen in one of them is explained for all.
     session = max(sessions, key=lambda one: (len(one.replay.groups), one.recording.meta.prefix_caching))
     free, cached = [_state(SlotState.FREE)], (int(SlotState.CACHED),)
-    caches, reserved = session.recording.meta.prefix_caching, LOOKS[SlotState.RESERVED].name
+    caches, reserved = session.recording.meta.prefix_caching, STATE_NAMES[SlotState.RESERVED]
     whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
@@ -138,7 +138,7 @@ def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _state(state: SlotState) -> tuple[tuple[int, ...], str]:
-    return (int(state),), LOOKS[state].name
+    return (int(state),), STATE_NAMES[state]
 
 
 def sharing(session: Session) -> str:

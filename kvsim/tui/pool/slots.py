@@ -12,7 +12,7 @@ from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.replay.ledger import NO_OWNER
 
 from .kinds import places_of_units
-from .paint import KIND_TINT, OWNER, SHARED, TINT, ColorBy
+from .paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
 from .picture import dimmed
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _paints_of_states(
         hue = (owner % NUM_HUES).astype(np.uint8)
         paints[held, SlotState.TOKEN] = np.where(replay.refs[units] > 1, SHARED, OWNER + hue)[held]
         paints[held, SlotState.RESERVED] = (TINT + hue)[held]
+        paints[:, SlotState.CACHED] = REUSABLE
     elif color_by is ColorBy.LAYERS:
         paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(replay, units))[held]
     return paints

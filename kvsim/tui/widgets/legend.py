@@ -8,6 +8,8 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.metrics.state_names import STATE_NAMES
+
 from ..look.states import LOOKS, STACK
 from ..pool.legend import legend_entries
 from ..pool.paint import ColorBy
@@ -57,5 +59,4 @@ class Legend(Widget):
         return Strip(segments).adjust_cell_length(width, style)
 
     def _entry(self, state: SlotState, *, meaning: bool) -> str:
-        look = LOOKS[state]
-        return f" {look.name}: {look.meaning}" if meaning else f" {look.name}"
+        return f" {STATE_NAMES[state]}: {LOOKS[state].meaning}" if meaning else f" {STATE_NAMES[state]}"

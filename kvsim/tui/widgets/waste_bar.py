@@ -11,6 +11,8 @@ from textual.content import Content
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.metrics.state_names import STATE_NAMES
+
 from ..facts.headlines import selection
 from ..look.stack import stacked
 from ..look.states import LOOKS, STACK, ink_on
@@ -109,13 +111,13 @@ class WasteBar(Widget):
         return [*widths[:-1], widths[-1] - _GAP]
 
     def _name_width(self, column: int, number: int) -> int:
-        return max((len(LOOKS[state].name) for state in self._listed[column::number]), default=0)
+        return max((len(STATE_NAMES[state]) for state in self._listed[column::number]), default=0)
 
     def _entry(self, state: SlotState, width: int, name_width: int, *, meaning: bool) -> list[Segment]:
         session, look = self._session, LOOKS[state]
         base = self.get_component_rich_style("waste--text")
         share = percent(int(session.breakdown[state]), session.capacity)
-        text = f" {look.name:<{name_width}} {share:>6} "
+        text = f" {STATE_NAMES[state]:<{name_width}} {share:>6} "
         segments = [swatch(state, self._symbols), Segment(text, base + Style(bold=bool(session.breakdown[state])))]
         if meaning:
             segments.append(Segment(look.meaning, self.get_component_rich_style("waste--meaning")))
@@ -136,7 +138,7 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
     pieces = []
     for begin, end in zip(*_runs(layers), strict=True):
         state, piece = STACK[layers[begin]], bar.crop(begin, end)
-        text, color = f" {LOOKS[state].name} ", palette.states[state]
+        text, color = f" {STATE_NAMES[state]} ", palette.states[state]
         # The last character of a part may be shared with the next one.
         if len(text) < end - begin:
             label = Strip([Segment(text, Style(color=ink_on(color), bgcolor=color, bold=True))])

@@ -1,0 +1,77 @@
+"""Why the head of the queue waits: what it needs, and what is free."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.replay.ledger import NO_OWNER
+from kvsim.tui.app import KvsimApp
+from kvsim.tui.facts.waiting import kept_by, units_needed
+from kvsim.tui.lessons import Guided, find_lesson
+from kvsim.tui.playback.session import Session
+from kvsim.tui.widgets.queue import Queue
+
+from .test_app import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
+
+
+def test_the_head_of_the_queue_needs_more_blocks_than_are_free(shipped: Callable[[str], Recording]) -> None:
+    """Where it is told what is needed, that is more than is free: or nobody would see why it waits."""
+    session = Session(shipped("paged"))
+    told = 0
+    for frame in range(0, session.player.last_frame, 37):
+        session.player.go_to_frame(frame)
+        session.show()
+        texts = kept_by(session)
+        needs = [re.fullmatch(r"(?:(\S+) )?needs ([\d,]+) blocks?, ([\d,]+) free", text) for text in texts]
+        for match in filter(None, needs):
+            head = int(session.replay.waiting_requests()[0])
+            need, free = (int(match[group].replace(",", "")) for group in (2, 3))
+            assert need == units_needed(session, head) > free == int((session.replay.owner == NO_OWNER).sum())
+            told += 1
+        assert bool(texts) == (session.recording.steps.waiting[frame] > 0)
+    assert told > 20
+
+
+def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[str], Recording]) -> None:
+    session = Session(shipped("paged"))
+    requests = session.recording.requests
+    request = int(np.flatnonzero((requests.preemptions == 1) & (requests.output_tokens > 200))[0])
+    spans = session.residencies(request)
+    session.player.go_to_frame(spans[0][1])
+    session.show()
+    tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
+    assert session.num_put_out(request) > 1
+    assert units_needed(session, request) == -(-tokens // 16)
+
+
+def test_a_reservation_needs_slots_in_a_row() -> None:
+    guided = Guided(find_lesson("1"))
+    guided.show(guided.captions[1].frame)
+    assert kept_by(guided.sessions[0]) == (
+        "E needs 16,384 slots in a row, 2,280 free",
+        "needs 16,384 in a row, 2,280 free",
+    )
+
+
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
+async def test_those_that_run_come_before_those_whose_rows_are_only_held(size: tuple[int, int]) -> None:
+    guided = Guided(find_lesson("2"))
+    app = KvsimApp(guided, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        await pilot.pause()
+        lines = text_of(app.query_one(Queue)).splitlines()
+        session = guided.sessions[0]
+        held = session.num_idle
+    complete = [line.split()[-1] == "complete" for line in lines if re.search(r"\b[A-F] ", line)]
+    assert 0 < held == sum(complete) < len(complete)
+    assert complete == sorted(complete)
