@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .live.feed import Feed
 
 FRAMES_PER_S = 30
+_SETTLE_S = 0.5
+"""Wall seconds after which there is a picture to look at, and time for the collector."""
 
 
 class KvsimApp(Careful, Playbacks):
@@ -118,7 +120,7 @@ class KvsimApp(Careful, Playbacks):
             return
         if not self._leaving:
             self.push_screen(self.playback_for(shown))
-            self._settle()
+            self.set_timer(_SETTLE_S, self._settle)
 
     def on_mount(self) -> None:
         """Make the clock, paused, and whatever takes time to make."""
@@ -128,7 +130,7 @@ class KvsimApp(Careful, Playbacks):
             job = self._opening
             self.call_after_refresh(lambda: self.run_worker(self._make_opening(job)))
         else:
-            self._settle()
+            self.set_timer(_SETTLE_S, self._settle)
 
     def _settle(self) -> None:
         """Keep the collector away from what lives as long as the program."""

@@ -15,10 +15,11 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
 from kvsim.tui.look.stack import EIGHTHS
+from kvsim.tui.pool.canvas import Canvas
 from kvsim.tui.pool.cells import Cells
 from kvsim.tui.pool.levels import levels
 from kvsim.tui.pool.lines import Lines
-from kvsim.tui.pool.paint import EMPTY, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from kvsim.tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
 from kvsim.tui.pool.picture import DrawnUnits, Paints
 
 if TYPE_CHECKING:
@@ -149,3 +150,24 @@ def test_reservations_are_lines_if_they_are_equally_long(
     }
     replay = Replay(replace(tiny, meta=meta, memory=Memory(**taken)))
     assert Lines(replay).length_at(0) == Lines(replay).length_at(99) == length
+
+
+@pytest.mark.parametrize("size", [(20, 6), (7, 3)])
+def test_a_followed_request_is_seen_in_every_cell_that_has_something_of_it(
+    shipped: Callable[[str], Recording], size: tuple[int, int]
+) -> None:
+    """However many blocks a cell covers; and in no cell any other request has a colour."""
+    replay = Replay(shipped("paged"))
+    replay.seek(replay.num_frames // 2)
+    tiling = levels(replay.num_units, 16, *size, stride=None, half_blocks=True)[0]
+    canvas = Canvas(replay, tiling, half_blocks=True, color_by=ColorBy.OWNER)
+    for request in replay.live_requests()[:: len(replay.live_requests()) // 8].tolist():
+        canvas.followed = request
+        keys = canvas.draw(0, size[1])
+        paints = np.stack((keys & 0xFF, keys >> 8 & 0xFF))
+        coloured = (paints >= OWNER) & (paints < HOLDERS)
+        hue = request % NUM_HUES
+        assert set(paints[coloured].tolist()) <= {OWNER + hue, TINT + hue}
+        units = replay.block_table(request)[1] - replay.first_unit
+        seen = (coloured | (paints == SHARED)).any(axis=0)
+        assert seen.sum() == len(np.unique(tiling.cell_of(units)))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.style import Style
 
+from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
 from ..look.states import ink_on
@@ -36,6 +37,8 @@ LEDGE: Final = 19
 """The first paint in the upper half, nothing below: the gap between two rows."""
 DIGIT: Final = 20
 """Key of the first of nine digits that say how many eighths are written, for states where there are no colours."""
+_GLYPH_SHADE: Final = 0.5
+"""Share of the background in a glyph that lies in shade."""
 _SHAPE: Final = 16
 _REVERSE = 1 << 24
 """Set in the key of a character under the cursor."""
@@ -83,6 +86,16 @@ def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         paint = np.full_like(paint, np.bincount(paint).argmax())
     taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
     return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
+
+
+def glyph_paint_color(paint: int, symbols: Symbols) -> str:
+    """The colour of a paint that is drawn as a glyph. In shade it is darker than as an area: a letter has little."""
+    palette = symbols.palette
+    color = paint_colors(palette)[paint]
+    if paint % DIM == SlotState.FREE:
+        return palette.free_glyph
+    in_shade = paint >= DIM and color != paint_colors(palette)[paint % DIM]
+    return mixed(palette.free_glyph, palette.void, _GLYPH_SHADE) if in_shade else color
 
 
 class Brush:
@@ -143,7 +156,7 @@ class Brush:
         return chr(letter), Style(color=self._symbols.palette.free_glyph, bgcolor=back)
 
     def _glyph_color(self, paint: int) -> str:
-        return self._symbols.palette.free_glyph if paint % DIM == SlotState.FREE else self._colors[paint]
+        return glyph_paint_color(paint, self._symbols)
 
     def _style(self, front: int, back: int) -> RichStyle:
         return Style(color=self._colors[front], bgcolor=self._colors[back])

@@ -17,7 +17,7 @@ from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
-from .picture import DrawnUnits, Paints, dimmed
+from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit
 from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
@@ -152,22 +152,29 @@ class Canvas:
 
     def _mix(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         assert self._cells is not None  # the tiling's setter made them
-        lit = self._lit(cells)
-        first, second = (dimmed(paints[cells], lit) for paints in (self._cells.first, self._cells.second))
-        beside = self._spread(cells, first, second, self._cells.eighths[cells], hairlines=False)
+        lit, request = self._lit(cells), self.lit_request
+        first, second, eighths = (part[cells] for part in (self._cells.first, self._cells.second, self._cells.eighths))
+        if request is not None and self.color_by is ColorBy.OWNER:
+            first, second, eighths = with_one_owner_lit(first, second, eighths, lit, request)
+        else:
+            first, second = dimmed(first, lit), dimmed(second, lit)
+        beside = self._spread(cells, first, second, eighths, hairlines=False)
         if self.tiling.down == 1 or not self._half_blocks:
             return beside
         sideways = self._cells.sideways[cells].reshape(-1, self.tiling.columns)
-        above = self._piled(cells, first, second)
+        above = self._piled(cells, first, second, eighths)
         return np.where(sideways.repeat(np.diff(self.tiling.column_edges), axis=1), beside, above)
 
     def _piled(
-        self, cells: npt.NDArray[np.int64], first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]
+        self,
+        cells: npt.NDArray[np.int64],
+        first: npt.NDArray[np.uint8],
+        second: npt.NDArray[np.uint8],
+        eighths: npt.NDArray[np.uint8],
     ) -> npt.NDArray[np.int32]:
         """Cells of several rows: the first paint above the second, as the rows are above each other."""
-        assert self._cells is not None
-        eighths = self._cells.eighths[cells].astype(np.int32)
-        keys = keys_of(UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths), second, first)
+        shape = UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths.astype(np.int32))
+        keys = keys_of(shape, second, first)
         keys[first == EMPTY] = BLANK
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])

@@ -191,3 +191,22 @@ def dimmed(paints: npt.NDArray[np.uint8], lit: npt.NDArray[np.bool_]) -> npt.NDA
     """`paints` in shade, which is grey, where they are not `lit`."""
     shade: npt.NDArray[np.uint8] = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shade
+
+
+def with_one_owner_lit(
+    first: npt.NDArray[np.uint8],
+    second: npt.NDArray[np.uint8],
+    eighths: npt.NDArray[np.uint8],
+    lit: npt.NDArray[np.bool_],
+    request: int,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """The two paints of cells of several units, and the eighths of the first, with the paints of all requests but one
+    in shade. In a cell that is `lit`, which holds something of `request`, one of both is its own, however little it is.
+    """
+    mine = (OWNER + request % NUM_HUES, TINT + request % NUM_HUES, SHARED)
+    is_mine = [np.isin(paints, mine) & lit for paints in (first, second)]
+    unseen = lit & ~is_mine[0] & ~is_mine[1]
+    first = dimmed(first, is_mine[0])
+    second = np.where(unseen, mine[0], dimmed(second, is_mine[1])).astype(np.uint8)
+    # What is not seen beside others, because they have more of the cell, gets the least that can be seen.
+    return first, second, np.minimum(eighths, np.where(unseen, EIGHTHS - 1, EIGHTHS)).astype(np.uint8)

@@ -11,6 +11,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from ..look.states import STACK
+from .brush import glyph_paint_color
 from .paint import DIM, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ def swatch(state: SlotState, symbols: Symbols) -> Segment:
 def paint_swatch(paint: int, symbols: Symbols) -> Segment:
     """One character that looks as a paint does in the pool."""
     glyph = "■" if symbols.color else paint_glyphs(symbols)[paint % DIM]
-    color = paint_colors(symbols.palette)[paint]
-    if paint % DIM == SlotState.FREE and not symbols.color:
-        color = symbols.palette.free_glyph
+    color = paint_colors(symbols.palette)[paint] if symbols.color else glyph_paint_color(paint, symbols)
     return Segment(glyph, Style(color=color))
 
 
