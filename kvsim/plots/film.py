@@ -136,5 +136,5 @@ def _about(replay: Replay, num_cells: int) -> str:
     pool = replay.recording.meta.pool
     unit = pool.units_in_words
     per_cell = replay.num_units / num_cells
-    sampled = f", one in {number(per_cell)} shown" if per_cell > 1 else ""
+    sampled = f", one of every {number(per_cell)} shown" if per_cell > 1 else ""
     return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {unit}{sampled}"

@@ -109,4 +109,4 @@ def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:
 def _title(replay: Replay, num_rows: int) -> str:
     units = f"{replay.num_units:,} {replay.recording.meta.pool.units_in_words}"
     per_row = replay.num_units / num_rows
-    return f"The KV pool over time: {units}" + (f", one in {number(per_row)} shown" if per_row > 1 else "")
+    return f"The KV pool over time: {units}" + (f", one of every {number(per_row)} shown" if per_row > 1 else "")

@@ -48,7 +48,7 @@ def test_a_frame_is_the_pool_at_that_moment(by_hand: Recording) -> None:
 def test_a_large_pool_is_sampled(static: Recording) -> None:
     (reel,) = film_of([static], num_frames=4).reels
     assert reel.states.shape == (4, 3200)
-    assert re.search(r", one in [0-9.]+ shown$", reel.about)
+    assert re.search(r", one of every [0-9.]+ shown$", reel.about)
 
 
 def test_reels_share_a_clock_and_the_shorter_one_stands_still(by_hand: Recording) -> None:

@@ -178,5 +178,6 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str) -> s
 
 
 def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:
-    style = "font:13px system-ui,sans-serif"
+    # Generic families alone are letters in browsers, and nothing at all in some other viewers.
+    style = "font:13px system-ui,'DejaVu Sans',Arial,sans-serif"
     return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="{style}">{escape(text, quote=False)}</text>'

@@ -87,7 +87,7 @@ class LaneFigures(Widget):
         done = self._style("served")
         return Strip(
             [
-                Segment(glyphs[8] * whole + edge, self._style("left") + done),
+                Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=done.color)),
                 Segment(
                     (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge)),
                     self._style("left"),
@@ -130,9 +130,10 @@ class LaneFigures(Widget):
             return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
-        running = f"now {self._num_running[frame] - idle:,} running"
+        running = f"{self._num_running[frame] - idle:,} running"
         parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
-        texts = [f" {dot} ".join([running, *extra, *parts]) for extra in (held, [])]
+        choices: tuple[tuple[str, list[str]], ...] = (("now ", held), ("now ", []), ("", held), ("", []))
+        texts = [now + f" {dot} ".join([running, *extra, *parts]) for now, extra in choices]
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
