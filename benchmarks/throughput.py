@@ -31,6 +31,7 @@ from kvsim.recording import Recording
 from kvsim.simulation import EngineName, Machine, measure, simulate
 from kvsim.workload import Workload
 
+MODEL = "Meta-Llama-3-8B"
 BLOCK_SIZE = 16
 NUM_BLOCKS = 30_208
 """The KV cache of Llama-3-8B on an A100 with 80 GB."""
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
     """One simulation, measured."""
     file = arguments.folder / f"{arguments.workload[0]}.csv.gz"
     workload = read(file, arguments.repeat)
-    model = find_model("Meta-Llama-3-8B")
+    model = find_model(arguments.model[0])
     policy = policy_of(
         arguments.policy[0], arguments.workload[0], sync=arguments.sync, caching=arguments.prefix_caching
     )
@@ -108,6 +109,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--policy", action="append", choices=POLICY_NAMES)
     parser.add_argument("--workload", action="append")
+    parser.add_argument(
+        "--model", action="append", help=f"[{MODEL}] its memory is that of the blocks if all its layers were full"
+    )
     parser.add_argument("--num-blocks", type=int, default=NUM_BLOCKS)
     parser.add_argument("--repeat", type=int, default=1, help="the workload so many times, one after the other")
     parser.add_argument("--record", action="store_true", help="make a recording, in memory")
@@ -123,20 +127,28 @@ def main() -> None:
     names = sorted(file.name.partition(".")[0] for file in arguments.folder.glob("*.csv.gz"))
     flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--prefix-caching", "--sync")]
     header = None
+    models = arguments.model or [MODEL]
     for policy in arguments.policy or POLICY_NAMES:
         for workload in arguments.workload or names:
             command = [sys.executable, __file__, str(arguments.folder), "--policy", policy, "--workload", workload]
             command += ["--num-blocks", str(arguments.num_blocks), "--repeat", str(arguments.repeat), "--child", *flags]
             command += ["--engine", arguments.engine]
+            # Models take turns, so that what else the machine does falls on all of them.
             runs = [
-                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                (
+                    model,
+                    json.loads(subprocess.run([*command, "--model", model], check=True, stdout=subprocess.PIPE).stdout),
+                )
                 for _ in range(arguments.runs)
+                for model in models
             ]
             if header is None:
-                header = list(runs[0])
+                header = list(runs[0][1])
                 print(f"{'policy':12}{'workload':18}" + "".join(f"{name:>19}" for name in header), flush=True)
-            medians = [statistics.median(each[name] for each in runs) for name in header]
-            print(f"{policy:12}{workload:18}" + "".join(f"{value:>19,.2f}" for value in medians), flush=True)
+            for model in models:
+                medians = [statistics.median(each[name] for of, each in runs if of == model) for name in header]
+                figures = "".join(f"{value:>19,.2f}" for value in medians)
+                print(f"{policy:12}{workload:18}{figures}" + (f"  {model}" if len(models) > 1 else ""), flush=True)
 
 
 if __name__ == "__main__":

@@ -113,12 +113,16 @@ def let_go(engine: Engine, node: int, group: int, computed: int) -> None:
     record = engine.groups[group]
     if record.kind == FULL:
         return
+    skipped = num_skipped_tokens(engine, group, computed)
+    if skipped < record.block_size and record.kind != MAMBA:
+        return
     table, begin = engine.tables[table_of(engine, node, group)], first_entry(engine, node, group)
-    end = min(num_skipped_tokens(engine, group, computed) // record.block_size, table.num_blocks)
+    end = min(skipped // record.block_size, table.num_blocks)
     index = end
     while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
         index -= 1
-    _give_back(engine, node, group, index, end)
+    if index < end:
+        _give_back(engine, node, group, index, end)
     if record.kind == MAMBA and record.mode == ALIGNED:
         last = table.last_state
         if last >= 0 and engine.entries[begin + last] != NULL_BLOCK:
@@ -179,6 +183,8 @@ def expired_slots(engine: Engine) -> int:
         computed = engine.sequences[node].computed
         if engine.quiet_until[index] > 0:  # it is left alone, and counted on
             computed += state.num_scheduled - engine.sequences[node].quiet_since
+        if computed < settings.expires_from:
+            continue
         leader = settings.first_leader
         while leader != NO_GROUP:
             if num_shared == 0:  # tables of layers that are alike are alike

@@ -559,9 +559,15 @@ def _grouping(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
         "has_windows": layout.has_windows,
         "cache_tokens": layout.scheduler_block_size,
         "retention_tokens": NEVER,
+        "expires_from": min((group.window or 0 for group in layout.groups if _expires(group)), default=0),
         "boundary_tokens": max(boundaries, default=0) if caching else 0,
         "first_leader": _leaders(layout)[0],
     }
+
+
+def _expires(group: KVCacheGroup) -> bool:
+    """Whether tokens, or states, of a group are held for longer than any step reads them."""
+    return group.kind is CacheKind.MAMBA or group.window is not None
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
@@ -590,6 +596,7 @@ def _groups(
         record.cap_blocks = group.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
+        record.num_alike = specs.count(specs[index])
         record.alike_slots = sum(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )

@@ -71,8 +71,10 @@ def grow(engine: Engine, node: int, num_tokens: int) -> bool:
     needed = 0
     for group in range(settings.num_groups):
         groups.let_go(engine, node, group, computed)
-    for group in range(settings.num_groups):
-        needed += groups.num_needed_to_grow(engine, node, group, total, slots)
+    leader = settings.first_leader
+    while leader != groups.NO_GROUP:
+        needed += groups.num_needed_to_grow(engine, node, leader, total, slots) * engine.groups[leader].num_alike
+        leader = engine.groups[leader].next_leader
     if needed > engine.state[0].num_free:
         return False
     for group in range(settings.num_groups):
@@ -202,7 +204,8 @@ def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: in
 @part
 def find_room(engine: Engine, node: int, computed: int) -> None:
     """Find out how far a sequence can go on without touching its tables."""
-    room = NEVER
-    for group in range(engine.settings[0].num_groups):
-        room = min(room, groups.quiet_until(engine, node, group, computed))
+    room, leader = NEVER, engine.settings[0].first_leader
+    while leader != groups.NO_GROUP:
+        room = min(room, groups.quiet_until(engine, node, leader, computed))
+        leader = engine.groups[leader].next_leader
     engine.sequences[node].room_tokens = room

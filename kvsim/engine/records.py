@@ -179,6 +179,8 @@ class Settings:
     """Tokens that are cached together: the least common multiple of the groups' block sizes."""
     retention_tokens: int = 0
     """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
+    expires_from: int = 0
+    """Tokens that a sequence must have computed before any of them can have expired."""
     boundary_tokens: int = 0
     """Steps of a prompt end at multiples of so many tokens, where recurrent state is kept; 0 if they end anywhere."""
     first_leader: int = 0
@@ -441,6 +443,8 @@ class Group:
     """Slots of one token in a block; 0 where blocks hold states."""
     state_slots: int = 0
     """Slots of one recurrent state."""
+    num_alike: int = 0
+    """Groups of layers that are alike, this one included: their tables are of equal lengths."""
     alike_slots: int = 0
     """Slots of one token, or state, in all groups of layers that are alike."""
     keeps_some: bool = False
