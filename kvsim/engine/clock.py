@@ -22,6 +22,10 @@ processed; there may be no room to write down another step; the clock reached th
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
 batch was formed; more loads began in one step than can be written down.
 """
+_BEHIND_SHARE = 0.58
+"""Of the time that a worker of a synchronous pipeline takes for a step, the share behind its kernels: it hands the
+outcome on before it looks at the next step. In vLLM 0.25.1 on two hosts with two H200, a lone sequence's token takes
+6.2 ms, and two sequences keep the last stage busy for 4.4 to 4.5 ms, of which its kernels are 2.6."""
 
 
 @part
@@ -158,20 +162,24 @@ def schedule(engine: Engine) -> None:
     shape = write_down(engine)
     memory.begin_copies(engine)
     ready_s, launch_s = state.host_s, 0.0
+    awaits_outputs = len(engine.stages) > 1 and settings.feedback == 0  # every worker, of every step
     for index in range(len(engine.stages)):
         stage = engine.stages[index]
         cost = step_time(engine.step_times[index], shape) if state.num_in_batch > 0 else steptime.NO_TIME
+        worker_s = max(cost.prepare_s - cost.launch_s, 0.0) if awaits_outputs else 0.0
+        free_s = 0.0 if awaits_outputs and state.num_in_batch == 0 else stage.free_s
         if index == 0:
             launch_s, launched.turnaround_s = cost.launch_s, cost.turnaround_s
-            ready_s += cost.prepare_s
+            ready_s += cost.prepare_s - _BEHIND_SHARE * worker_s
             if settings.feedback > 0:
                 ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
-            begin_s = max(ready_s, stage.free_s) + host_swap.transfer_s(engine)
+            begin_s = max(ready_s, free_s) + host_swap.transfer_s(engine)
         else:
-            begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), stage.free_s)
+            begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), free_s)
         gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
         stage.throttle, stage.throttled_at_s = throttle.level, throttle.at_s
-        ready_s = stage.free_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+        ready_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
+        stage.free_s = max(stage.free_s, ready_s + worker_s)
     launched.done_s = ready_s
     state.host_s += launch_s
     memory.poll_copies(engine)

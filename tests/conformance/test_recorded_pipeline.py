@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsim.conformance import verify_recording
@@ -12,6 +13,8 @@ from kvsim.machines.choice import STAGES_ERROR
 from kvsim.recording import read
 
 RECORDINGS = sorted(Path(__file__).with_name("recorded_pipeline").iterdir())
+CRASHED = "async-pressure"
+"""vLLM's engine ended in it, with the error that kvsim foresees: its requests have no ends."""
 ROWS = {"throughput": "throughput", "TPOT": "TPOT, mean", "end to end": "end to end, mean", "TTFT": "TTFT, mean"}
 
 
@@ -26,16 +29,17 @@ def test_a_recorded_pipeline_is_followed_in_every_decision(folder: Path) -> None
     recording = read(folder)
     verdict = verify_recording(recording)
     assert verdict.equal, verdict
-    assert verdict.num_steps == len(recording.steps) > 1_000
-    assert (recording.steps.num_scheduled == 0).any(), "empty steps count"
+    assert verdict.num_steps == len(recording.steps) > 300
+    assert (recording.steps.num_scheduled == 0).any() or "pressure" in folder.name, "empty steps count"
     assert (verdict.num_preemptions > 0) == ("pressure" in folder.name)
 
 
-@pytest.mark.parametrize("folder", RECORDINGS, ids=lambda folder: folder.name)
-def test_times_of_stages_are_as_far_off_as_their_label_says(folder: Path) -> None:
-    recording = read(folder)
-    validation = validate(times_of(recording), recording)
-    errors = {row.name: abs(row.error) for row in validation.rows}
-    for figure, most in STAGES_ERROR.items():
-        assert errors[ROWS[figure]] <= most, figure
-        assert f"{figure} {most} %" in validation.times_from
+def test_times_of_stages_are_as_far_off_as_their_label_says() -> None:
+    recordings = [read(folder) for folder in RECORDINGS if folder.name != CRASHED]
+    validations = [validate(times_of(recording), recording) for recording in recordings]
+    assert f"in {len(recordings)} recordings" in validations[0].times_from
+    for figure, (typical, most) in STAGES_ERROR.items():
+        errors = [abs(row.error) for each in validations for row in each.rows if row.name == ROWS[figure]]
+        assert typical - 1 <= np.median(errors) <= typical, figure
+        assert most - 1.5 <= max(errors) <= most, figure
+        assert f"{figure} {typical} and {most} %" in validations[0].times_from

@@ -21,6 +21,15 @@ DENSE_LATENT = {
     "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
 """DeepSeek-V2-Lite with a dense feed-forward network in every layer."""
+WINDOWS = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240,
+    "vocab_size": 32768, "max_position_embeddings": 32768, "sliding_window": 1024,
+    "layer_types": ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(34)],
+    "torch_dtype": "bfloat16", "tie_word_embeddings": True,
+}  # fmt: skip
+SHAPES = {"DeepSeek-V2-Lite, dense": DENSE_LATENT, "Gemma-3-4B's shape, 32,768 words": WINDOWS}
+"""Models that are not listed."""
 
 
 class Start(NamedTuple):
@@ -49,13 +58,15 @@ STARTS = (
     Start("gemma-3-4b-it", "H200", 0.85, 359_640, {}),
     Start("granite-4.0-h-micro", "H200", 0.85, 27_494, {}),
     Start("DeepSeek-V2-Lite, dense", "H200", 0.85, 242_495, {}),
+    Start("Meta-Llama-3-8B", "H200", 0.8, 105_764, {"pipeline_parallel_size": 2}, 2048, 256),
+    Start("Gemma-3-4B's shape, 32,768 words", "H200", 0.8, 591_681, {"pipeline_parallel_size": 2}, 2048, 256),
 )
 """Starts of vLLM 0.25.1 in process, with random weights; Gemma 3 as text alone."""
 
 
 def model_of(start: Start) -> Model:
-    if start.name.endswith(", dense"):
-        model = from_fields(DENSE_LATENT, name=start.name, where="this file")
+    if start.name in SHAPES:
+        model = from_fields(SHAPES[start.name], name=start.name, where="this file")
     else:
         model = replace(find_model(start.name), num_encoder_parameters=0)
     return model.served(**start.served)
