@@ -1,13 +1,13 @@
 """Left-out predictions by what they rest on: benchmarks/predictions.py [--write]
 
-Prints one table per basis for docs/accuracy.md, misses first; --write puts their medians and worst into
+Prints one table per basis, misses first; --write puts them into docs/accuracy.md, and their medians and worst into
 kvsim/machines/errors.toml, from which every summary quotes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,27 @@ TELLING = 0.03
 """Share of the time from which on steps that waited for a clock tell of it."""
 BESIDE = (Path(__file__).with_name("recordings") / "vllm-h200-llama-3.2-3b-served",)
 """Recordings that do not ship."""
+
+PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+SECTIONS = {
+    Basis.MACHINE: ("The machine measured, the model not", 100),
+    Basis.FITTED: ("Fitted to one recording of another model on the machine", 15),
+    Basis.GPU: ("Such a GPU measured in another host", 12),
+    Basis.SHEET: ("Data sheet only", 100),
+}
+"""Headings of the page, and how many rows, worst first, stand below each."""
+SUMMARY = {
+    Basis.MODEL: "such a GPU and the model measured (a profile)",
+    Basis.FITTED: "a card, fitted to one recording of another model there",
+    Basis.MACHINE: "the machine measured, the model not (its own card)",
+    Basis.GPU: "such a GPU measured in another host, the model not (a card that ships)",
+    Basis.SHEET: "a data sheet (H100 from the H200's efficiencies)",
+}
+"""Rows of the page's first table."""
+HEAD = (
+    "| recording | told by | throughput | TPOT | end to end | TTFT | preemptions |",
+    "|---|---|---:|---:|---:|---:|---:|",
+)
 
 Found = tuple[str, Validation]
 """What told the prediction, and how it went."""
@@ -146,30 +167,61 @@ def clock_errors(found: Sequence[Found], clock: str) -> Iterator[float]:
         )
 
 
+def row_of(told: str, result: Validation) -> str:
+    cells = " | ".join(f"{error(result, figure):+.1f} %" for figure in FIGURES)
+    preempted = next(row for row in result.rows if row.name == "preemptions")
+    counts = f"{preempted.measured:.0f} → {preempted.simulated:.0f}"
+    return f"| {short(result.measured.name)} | {told} | {cells} | {counts} |"
+
+
+def statistics(found: Sequence[Found], statistic: Callable[[Iterable[float]], float]) -> dict[str, float]:
+    values = {figure: statistic([abs(error(result, figure)) for _, result in found]) for figure in FIGURES}
+    if counted := preemption_errors(found):
+        values[PREEMPTIONS] = statistic([abs(percent) for percent in counted])
+    return values
+
+
+def with_section(page: str, title: str, rows: Sequence[str], most: int) -> str:
+    """`page` with the first of `rows` as the table below the heading that begins with `title`."""
+    shown = rows[:most]
+    heading = f"### {title}" + (f" (the worst {most} of {len(rows)})" if len(shown) < len(rows) else "")
+    begin = page.index(f"### {title}")
+    table = page.index("| recording |", begin)
+    end = page.index("\n\n", table)
+    return page[:begin] + heading + page[page.index("\n", begin) : table] + "\n".join((*HEAD, *shown)) + page[end:]
+
+
+def with_summary(page: str, basis: Basis, known: Mapping[str, Mapping[str, float]], num_recordings: int) -> str:
+    """`page` with a row of its first table made anew."""
+    begin = page.index(f"| {SUMMARY[basis]} |")
+    cells = (f"{known['median'][name]:.1f} ({known['worst'][name]:.0f}) %" for name in FIGURES)
+    counts = f"{known['median'][PREEMPTIONS]:.0f} ({known['worst'][PREEMPTIONS]:.0f}) %"
+    row = f"| {SUMMARY[basis]} | {num_recordings} | {' | '.join(cells)} | {counts} |"
+    return page[:begin] + row + page[page.index("\n", begin) :]
+
+
 def main() -> None:
-    everything = recordings()
+    everything, page = recordings(), PAGE.read_text(encoding="utf-8")
     lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
     for basis, predict in TABLES.items():
         found = sorted(predict(everything), key=lambda item: -abs(error(item[1], "e2e")))
-        print(f"\n### {basis.value.capitalize()}: {len(found)} predictions\n")
-        print("| recording | told by | throughput | TPOT | end to end | TTFT | preemptions |")
-        print("|---|---|---:|---:|---:|---:|---:|")
-        for told, result in found:
-            cells = " | ".join(f"{error(result, figure):+.1f} %" for figure in FIGURES)
-            preempted = next(row for row in result.rows if row.name == "preemptions")
-            counts = f"{preempted.measured:.0f} → {preempted.simulated:.0f}"
-            print(f"| {short(result.measured.name)} | {told} | {cells} | {counts} |", flush=True)
+        rows = [row_of(told, result) for told, result in found]
+        print(f"\n### {basis.value.capitalize()}: {len(found)} predictions\n", *HEAD, *rows, sep="\n", flush=True)
         clocks = {clock: median(clock_errors(found, clock)) for clock in ("GPU", "host")}
         print("\nBy clock: " + ", ".join(f"{clock} {percent:.1f} %" for clock, percent in clocks.items()))
-        lines += ["", f"[{basis.name}]", f"num_recordings = {len({result.measured.name for _, result in found})}"]
-        for name, statistic in (("median", median), ("worst", max)):
-            values = {figure: statistic(abs(error(result, figure)) for _, result in found) for figure in FIGURES}
-            if counted := preemption_errors(found):
-                values[PREEMPTIONS] = statistic(map(abs, counted))
+        known = {name: statistics(found, statistic) for name, statistic in (("median", median), ("worst", max))}
+        num_recordings = len({result.measured.name for _, result in found})
+        page = with_summary(page, basis, known, num_recordings)
+        if basis in SECTIONS:
+            title, most = SECTIONS[basis]
+            page = with_section(page, title, rows, most)
+        lines += ["", f"[{basis.name}]", f"num_recordings = {num_recordings}"]
+        for name, values in known.items():
             lines.append(f"{name} = {{ {', '.join(f'{key} = {value:.1f}' for key, value in values.items())} }}")
         lines.append(f"clocks = {{ gpu = {clocks['GPU']:.1f}, host = {clocks['host']:.1f} }}")
     if "--write" in sys.argv:
         FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
