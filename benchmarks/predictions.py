@@ -22,7 +22,7 @@ from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime.card import Card, load_card
 
-MEASURED = ("8e7132d6", "5b3fd3e7", "36f35ba1", "4362a16e")
+MEASURED = ("8e7132d6", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f")
 """Machines whose cards ship, or lie in `cards` beside this file."""
 CARDS = Path(__file__).with_name("cards")
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
@@ -30,8 +30,9 @@ MANY_PREEMPTIONS = 20
 """With fewer, a share of the count says little."""
 TELLING = 0.03
 """Share of the time from which on steps that waited for a clock tell of it."""
-BESIDE = (Path(__file__).with_name("recordings") / "vllm-h200-llama-3.2-3b-served",)
-"""Recordings that do not ship."""
+_BESIDE = Path(__file__).with_name("recordings")
+BESIDE = (*sorted(_BESIDE.glob("vllm-*")), *sorted(_BESIDE.glob("blind/vllm-*")))
+"""Recordings that do not ship; those in `blind` were predicted before they were made (`predicted.json`)."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 SECTIONS = {

@@ -33,6 +33,7 @@ EXPLANATIONS = {
     "full_seqs": "so few: with as many, every processor has one head to read for",
     "shared_saving": "of keys and values that several sequences share, what reading them again does not cost",
     "throttle_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
+    "power_share": "how much longer arithmetic and reading take where much of both has been going on for as long",
     "piecewise_s": "GPU, per captured step that holds prompt tokens",
     "attention_pair_s": "GPU, arithmetic of one query against one key",
     "window_tokens": "tokens that sliding layers look back; 0 where none slides",

@@ -24,6 +24,7 @@ _COEFFICIENTS = {
     "shared_saving": (0.0, 1.0),
     "lone_share": (0.0, 1e3),
     "throttle_share": (0.0, 1e3),
+    "power_share": (0.0, 1e3),
     "full_seqs": (1e-3, 1e6),
     "max_captured_tokens": (0, 1 << 20),
 }

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from kvsim.steptime.roofline import Roofline
 
+WORKER_COEFFICIENTS = ("worker_step_s", "worker_sequence_s", "worker_token_s", "piecewise_floor_s", "eager_floor_s")
 HOST_COEFFICIENTS = (
     *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
-    *("worker_step_s", "worker_sequence_s", "worker_token_s", "turnaround_step_s", "turnaround_sequence_s"),
-    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s"),
-    *("piecewise_floor_s", "eager_floor_s", "new_shape_s", "new_kernel_s"),
+    *("turnaround_step_s", "turnaround_sequence_s", "piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s"),
+    *("masked_launch_s", "new_shape_s", "new_kernel_s"),
+    *WORKER_COEFFICIENTS,
 )
 GPU_COEFFICIENTS = (
     *("step_s", "weights_s", "active_weights_s", "token_s", "logits_s", "sequence_s", "context_token_s"),

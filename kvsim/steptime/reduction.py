@@ -14,7 +14,7 @@ import numpy as np
 
 from kvsim.steptime.curves import AttentionCost, attention_cost, product_curve, reduce_s
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
-from kvsim.steptime.pace import Pace, at_pace
+from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
 from kvsim.steptime.sizes import LARGE_SIZES, NUM_SIZES, captured_size, size_place
@@ -32,10 +32,12 @@ SMALL_KERNEL = 1.75
 start of the next."""
 ELEMENT_SHARE = 0.93
 """Share of the streaming rate that norms and activations of many tokens reach: 0.89 on H200, 0.98 on H100."""
-SPLIT_S = 4.5e-6
+SPLIT_S = 3e-6
 """Seconds that a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut
-into parts that a second kernel adds up: 2 to 7 us.
+into parts that a second kernel adds up: that kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
 """
+SPLIT_ELEMENT_S = 6e-12
+"""Seconds that it takes for one more element of a sequence's queries: 14.5 us for 480 such sequences."""
 FP8_READ_SHARE = 1.53
 """Factor by which reading a byte of an fp8 cache takes longer than one of bf16. This and what follows of such a cache
 is of FlashAttention 3, called as vLLM's engine calls it, for three kinds of heads of 128 elements on an H200."""
@@ -55,8 +57,8 @@ REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other at a sum, beyond the sum itself."""
 STEP_KERNELS = 100
 """Kernels around the layers (inputs, sampling, copies) and the way from one graph to the next, in small kernels."""
-SAMPLED_BYTES = 14
-"""Bytes that sampling moves for each logit: converted, perturbed, compared."""
+SAMPLED_BYTES = 20
+"""Bytes that sampling moves for each logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
 STATE_SHARE = 0.85
 """Share of the streaming rate that reading and writing recurrent states reaches."""
 EXPERT_SHARE = 0.7
@@ -158,6 +160,9 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
+    split_s = sum(
+        reading.num_layers * reading.num_heads * reading.head_dim * SPLIT_ELEMENT_S for reading in work.readings
+    )
     return Roofline(
         label=f"card of {card.gpu} with {model.name}",
         **_host(card.launch_s, work),
@@ -170,7 +175,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         token_s=token_s,
         logits_s=0.0,
         exposed_share=0.0,
-        sequence_s=sum(_sequence_s(*item) for item in costs) + logits_s + state_s,
+        sequence_s=sum(_sequence_s(*item) for item in costs) + split_s + logits_s + state_s,
         context_token_s=sum(_read_s(*item) for item in costs if not item[0].window),
         window_tokens=float(max((reading.window for reading, _ in costs), default=0)),
         window_token_s=sum(_read_s(*item) for item in costs if item[0].window),
@@ -181,7 +186,8 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         attention_pair_s=sum(_pair_s(*item) for item in costs if not item[0].window),
         window_pair_s=sum(_pair_s(*item) for item in costs if item[0].window),
         mixed_share=main[1].mixed_share + FP8_MIXED_SHARE * main[0].is_fp8 if main else 0.0,
-        throttle_share=THROTTLE_SHARE,
+        throttle_share=0.0,
+        power_share=THROTTLE_SHARE,
         of_size_s=tuple(table),
     )
 
@@ -199,7 +205,11 @@ def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float], *
     decode_s = times.step_time(StepShape(_FEW, _FEW, 0, 0, 0)).gpu_s
     usual = WOKEN_IN_PROCESS if in_process else WOKEN
     longer = min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0))
-    return at_pace(Pace(host=max(longer, 1.0)), times)
+    woken = at_pace(Pace(host=max(longer, 1.0)), times)
+    # Workers have processes of their own, whatever the scheduler's is.
+    workers = at_pace(Pace(host=min(max(longer, 1.0), WOKEN * factors.get("woken", 1.0))), times)
+    of_workers: dict[str, Any] = {name: getattr(workers, name) for name in WORKER_COEFFICIENTS}
+    return replace(woken, **of_workers)
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:

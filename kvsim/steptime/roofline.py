@@ -11,6 +11,11 @@ from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
+COOL = 1.5
+"""Multiple of the time to stream the weights up to which arithmetic and reading leave a GPU's clock alone."""
+HEATED = 2.5
+"""Multiple of what they take beyond that, that is throttled in full. Both were read off the steps of 160 to 500
+sequences of Llama-3-8B on two H200s; the clock of one fell from 1.98 to 1.86 GHz with 128 and to 1.6 with 400."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,10 @@ class Roofline:
     """GPU: arithmetic of one query against one key in all layers."""
     throttle_share: float
     """Share by which arithmetic takes longer where it has been going on for long and the clock has given way."""
+    power_share: float = 0.0
+    """Share by which arithmetic and reading take longer, whatever the step holds, where such steps have been going on
+    for long and do much beside streaming the weights: the card's power is limited. Fitted times have `throttle_share`
+    in its place."""
     window_tokens: float = 0.0
     """Tokens that sliding layers look back; 0 where none slides."""
     window_token_s: float = 0.0
@@ -157,22 +166,28 @@ class Roofline:
         lone = smaller(larger(2 - num_seqs / self.full_seqs, 0.0), 1.0)
         read_tokens = shape.context_tokens - self.shared_saving * shape.shared_tokens
         floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
+        reading_s = (
+            (self.context_token_s * read_tokens + self.window_token_s * window_context)
+            * (1 + self.lone_share * lone)
+            * (1 + self.mixed_share * (num_prefill_tokens > 0))
+        )
         busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
             + kernels_s
             + (place - entry) * (next_kernels_s - kernels_s)
             + self.sequence_s * num_seqs
-            + (self.context_token_s * read_tokens + self.window_token_s * window_context)
-            * (1 + self.lone_share * lone)
-            * (1 + self.mixed_share * (num_prefill_tokens > 0))
+            + reading_s
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + attention_s
         )
         gpu_s = larger(busy_s, floor_s)
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
+        heating_s = arithmetic_s + attention_s + reading_s
+        beyond_s = larger(heating_s - COOL * streaming_s, 0.0)
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
+        throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATED * beyond_s)
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
 
 

@@ -171,6 +171,15 @@ def test_a_host_that_sleeps_takes_longer_and_one_that_never_does_not() -> None:
     assert reduce(CARD, small) == never_asleep(CARD, small)
 
 
+def test_workers_have_processes_of_their_own_whatever_the_scheduler_has() -> None:
+    two = LLAMA.served(tensor_parallel_size=2)
+    card = card_of(find_gpu("H200"), 2)
+    with_driver, alone = reduce(card, two, in_process=True), reduce(card, two)
+    assert with_driver.turnaround_step_s > alone.turnaround_step_s
+    assert with_driver.eager_floor_s == alone.eager_floor_s
+    assert with_driver.worker_step_s == alone.worker_step_s
+
+
 @pytest.mark.parametrize("model", ["granite-4.0-350m", "Qwen3-0.6B", "Gemma-3-4B", "Meta-Llama-3-8B"])
 def test_however_slow_a_host_is_sleeping_never_makes_it_the_slower_clock(model: str) -> None:
     """One that would be slower than its GPU, were it as slow as after a sleep, sleeps less."""

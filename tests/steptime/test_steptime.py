@@ -160,16 +160,34 @@ def test_prefill_upon_prefill_slows_down_and_a_rest_cures_it() -> None:
     first_s, throttle = throttled_gpu_s(cost, 1.0, UNTHROTTLED)
     second_s, throttle = throttled_gpu_s(cost, 1.0 + first_s, throttle)
     third_s, throttle = throttled_gpu_s(cost, 1.0 + first_s + second_s, throttle)
-    assert cost.gpu_s < first_s < second_s < third_s < cost.gpu_s * (1 + VLLM.throttle_share)
+    assert cost.gpu_s < first_s < second_s < third_s < cost.gpu_s * (1 + VLLM.power_share)
     rested_s, _ = throttled_gpu_s(cost, throttle.at_s + 20 * THROTTLE_S, throttle)
     assert rested_s == pytest.approx(first_s, rel=1e-6)
 
 
-def test_decoding_is_no_more_throttled_than_idling() -> None:
+def test_few_sequences_leave_the_clock_alone_and_many_slow_it_down_as_a_prefill_does() -> None:
+    """The clock of an H200 fell from 1.98 to 1.6 GHz with 400 sequences of Llama-3-8B, and stayed with 64."""
     _, throttle = throttled_gpu_s(VLLM.step_time(prefill(4000)), 0.0, UNTHROTTLED)
-    for step in (decode(8, 1000), decode(400, 100_000), prefill(400)):
+    for step in (decode(8, 1000), decode(64, 40_000)):
         cost = VLLM.step_time(step)
         assert throttled_gpu_s(cost, 1.0, throttle) == (cost.gpu_s, throttle)
+    slower = [VLLM.step_time(decode(seqs, 450 * seqs)).throttle_s for seqs in (160, 208, 256, 320, 400, 480)]
+    assert slower == sorted(slower)
+    many = VLLM.step_time(decode(400, 180_000))
+    assert 0.03 < many.throttle_s / many.gpu_s < VLLM.power_share
+    fitted = replace(VLLM, throttle_share=0.1, power_share=0.0)
+    assert fitted.step_time(decode(400, 180_000)).throttle_s == 0 < fitted.step_time(prefill(4000)).throttle_s
+
+
+# Seconds of one step in an engine with Llama-3-8B on an H200 that no card is of, by sequences and context of each.
+ENGINE_MS = {(32, 998): 6.23, (64, 949): 7.39, (128, 690): 9.03, (160, 641): 9.77, (208, 592): 11.59, (256, 543): 13.05,
+             (320, 494): 15.34, (400, 445): 19.95, (480, 246): 18.50}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seqs", "context"), ENGINE_MS)
+def test_decoding_takes_what_an_engine_took_from_32_to_480_sequences(seqs: int, context: int) -> None:
+    cost = VLLM.step_time(decode(seqs, seqs * context))
+    assert 1e3 * (cost.gpu_s + cost.throttle_s) == pytest.approx(ENGINE_MS[seqs, context], rel=0.05)
 
 
 def test_a_mixture_of_experts_streams_what_its_tokens_pass_through() -> None:
