@@ -34,7 +34,7 @@ class ClockError(NamedTuple):
     error_percent: float
     """Predicted minus recorded time, as a percentage of the recorded."""
     host_paces: tuple[float, ...] = ()
-    """How many times as long as predicted they took, in each part of the run with enough of such steps."""
+    """Multiples of the predicted time that they took, in each part of the run with enough of such steps."""
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:

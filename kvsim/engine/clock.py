@@ -23,7 +23,7 @@ ended and its client waits for that; a step is to be checked; the head of the qu
 batch was formed; more loads began in one step than can be written down.
 """
 _BEHIND_SHARE = 0.58
-"""Of the time that a worker of a synchronous pipeline takes for a step, the share behind its kernels: it hands the
+"""Share of a step's time in a worker of a synchronous pipeline that is behind its kernels: it hands the
 outcome on before it looks at the next step. In vLLM 0.25.1 on two hosts with two H200, a lone sequence's token takes
 6.2 ms, and two sequences keep the last stage busy for 4.4 to 4.5 ms, of which its kernels are 2.6."""
 

@@ -85,7 +85,7 @@ class Validation:
     """Sentences about assumptions that were made because the recording does not say."""
     rows: tuple[Row, ...]
     clocks: tuple[ClockError, ...] = ()
-    """How far off the steps are that waited for the GPU, and for the host, by the recorded decisions; empty where the
+    """Errors of the steps that waited for the GPU, and for the host, by the recorded decisions; empty where the
     step times are of stages or of a user's own model."""
 
     def __repr__(self) -> str:

@@ -47,7 +47,7 @@ WORDS: Final = {
     EventKind.IDLE: "is padding now",
     EventKind.EVICTED: "evicted",
 }
-"""What happened, as lists and legends say it."""
+"""Names of what happened, as lists and legends say them."""
 
 
 class EventFilter(Enum):

@@ -31,11 +31,11 @@ class Key:
     """A key that does something now."""
 
     name: str
-    """What Textual calls it."""
+    """Textual's name of it."""
     shown: str
-    """What the line calls it."""
+    """The name in the line."""
     help: str
-    """What a pointer that rests on it is told."""
+    """The words for a pointer that rests on it."""
     enabled: bool
 
 
@@ -83,7 +83,7 @@ def keys_of(screen: Screen[Any]) -> Keys:
         )
 
     first: dict[str, ActiveBinding] = {}
-    """Of the keys that do one thing."""
+    """The first of all keys that do one thing."""
     for active in screen.active_bindings.values():
         if active.binding.show:
             first.setdefault(active.binding.action, active)
