@@ -198,7 +198,7 @@ class Canvas:
             first, second = np.where(turned, second, first), np.where(turned, first, second)
             fill = np.where(turned, EIGHTHS - fill, fill)
         if tiling.wide > 1 and self._half_blocks:
-            return self._spread(cells, first, second, fill, hairlines=True)
+            return self._spread(cells, first, second, fill, hairlines=tiling.even)
         shape: npt.NDArray[np.int32] = UP + fill.astype(np.int32)
         if not self._half_blocks:
             # A letter tells whose it is, a digit how full it is.

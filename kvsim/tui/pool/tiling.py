@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_NARROW = 3
+"""Characters of a cell beside which one that is wider by a character looks as if it were more."""
+
 
 class Detail(Enum):
     """What one cell shows."""
@@ -91,6 +94,11 @@ class Tiling:
     def tall(self) -> int:
         """Lines of the lowest cell."""
         return self.height // self.rows
+
+    @property
+    def even(self) -> bool:
+        """Whether cells look equally wide: narrow ones that differ by a character do not."""
+        return self.wide > _NARROW or self.width % self.columns == 0
 
     @property
     def gap(self) -> bool:

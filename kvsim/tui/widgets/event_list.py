@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
@@ -65,6 +66,8 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session = session
+        ids = session.recording.requests.id
+        self._name_width = min(int(np.char.str_len(ids).max(initial=0)), _NAME_WIDTH)
         self._take_events()
 
     def _take_events(self) -> None:
@@ -136,7 +139,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         request = int(self._events.request[row])
         if request == NO_OWNER:
             return plural(int(self._events.count[row]), self._session.unit_name)
-        return ending(self._session.request_name(request), _NAME_WIDTH, self._symbols.cut)
+        return ending(self._session.request_name(request), _NAME_WIDTH, self._symbols.cut).ljust(self._name_width)
 
     def _jump_to(self, line: int) -> None:
         events = self._events
