@@ -61,7 +61,7 @@ def rungs(
         ("static batches", f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
         (
             "contiguous",
-            "continuous batching; every request reserves the longest sequence",
+            "continuous batching; each reserves the longest",
             Contiguous(scheduler=limits, cache=ContiguousSettings()),
             False,
         ),

@@ -60,7 +60,7 @@ def test_the_last_step_says_whom_it_preempted_and_what_that_costs(tiny: Recordin
     session.player.go_to_frame(2)
     session.show()
     words = [text for _, text in last_step(session, 60)]
-    assert words[0] == "no free block: second preempted, lost 2 blocks, 5 tokens"
+    assert words[0] == "short of blocks: second preempted, lost 2 blocks, 5 tokens"
     assert "2 blocks freed" in words
     session.player.go_to_frame(1)
     session.show()

@@ -169,7 +169,7 @@ def test_a_preempted_request_says_why_and_what_it_lost(shipped: Callable[[str], 
         session.player.go_to_frame(end)
         session.show()
         lines = dict(request_lines(session, request, request_facts(session, request)))
-        assert lines["because"] == "no free block"
+        assert lines["because"] == "short of blocks"
         assert lines["lost"] == f"{plural(held, 'block')}, {plural(computed, 'token')}"
         assert session.request_name(request) not in lines.get("gave way to", "").split(" and ")
         checked += 1

@@ -57,7 +57,7 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 def lack(session: Session) -> str:
     """Why memory is taken away: blocks run out; extents may not fit between others, though slots are free."""
-    return "no free block" if session.replay.unit_tokens > 1 else "no room to grow"
+    return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
 def named(takers: tuple[str, ...]) -> str:

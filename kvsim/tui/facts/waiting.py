@@ -48,9 +48,11 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
         return ("too little memory is free",)
     name, unit = session.request_name(head), session.unit_name
     if session.replay.unit_tokens > 1:
-        free = int((session.replay.owner == NO_OWNER).sum())
+        ownerless = session.replay.owner == NO_OWNER
+        free = int(ownerless.sum())
+        which = "free or cached" if (session.replay.cached & ownerless).any() else "free"
         if need > free:
-            return (f"{name} needs {plural(need, unit)}, {free:,} free", f"needs {need:,} {unit}s, {free:,} free")
+            return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
         # What is free after a preemption is for those who run.
         return ("a step that preempts admits none",) if beside_preemption else ("too little memory is free",)
     longest = _longest_free(session)

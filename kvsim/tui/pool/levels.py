@@ -10,6 +10,8 @@ _MOST_WIDE, _MOST_TALL = 12, 4
 """The largest cell that one unit is drawn in, in characters and in lines of characters."""
 _LEAST_FILL = 0.9
 """Share of the picture that the pool should take."""
+_LEAST_FILL_OF_EQUAL_ROWS = 0.7
+"""Share that it may be content with where its lines are equally high then."""
 
 
 def levels(
@@ -77,7 +79,7 @@ def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, ha
                 columns=finest.columns,
                 rows=finest.rows,
                 width=finest.width,
-                height=max(2 * height, finest.rows),
+                height=_equally_high(finest.rows, max(2 * height, finest.rows)),
                 detail=Detail.HALF,
             )
         )
@@ -85,9 +87,16 @@ def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, ha
 
 
 def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, height: int) -> Tiling:
+    height = _equally_high(rows, height)
     return Tiling(
         num_units=num_units, stride=stride, columns=columns, rows=rows, width=width, height=height, detail=Detail.MIX
     )
+
+
+def _equally_high(rows: int, height: int) -> int:
+    """The height in which all rows are equally high, where that leaves little empty: equal things look equal."""
+    even = height // rows * rows
+    return even if even >= _LEAST_FILL_OF_EQUAL_ROWS * height else height
 
 
 def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:
@@ -141,7 +150,7 @@ def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> T
         if scale == 1 or (wide <= width and rows * (scale + 1) <= height):
             break
     columns = min(columns, -(-num_units // rows))
-    lines = rows if height < 2 * rows else min(height, rows * (2 * scale + 4))
+    lines = rows if height < 2 * rows else _equally_high(rows, min(height, rows * (2 * scale + 4)))
     return Tiling(
         num_units=num_units,
         columns=columns,

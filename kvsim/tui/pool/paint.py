@@ -90,6 +90,8 @@ _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 def importance() -> list[int]:
     """How much a unit of each paint counts towards being seen beside the most frequent paint of its cell."""
     weights = [4] * NUM_PAINTS
+    for paint in (SlotState.TOKEN, *range(OWNER, TINT), *range(KIND, KIND_TINT)):
+        weights[paint] = 16  # what is written counts more than what will be
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
     weights[SlotState.FREE] = 1

@@ -47,7 +47,10 @@ class Race(Scrubber):
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
         """Where a run ends on the axis."""
         style = TextualStyle.from_rich_style(self._style("value"))
-        return [("#" if self.symbols.ascii else "■", style, "a run ends")]
+        marks = [("#" if self.symbols.ascii else "■", style, "a run ends")]
+        if any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
+            marks.append((self.symbols.arrow, style, "ends beyond the axis"))
+        return marks
 
     def place(self) -> str:
         """Steps of several runs have no common number."""
@@ -88,8 +91,7 @@ class Race(Scrubber):
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
-        beyond = session.player.duration_s > self.player.begin_s + self._span_s * 1.001
-        when = f" {self.symbols.arrow}" if beyond else ""
+        when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
         when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
@@ -100,6 +102,10 @@ class Race(Scrubber):
         cells[begin : begin + len(when)] = [Segment(letter, style) for letter in when]
         return cells[:width]
 
+    def _is_beyond(self, session: Session) -> bool:
+        """Whether a run goes on beyond the axis."""
+        return session.player.duration_s > self.player.begin_s + self._span_s * 1.001
+
     def _column_of_end(self, session: Session, width: int) -> int:
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
@@ -107,5 +113,6 @@ class Race(Scrubber):
         """Where each run ends."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         for lane in self._comparison.lanes:
-            cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("value"))
+            if not self._is_beyond(lane.session):
+                cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("value"))
         return cells
