@@ -23,7 +23,7 @@ from kvsim.engine import (
 from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import MemoryRow, Sequence, Table, listed, overwrite
+from kvsim.engine.records import MemoryRow, Sequence, Table, column, listed, overwrite
 from kvsim.engine.state import RECTANGULAR, TIERED, Engine
 
 if TYPE_CHECKING:
@@ -169,10 +169,11 @@ class Driver:
     def free_queue(self) -> list[int]:
         """The free blocks in the order in which they will be taken. It ends, should their links be wrong, too."""
         queue: list[int] = []
-        block = int(self.engine.blocks[HEAD].next)
-        while block != HEAD and len(queue) < len(self.engine.blocks):
+        following = column(self.engine.blocks, "next").tolist()  # in an array, one field at a time would take long
+        block = following[HEAD]
+        while block != HEAD and len(queue) < len(following):
             queue.append(block)
-            block = int(self.engine.blocks[block].next)
+            block = following[block]
         return queue
 
     def set_aside(self) -> list[int]:

@@ -48,13 +48,14 @@ def assert_equal(workload: Path, *, compiled: bool) -> None:
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    verdicts = [
-        verify_oracle(read_workload(file), read_records(file.with_suffix(".jsonl.gz")), compiled=FASTEST)
-        for file in WORKLOADS
-    ]
-    assert len(verdicts) >= 40
-    for count in ("num_preemptions", "num_hits", "num_evictions", "num_aborts"):
-        assert sum(getattr(verdict, count) for verdict in verdicts) > 0, count
+    assert len(WORKLOADS) >= 40
+    uncovered = {"num_preemptions", "num_hits", "num_evictions", "num_aborts"}
+    for file in WORKLOADS:
+        verdict = verify_oracle(read_workload(file), read_records(file.with_suffix(".jsonl.gz")), compiled=FASTEST)
+        uncovered = {count for count in uncovered if not getattr(verdict, count)}
+        if not uncovered:
+            break
+    assert not uncovered
 
 
 def test_the_golden_workloads_with_an_offload_cover_what_they_are_kept_for() -> None:
