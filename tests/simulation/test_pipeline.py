@@ -82,6 +82,19 @@ def test_a_synchronous_scheduler_looks_at_arrivals_when_a_step_has_ended_and_kee
     assert tpot_s(measured) == pytest.approx(SHORT_S + HANDED_OVER_S + LONG_S, rel=1e-3)
 
 
+def test_workers_of_a_synchronous_pipeline_await_every_step() -> None:
+    worker_s, times = 0.005, two_stages().step_time
+    assert isinstance(times, Staged)
+    stages = tuple(replace(stage, worker_step_s=worker_s) for stage in times.stages)
+    slow = replace(two_stages(), step_time=replace(times, stages=stages))
+    alone = measure(requests(0.0), paged(async_scheduling=False), slow)
+    passed_s = SHORT_S + HANDED_OVER_S + LONG_S
+    assert np.all(tpot_s(alone) > passed_s + 0.3 * worker_s)
+    assert np.all(tpot_s(alone) < passed_s + 0.5 * worker_s)  # the rest of its work is behind the step
+    apart = measure(requests(0.0, 0.0), paged(async_scheduling=False, max_num_batched_tokens=8), slow)
+    assert tpot_s(apart) == pytest.approx(2 * (LONG_S + worker_s), rel=0.02)
+
+
 def test_stages_take_turns_where_runner_v1_awaits_every_token() -> None:
     slow = replace(two_stages(), model=MIXTRAL.served(pipeline_parallel_size=2))
     measured = measure(requests(0.0, 0.005), paged(), replace(slow, kv_bytes=1 << 32))
