@@ -44,7 +44,7 @@ PRESSURE = (
     Question("What am I looking at?", "", r"real run of vllm 0\.25\.1 · paged memory · llama-3-8b on (NVIDIA )?H200"),
     Question("What does one cell stand for?", "", r"1 cell = 1 block"),
     Question("What does the colour mean?", "", r"colour: owner"),
-    Question("And which colour is what?", "", r"one request each .*reserved .*never written .*free"),
+    Question("And which colour is what?", "", r"requests, in 24 hues .*reserved .*never written .*free"),
     Question("How full is the pool?", "", r"in use +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.state_names import STATE_NAMES
 
@@ -78,7 +79,11 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
         case ColorBy.OWNER:
             hues = tuple(range(OWNER, OWNER + 4))
             if lit is None:
-                whose = [(hues, "one request each"), ((TINT, TINT + 1), reserved)]
+                few = len(session.recording.requests) <= NUM_HUES
+                whose = [
+                    (hues, "one request each" if few else f"requests, in {NUM_HUES} hues"),
+                    ((TINT, TINT + 1), reserved),
+                ]
             else:
                 hue = hue_of(session.recording.row_of(lit))
                 whose = [*_lit_alone(lit, hues[:3], OWNER + hue), ((TINT + hue,), reserved)]
