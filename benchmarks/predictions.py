@@ -22,7 +22,7 @@ from kvsim.profiles import listed_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime.card import Card, load_card
 
-MEASURED = ("8e7132d6", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f")
+MEASURED = ("8e7132d6", "16b87d30", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f")
 """Machines whose cards ship, or lie in `cards` beside this file."""
 CARDS = Path(__file__).with_name("cards")
 ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
