@@ -168,7 +168,8 @@ def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
 def _num_heads(recording: Recording, time_s: FloatArray) -> int:
     """How many requests stood at the head of the queue at some of these times: it changes with each admission."""
     admitted_s = recording.requests.first_scheduled_s
-    return len(np.unique(np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")))
+    heads = np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")
+    return int(np.count_nonzero(np.bincount(heads)))
 
 
 def _bytes(recording: Recording, units: IntArray | None) -> int:

@@ -55,9 +55,9 @@ class Sums:
     def add_fragmented(self, num_admitted: npt.NDArray[np.int64]) -> None:
         """In so many steps the head of the queue, after so many admissions, waited for slots side by side."""
         self._num_fragmented_steps += len(num_admitted)
-        heads = np.unique(num_admitted)
-        self._num_fragmented_requests += len(heads) - (self._last_fragmented in heads)
-        self._last_fragmented = int(heads[-1]) if len(heads) else self._last_fragmented
+        if len(num_admitted):  # which never falls from step to step
+            self._num_fragmented_requests += int(np.count_nonzero(np.diff(num_admitted, prepend=self._last_fragmented)))
+            self._last_fragmented = int(num_admitted[-1])
 
     def summarize(
         self, meta: Meta, name: str, requests: Requests, *,
