@@ -130,7 +130,7 @@ def reduce_stages(
     for index, share in enumerate(shares):
         of_stage = on_stage(work, share, is_last=index == len(shares) - 1)
         awake = _never_asleep(card, model, of_stage, num_processors)
-        times = on_machine(awake, card.launch_s, card.factors, in_process=in_process)
+        times = on_machine(awake, card.launch_s, card.factors, in_process=in_process, is_stage=True)
         if index > 0:
             times = replace(times, handed_over_s=handed_over_s, handed_over_token_s=handed_over_token_s)
         stages.append(times)
@@ -192,9 +192,17 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     )
 
 
-def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float], *, in_process: bool = False) -> Roofline:
+def on_machine(
+    awake: Roofline,
+    launch_s: float,
+    factors: Mapping[str, float],
+    *,
+    in_process: bool = False,
+    is_stage: bool = False,
+) -> Roofline:
     """`awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, on a machine with
-    such factors, whose host sleeps as it does there; `in_process` says that the engine has no process of its own.
+    such factors, whose host sleeps as it does there; `in_process` says that the engine has no process of its own, and
+    `is_stage` that its worker waits for other stages, and sleeps as the scheduler does.
 
     A host that has more to do in a decode step than its GPU never sleeps. One that would have more to do, were it as
     slow as after a sleep, sleeps just so much that both take equally long.
@@ -206,6 +214,8 @@ def on_machine(awake: Roofline, launch_s: float, factors: Mapping[str, float], *
     usual = WOKEN_IN_PROCESS if in_process else WOKEN
     longer = min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0))
     woken = at_pace(Pace(host=max(longer, 1.0)), times)
+    if is_stage:
+        return woken
     # Workers have processes of their own, whatever the scheduler's is.
     workers = at_pace(Pace(host=min(max(longer, 1.0), WOKEN * factors.get("woken", 1.0))), times)
     of_workers: dict[str, Any] = {name: getattr(workers, name) for name in WORKER_COEFFICIENTS}
