@@ -28,7 +28,7 @@ def test_a_lesson_is_printed_with_pictures(type_command: Run) -> None:
     code, output, complaint = type_command("explain", "1", "--ascii")
     assert (code, complaint) == (0, "")
     assert output.isascii()
-    assert "x internal 9" in output
+    assert "x never written 9" in output
     assert "x" * 70 in output
 
 

@@ -507,8 +507,8 @@ MUTATIONS = (
     Mutation(
         "a stage begins a step before it has what the stage before hands over",
         _CLOCK,
-        "begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), stage.free_s)",
-        "begin_s = stage.free_s",
+        "begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), free_s)",
+        "begin_s = free_s",
     ),
     Mutation(
         "the first stage does not wait for the tokens that the last has sampled",
@@ -842,8 +842,8 @@ MUTATIONS = (
     Mutation(
         "windows let go only when there is room",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        groups.let_go(engine, node, group, computed)\n    for group in range(settings.num_groups):\n        needed +=",
-        "    for group in range(settings.num_groups):\n        needed +=",
+        "    for group in range(settings.num_groups):\n        groups.let_go(engine, node, group, computed)\n    leader =",
+        "    leader =",
     ),
     Mutation(
         "a whole prompt asks for more than a window ever holds",

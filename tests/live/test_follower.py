@@ -28,7 +28,8 @@ from kvsim.recording.provenance import meta_from_document
 from kvsim.replay import Replay
 from kvsim.tui.playback.session import Session
 
-LOGS = sorted((Path(__file__).parents[1] / "capture" / "logs").glob("*.jsonl"))
+LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
+"""What recorders inside vLLM's scheduler wrote, three of them in pipelines."""
 META = {
     "format": "kvsim-recording",
     "version": 1,
