@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kvsim.metrics.policy_names import STATIC_BATCHES
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
@@ -58,7 +59,7 @@ def rungs(
     paged = Paged(scheduler=limits, cache=pages)
     ways: list[tuple[str, str, Policy, bool]] = [
         ("one by one", "a request at a time", Static(scheduler=one), False),
-        ("static batches", f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
+        (STATIC_BATCHES, f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
         (
             "contiguous",
             "continuous batching; each reserves the longest",

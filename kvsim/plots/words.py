@@ -10,6 +10,7 @@ import numpy as np
 from kvsim.display.text import abridged, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.policy_names import policy_name
 from kvsim.metrics.state_names import STATE_NAMES
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ _UNBROKEN = 30
 """Letters of a title that may stay together: about the width of a column."""
 _LONGEST_NAME = 160
 """Letters of a name; step times name the recordings that they were fitted to."""
-_POLICIES = {"static": "static batches"}
-"""Names of policies that are more than one word."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
@@ -90,16 +89,14 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
     """What to call each recording: its name, or its policy where two have the same."""
-    named = [(_POLICIES.get(recording.name, label(recording.name)), policy_label(recording.meta.policy))
-             for recording in recordings]  # fmt: skip
+    named = [(policy_name(label(recording.name)), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:
     """A policy as a legend names it: "contiguous (reserve max)"."""
-    name = label(policy.get("rules") or policy.get("name", "paged"))
-    name = _POLICIES.get(name, name)
+    name = policy_name(label(policy.get("rules") or policy.get("name", "paged")))
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     return f"{name}{reserve}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvsim.metrics.policy_names import STATIC_BATCHES
+
 from ..look.words import gib, plural
 from .requests import place_in_row, request_facts
 from .units import unit_summary
@@ -34,7 +36,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     """What a person is looking at, in parts from the most to the least important."""
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
-    policy = {"static": "static batches"}.get(meta.policy_name, f"{meta.policy_name} memory")
+    policy = STATIC_BATCHES if meta.policy_name == "static" else f"{meta.policy_name} memory"
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.metrics.policy_names import policy_name
 from kvsim.recording.tables import RequestStatus
 
 from .player import DEFAULT_PLAY_S, Player
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from kvsim.recording.model import Recording
     from kvsim.recording.tables import FloatArray
 
-LABELS: Final = {"static": "static batches", "contiguous": "contiguous", "paged": "paged"}
-"""Names of the policies where there is room for two words."""
 _SHORTEST_PLAY_S = 8.0
 """Wall seconds that the fastest run takes at the speed that the player begins with: the others show the gap."""
 
@@ -53,7 +52,7 @@ class Comparison:
         Raises:
             RecordingError: a recording has no steps.
         """
-        names = labels or [LABELS.get(recording.meta.rules_name, recording.meta.rules_name) for recording in recordings]
+        names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
         lanes = [Lane(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
         self._order = [lanes.index(lane) for lane in self.lanes]
