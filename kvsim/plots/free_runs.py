@@ -10,10 +10,11 @@ import numpy as np
 from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
+from kvsim.replay.free_memory import free_run_lengths
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
-    from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.recording.tables import FloatArray
     from kvsim.replay import Replay
 
 _NUM_MOMENTS = 200
@@ -21,13 +22,6 @@ _NUM_MOMENTS = 200
 
 _HEADROOM = 1.1
 """Height of the axis over that of the bars, for what is written above them."""
-
-
-def free_run_lengths(replay: Replay) -> IntArray:
-    """Units in each run of free neighbours, in address order, at the current frame; a cached prefix is free too."""
-    free = np.concatenate(([False], replay.refs == 0, [False]))
-    edges = np.flatnonzero(np.diff(free.astype(np.int8)))
-    return edges[1::2] - edges[::2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

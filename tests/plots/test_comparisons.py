@@ -27,7 +27,7 @@ from kvsim.plots import (
     throughput_block_size,
     throughput_memory,
 )
-from kvsim.plots.free_runs import FreeMemory, free_run_lengths
+from kvsim.plots.free_runs import FreeMemory
 from kvsim.plots.lifetimes import lifetimes_of
 from kvsim.plots.roofline import StepWork
 from kvsim.plots.words import seconds
@@ -35,6 +35,7 @@ from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus, find, read
 from kvsim.replay import Replay
+from kvsim.replay.free_memory import free_run_lengths
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 

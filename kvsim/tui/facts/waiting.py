@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics.waiting import Limits
+from kvsim.replay.free_memory import free_run_lengths
 from kvsim.replay.ledger import NO_OWNER
 
 from ..look.words import plural
@@ -55,7 +56,7 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
             return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
         # What is free after a preemption is for those who run.
         return ("a step that preempts admits none",) if beside_preemption else ("too little memory is free",)
-    longest = _longest_free(session)
+    longest = int(free_run_lengths(session.replay).max(initial=0))
     if need <= longest:
         return ("too little memory is free",)
     return (
@@ -77,9 +78,3 @@ def units_needed(session: Session, request: int) -> int | None:
     tables, now = replay.ledger.tables, int(replay.frame_seq[replay.frame])
     rows = np.flatnonzero((tables.request == request) & (tables.birth_seq > now))
     return int(tables.length[rows[0]]) if len(rows) else None
-
-
-def _longest_free(session: Session) -> int:
-    """Slots of the longest stretch of the pool that no request holds."""
-    held = np.flatnonzero(np.concatenate(([True], session.replay.owner != NO_OWNER, [True])))
-    return int(np.diff(held).max()) - 1
