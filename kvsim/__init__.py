@@ -13,8 +13,9 @@ is taken away only with a release that says so, and after one that warned.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvsim.on_demand import names_of
 
 if TYPE_CHECKING:
     from kvsim.api.answers import diagnose, fit, server
@@ -186,11 +187,7 @@ __all__ = [
     "write",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = names_of(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from kvsim.fitting import Load
-    from kvsim.recording import Recording
+    from kvsim.recording import RecordedRequests, Recording
     from kvsim.workload import Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -99,7 +99,7 @@ def check_load(flags: dict[str, Any]) -> None:
         raise UsageError("there is no load: give --users N, --rate PER_S or --workload FILE.")
 
 
-def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
+def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
     """The requests that the flags ask for, as many as show what a load leads to, and the recording that they are from,
     if they are.
     """

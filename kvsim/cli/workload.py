@@ -13,7 +13,7 @@ from kvsim.cli.sections import section
 from kvsim.errors import UsageError, shortened
 
 if TYPE_CHECKING:
-    from kvsim.recording import Recording
+    from kvsim.recording import RecordedRequests, Recording
     from kvsim.workload import Arrivals, Lengths, SharedPrefixes, Workload
 
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
@@ -95,21 +95,21 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
     return workload_and_source(flags)[0]
 
 
-def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | None]:
-    """The requests that the flags ask for, and the recording that they are from, if they are.
+def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
+    """The requests that the flags ask for, and what they were recorded with, if they were.
 
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
     """
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
-        from kvsim.importers import read_workload, workload_of
-        from kvsim.recording import find, read
+        from kvsim import importers
+        from kvsim.recording import find, read_requests
 
         path = find(flags["workload"] or DEFAULT_WORKLOAD)
-        source = None if path.is_file() else read(path)
+        source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
-        workload = read_workload(path, columns=columns) if source is None else workload_of(source)
+        workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
         return _answering(_loaded(_part(workload, flags), flags), factor), source
     if flags["workload"] is not None:
         raise UsageError(

@@ -21,7 +21,7 @@ WRITING = -1
 NO_JOB = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class HostSettings:
     """What the second tier is. Nothing here changes during a run."""
 
@@ -59,7 +59,7 @@ class HostSettings:
     """Rows of memory with which another load may begin."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class HostState:
     """The numbers of the second tier that change from step to step."""
 
@@ -107,7 +107,7 @@ class HostState:
     """A load could not be written down: more began in one step than there is room for."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Node):
     """One host block, or the ghost of one: a key that was evicted not long ago."""
 
@@ -124,7 +124,7 @@ class HostBlock(Node):
     """The next block that the same copy writes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class HostList:
     """How long a list of host blocks is."""
 
@@ -133,7 +133,7 @@ class HostList:
     """Blocks that no copy reads or writes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Job(Node):
     """One copy over the link: of blocks of one sequence, in one direction."""
 
@@ -163,7 +163,7 @@ class Job(Node):
     done_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CopyRow:
     """One block that was copied, as in a recording."""
 
@@ -177,7 +177,7 @@ class CopyRow:
     slot: Small = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Asked:
     """What the second tier knows of one request."""
 

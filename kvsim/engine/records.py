@@ -124,7 +124,7 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
     return np.array([getattr(row, name) for row in rows], kind)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """What a record needs to stand in a `linked_list`."""
 
@@ -132,7 +132,7 @@ class Node:
     previous: Small = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Alike(Node):
     """What a record needs to stand in a `bucket` too."""
 
@@ -141,7 +141,7 @@ class Alike(Node):
     previous_alike: Small = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Settings:
     """How to schedule, over which memory, and what to write down. Nothing here changes during a run."""
 
@@ -230,7 +230,7 @@ class Settings:
     most_schedule_rows: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class State:
     """Every number that changes from step to step."""
 
@@ -324,7 +324,7 @@ class State:
     """A second figure of it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence(Alike):
     """One request while it is being served."""
 
@@ -382,7 +382,7 @@ class Sequence(Alike):
     """The row of the schedule that its next tokens may extend, or -1."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Times:
     """Times of what happened to a request, in seconds; NaN where it did not."""
 
@@ -399,7 +399,7 @@ class Times:
     """Slots times seconds that it held in vain; minus infinity once the token was computed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Line:
     """Three lists that may hold every request, kept side by side: record `i` holds the i-th of each."""
 
@@ -411,7 +411,7 @@ class Line:
     """The queue where priority orders it; otherwise waiting sequences stand in a linked list."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Lists:
     """Lists that not every step looks at, kept side by side: record `i` holds the i-th of each."""
 
@@ -425,7 +425,7 @@ class Lists:
     """Places whose tables no sequence has."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Group:
     """Layers of one kind, which share a table: a KV-cache group."""
 
@@ -461,7 +461,7 @@ class Group:
     """Blocks that were found for the head of the queue, null ones included."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Table:
     """The blocks of one sequence in one group."""
 
@@ -477,7 +477,7 @@ class Table:
     """Whether a state of its own was ever taken."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Launched:
     """A step under way."""
 
@@ -489,7 +489,7 @@ class Launched:
     num_emitting: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Stage:
     """A GPU, or several that share every layer: all of a model, or a run of its layers."""
 
@@ -501,7 +501,7 @@ class Stage:
     """Time at which `throttle` was last updated, in seconds."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Block(Alike):
     """One block, in 32 bytes: the records of a large pool are most of what a processor's cache has to hold.
 
@@ -516,7 +516,7 @@ class Block(Alike):
     """The prefix that it holds, or `NO_KEY`."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Readers:
     """Of a block of a model with windows, the holders that were met so far in a count of what has expired."""
 
@@ -528,7 +528,7 @@ class Readers:
     """Tokens, or states, that none of the holders met in that count reads any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Bucket:
     """Blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths, in the order in which
     they came; 0 for none.
@@ -538,7 +538,7 @@ class Bucket:
     last: Small = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Hole:
     """Free slots next to each other."""
 
@@ -546,7 +546,7 @@ class Hole:
     length: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Rectangle:
     """The static batch under way; its rows are the running sequences."""
 
@@ -573,7 +573,7 @@ class Rectangle:
     """The first step in which one row fewer is live."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """A step as it was scheduled. What it computes is described in `StepShape`, where the slots are in `totals`."""
 
@@ -607,7 +607,7 @@ class Step:
     expired: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Output:
     """Time at which the output of a step was processed, in seconds."""
 
@@ -615,7 +615,7 @@ class Output:
     time_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class MemoryRow:
     """One change of ownership, as in a recording."""
 
@@ -632,7 +632,7 @@ class MemoryRow:
     repeat: Small = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Moment:
     """Something that the caller orders; see `moments`."""
 
@@ -641,7 +641,7 @@ class Moment:
     """The sequence that it is about; 0 for none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ScheduleRow:
     """Consecutive steps in each of which a request computes equally many tokens, as in a recording."""
 

@@ -1,13 +1,37 @@
 """Recorded and published request streams, as workloads. A reader is strict: what it cannot be sure of is an error
 with a line.
+
+Everything named here is imported when it is first used.
 """
 
-from kvsim.importers.formats import FORMATS, detect, read_workload
-from kvsim.importers.parquet import write as write_workload
-from kvsim.importers.rate_profile import read_profile
-from kvsim.importers.recordings import workload_of
-from kvsim.importers.select import Limits, arriving, first, within
-from kvsim.importers.source import Source
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.on_demand import names_of
+
+if TYPE_CHECKING:
+    from kvsim.importers.formats import FORMATS, detect, read_workload
+    from kvsim.importers.parquet import write_workload
+    from kvsim.importers.rate_profile import read_profile
+    from kvsim.importers.recordings import workload_of
+    from kvsim.importers.select import Limits, arriving, first, within
+    from kvsim.importers.source import Source
+
+_HOME = {
+    "FORMATS": "kvsim.importers.formats",
+    "Limits": "kvsim.importers.select",
+    "Source": "kvsim.importers.source",
+    "arriving": "kvsim.importers.select",
+    "detect": "kvsim.importers.formats",
+    "first": "kvsim.importers.select",
+    "read_profile": "kvsim.importers.rate_profile",
+    "read_workload": "kvsim.importers.formats",
+    "within": "kvsim.importers.select",
+    "workload_of": "kvsim.importers.recordings",
+    "write_workload": "kvsim.importers.parquet",
+}
+"""The module that each name lives in."""
 
 __all__ = [
     "FORMATS",
@@ -22,3 +46,5 @@ __all__ = [
     "workload_of",
     "write_workload",
 ]
+
+__getattr__ = names_of(__name__, _HOME)

@@ -31,7 +31,7 @@ def looks_like(path: Path) -> bool:
         return file.read(4) == _MAGIC
 
 
-def write(workload: Workload, path: str | os.PathLike[str]) -> Path:
+def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     """Write `workload` as the file `path`, which appears when it is whole.
 
     Raises:

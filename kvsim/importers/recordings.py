@@ -10,13 +10,13 @@ from kvsim.errors import WorkloadError
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:
-    from kvsim.recording import Recording
+    from kvsim.recording import RecordedRequests, Recording
 
 HASH_TOKENS = "prompt_hash_tokens"
 """Key in a recording's `meta.json`: tokens that a prompt hash stands for, where that is no unit of the pool."""
 
 
-def workload_of(recording: Recording) -> Workload:
+def workload_of(recording: Recording | RecordedRequests) -> Workload:
     """The requests of `recording` with the lengths that they really had and the times at which they really arrived.
 
     Raises:
@@ -45,7 +45,7 @@ def workload_of(recording: Recording) -> Workload:
     )
 
 
-def _hash_tokens(recording: Recording) -> int:
+def _hash_tokens(recording: Recording | RecordedRequests) -> int:
     tokens = recording.meta.extra.get(HASH_TOKENS, recording.meta.hash_block_size)
     if not isinstance(tokens, int) or tokens < 1:
         raise WorkloadError(

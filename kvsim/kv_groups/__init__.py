@@ -5,8 +5,9 @@ Everything named here is imported when it is first used: who needs a group's fie
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvsim.on_demand import names_of
 
 if TYPE_CHECKING:
     from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode, groups_from_meta
@@ -43,10 +44,4 @@ __all__ = [
     "plan_cache",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_HOME[name]), name)
-    globals()[name] = found
-    return found
+__getattr__ = names_of(__name__, _HOME)

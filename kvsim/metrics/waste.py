@@ -18,10 +18,10 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording
-from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
+    from kvsim.replay import Replay
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 """A number above any number of slots, and far enough from overflow to be added to."""
@@ -70,7 +70,12 @@ def waste(source: Replay | Recording) -> Waste:
     Raises:
         RecordingError: the recording has no steps.
     """
-    replay = source if isinstance(source, Replay) else Replay(source)
+    if isinstance(source, Recording):
+        from kvsim.replay import Replay  # noqa: PLC0415  a run whose steps are not kept is not played either
+
+        replay = Replay(source)
+    else:
+        replay = source
     if replay.recording.meta.pool.groups:
         return _waste_of_groups(replay)
     asked = _Asked.of(replay)

@@ -1,21 +1,35 @@
-"""Recordings on disk: a folder with `meta.json` and one Parquet file per table, or the log of one that still grows."""
+"""Recordings on disk: a folder with `meta.json` and one Parquet file per table, or the log of one that still grows.
+
+What a user's recording says is checked whenever it is read. Those that come with kvsim were checked by its tests: of
+them, only damage is looked for.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from kvsim.errors import RecordingError
 from kvsim.files.contents import open_file
 from kvsim.recording import eventlog, provenance
-from kvsim.recording.check import check
-from kvsim.recording.model import Recording
+from kvsim.recording.model import Meta, Recording
+from kvsim.recording.requests_at_hand import requests_at_hand
+from kvsim.recording.shipped import is_shipped
 from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
 """Number of times that a folder is read that is replaced meanwhile, with longer and longer pauses: a second in all."""
+
+
+class RecordedRequests(NamedTuple):
+    """The requests of a recording, and where they come from."""
+
+    meta: Meta
+    requests: Requests
+    name: str
 
 
 def read(path: str | os.PathLike[str]) -> Recording:
@@ -27,8 +41,32 @@ def read(path: str | os.PathLike[str]) -> Recording:
     """
     folder = Path(path)
     recording = _read_undisturbed(folder)
-    check(recording, folder)
+    if not is_shipped(folder):
+        from kvsim.recording.check import check  # noqa: PLC0415  a fifth of what it takes to start
+
+        check(recording, folder)
     return recording
+
+
+def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
+    """The requests of the recording in folder `path`, to be served again.
+
+    All of a user's recording is read and checked: requests that nothing else in it agrees with are not served.
+
+    Raises:
+        RecordingError: as `read` does.
+    """
+    folder = Path(path)
+    if not is_shipped(folder):
+        return read(folder)
+    file = folder / provenance.FILE_NAME
+    document = provenance.read_document(file)
+    requests = requests_at_hand(folder)
+    if requests is None:
+        from kvsim.recording.parquet import read_table  # noqa: PLC0415  as above
+
+        requests = read_table(folder, Requests, provenance.identity_of(document))
+    return RecordedRequests(provenance.meta_from_document(document, file), requests, folder.resolve().name)
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

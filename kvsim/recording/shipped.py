@@ -16,6 +16,11 @@ def shipped_names() -> list[str]:
     return sorted({folder.parent.name for place in _PLACES for folder in place.glob("*/meta.json")})
 
 
+def is_shipped(folder: Path) -> bool:
+    """Whether the recording in `folder` comes with kvsim: tests have read it and checked all of it."""
+    return folder.resolve().parent in _PLACES
+
+
 def find(name: str) -> Path:
     """The folder of a recording given as a path, or by the name of one that comes with kvsim.
 

@@ -8,8 +8,9 @@ Everything named here is imported when it is first used: who needs one column do
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvsim.on_demand import names_of
 
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Poisson
@@ -71,10 +72,4 @@ __all__ = [
     "generate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_HOME[name]), name)
-    globals()[name] = found
-    return found
+__getattr__ = names_of(__name__, _HOME)

@@ -1,0 +1,27 @@
+"""Packages whose names are imported when they are first used: who needs one does not load what the others bring."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`.
+
+    Args:
+        package: its `__name__`.
+        homes: the module that each of its public names lives in. No name is that of a module in the package, which
+            would take its place once it is imported.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find

@@ -1,0 +1,57 @@
+"""Requests of a shipped recording in JSON, which is read without pyarrow: loading that takes longer than serving them.
+
+A file of the folder `at_hand` has the name of a recording. It holds the columns of its `requests.parquet` and a digest
+of that file, and counts for no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.recording.tables import Requests
+from kvsim.workload import Ragged
+
+_FOLDER = Path(__file__).parent / "at_hand"
+_DIGEST = "requests.parquet"
+"""Key of the digest."""
+
+
+def file_of(name: str) -> Path:
+    """Where the requests of the recording called `name` are, if they are at hand."""
+    return _FOLDER / f"{name}.json"
+
+
+def requests_at_hand(folder: Path) -> Requests | None:
+    """The requests of the shipped recording in `folder`; None where its Parquet file has to be read."""
+    file = file_of(folder.resolve().name)
+    try:
+        document = json.loads(file.read_bytes())
+        if document[_DIGEST] != _digest(folder):
+            return None
+    except OSError:
+        return None
+    return Requests(**{name: _column(document[name], spec.dtype) for name, spec in Requests.columns()})
+
+
+def as_text(requests: Requests, folder: Path) -> str:
+    """What the file for the recording in `folder` says, which has these requests."""
+    columns = {name: _plain(getattr(requests, name)) for name, _ in Requests.columns()}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in {_DIGEST: _digest(folder), **columns}.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.blake2b((folder / "requests.parquet").read_bytes(), digest_size=16).hexdigest()
+
+
+def _column(values: list[Any], dtype: str) -> Any:
+    return Ragged.from_rows(values, np.int64) if dtype.startswith("list") else np.array(values, dtype)
+
+
+def _plain(column: Any) -> list[Any]:
+    return [column[row].tolist() for row in range(len(column))] if isinstance(column, Ragged) else column.tolist()
