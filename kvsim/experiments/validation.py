@@ -148,6 +148,7 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
         captured=captured,
         max_num_seqs=num_seqs,
         in_process=is_in_process(recording.meta),
+        recording=recording.name,
     )
 
 

@@ -16,6 +16,7 @@ from kvsim.machines.choice import (
 )
 from kvsim.machines.errors import Basis, basis_of, known_errors
 from kvsim.machines.host_link import host_link
+from kvsim.machines.hosts import middle_host
 
 __all__ = [
     "Basis",
@@ -29,6 +30,7 @@ __all__ = [
     "is_in_process",
     "known_errors",
     "linked",
+    "middle_host",
     "served_model",
     "sheet_card",
     "shipped_cards",

@@ -14,9 +14,10 @@ from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.errors import Basis, with_error
+from kvsim.machines.hosts import host_words, middle_host
 from kvsim.models import Model
 from kvsim.models.layers import Mamba2
-from kvsim.profiles import carried, find, match
+from kvsim.profiles import carried, find, is_shipped, match
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
 from kvsim.steptime.card import Card, load_card
@@ -97,6 +98,7 @@ def step_times(
     captured: bool = True,
     max_num_seqs: int | None = None,
     in_process: bool = False,
+    recording: str | None = None,
 ) -> StepTimeModel:
     """The step times of `engine` with `model`, as it is served, on `gpu`; their label says what they rest on.
 
@@ -105,17 +107,20 @@ def step_times(
         model: the model as it is served.
         engine: one of `kvsim.profiles.ENGINES`.
         source: a profile or a machine card, by file or by name; "none" for the data sheet alone; None
-            for the best that ships.
+            for the best that ships. A profile in a file is of the user's own machine; one that ships is given the host
+            in the middle of all machines, see `kvsim.machines.hosts`.
         captured: False in an engine that captures no graphs.
         max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for so many that it makes no
             difference.
         in_process: True for an engine without a process of its own, as one that kvsim drives; a card knows that its
             host is slower then.
+        recording: the name of the recording that the times are for; None for a machine of which nothing is known. A
+            profile that was fitted to it knows its host.
 
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
     """
-    times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process)
+    times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process, recording=recording)
     if engine != "vllm" or max_num_seqs is None:
         return times
     if isinstance(times, Watched):
@@ -133,7 +138,7 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 
 
 def _chosen(
-    gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool
+    gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
@@ -156,8 +161,13 @@ def _chosen(
     else:
         return _generate(gpu, model, engine)
     basis = Basis.GPU if profile.transferred_from else Basis.MODEL
-    watched = Watched(profile, None if captured else profile.times.uncaptured())
-    watched.label = profile.label if profile.transferred_from else with_error(profile.label, basis)
+    times, label = profile.times, profile.label
+    is_known = recording in {residual.recording for residual in profile.residuals}
+    if not is_known and (source is None or is_shipped(source)):
+        times = at_pace(Pace(host=middle_host()), times)
+        label = f"{label}, {host_words()}"
+    watched = Watched(profile, times if captured else times.uncaptured())
+    watched.label = label if profile.transferred_from else with_error(label, basis)
     return watched
 
 

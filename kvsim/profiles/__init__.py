@@ -8,7 +8,7 @@ extrapolation whether a simulation left the steps that its profile was fitted to
 
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.file import load, save
-from kvsim.profiles.known import find, match, shipped
+from kvsim.profiles.known import find, is_shipped, match, shipped
 from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Residual",
     "carried",
     "find",
+    "is_shipped",
     "listed_name",
     "load",
     "match",

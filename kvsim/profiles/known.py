@@ -32,6 +32,11 @@ def find(name: str) -> Profile:
     return load(file)
 
 
+def is_shipped(name: str) -> bool:
+    """Whether `name` is that of a profile that comes with kvsim, and not a file."""
+    return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
+
+
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
     """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none.
 

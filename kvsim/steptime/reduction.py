@@ -59,8 +59,6 @@ STEP_KERNELS = 100
 """Kernels around the layers (inputs, sampling, copies) and the way from one graph to the next, in small kernels."""
 SAMPLED_BYTES = 20
 """Bytes that sampling moves for each logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
-STATE_SHARE = 0.85
-"""Share of the streaming rate that reading and writing recurrent states reaches."""
 EXPERT_SHARE = 0.7
 """Share of the rates of plain products that those of experts reach. Not measured."""
 FOUR_BIT_SHARE = 0.75
@@ -80,6 +78,11 @@ SEQUENCE_LAUNCHES = 2.4
 TOKEN_LAUNCHES = 0.05
 NEW_SEQUENCE_LAUNCHES = 8
 """Host time that a sequence, a prompt token and a sequence that joins add to a step."""
+STATE_TABLE_LAUNCHES = 10
+STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
+"""Host time that a table of recurrent states adds to a step, and to a sequence in it: which states are whose is worked
+out for every table. Read off the decodes of Granite 4.0 H Micro, which has nine; tables of windows cost next to
+nothing."""
 TURNAROUND_LAUNCHES = 13
 TURNAROUND_SEQUENCE_LAUNCHES = 0.5
 """Host time between an output and the next decision, and what one more sequence adds to it."""
@@ -156,7 +159,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     if work.output is not None:
         few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
         logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
-    state_s = 2 * work.state_bytes / (STATE_SHARE * card.read_bytes_per_s)
+    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # every state is read, and written
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
@@ -314,16 +317,17 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
         for counts in (PIECEWISE_LAUNCHES, EAGER_LAUNCHES)
     )
     dealt_out = work.has_workers
-    prepare_s = PREPARE_LAUNCHES * launch_s
+    prepare_s = (PREPARE_LAUNCHES + work.num_state_tables * STATE_TABLE_LAUNCHES) * launch_s
+    of_states = work.num_state_tables * STATE_TABLE_SEQUENCE_LAUNCHES
     return {
         "request_s": REQUEST_LAUNCHES * launch_s,
         "request_token_s": REQUEST_TOKEN_LAUNCHES * launch_s,
         "host_step_s": WORKER_STEP_S if dealt_out else prepare_s,
-        "host_sequence_s": 0.0 if dealt_out else SEQUENCE_LAUNCHES * launch_s,
+        "host_sequence_s": 0.0 if dealt_out else (SEQUENCE_LAUNCHES + of_states) * launch_s,
         "host_token_s": 0.0 if dealt_out else TOKEN_LAUNCHES * launch_s,
         "new_sequence_s": NEW_SEQUENCE_LAUNCHES * launch_s,
         "worker_step_s": prepare_s if dealt_out else 0.0,
-        "worker_sequence_s": WORKER_SEQUENCE_LAUNCHES * launch_s if dealt_out else 0.0,
+        "worker_sequence_s": (WORKER_SEQUENCE_LAUNCHES + of_states) * launch_s if dealt_out else 0.0,
         "worker_token_s": TOKEN_LAUNCHES * launch_s if dealt_out else 0.0,
         "turnaround_step_s": TURNAROUND_LAUNCHES * launch_s,
         "turnaround_sequence_s": TURNAROUND_SEQUENCE_LAUNCHES * launch_s,

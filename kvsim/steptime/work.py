@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.kv_groups import CacheKind, CacheSettings, cache_layout
 from kvsim.models.layers import ChunkedLocal, FullAttention, Mamba2, Mla, SlidingWindow
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Work:
     num_kernels_of_attention_layer: int
     """Products and attention among them."""
     num_latent_layers: float
+    num_state_tables: int
+    """Tables that say where a sequence's recurrent states lie, each for as many layers as there are of attention."""
     reduced_bytes: int
     """Bytes that one token adds to each sum over the GPUs."""
     num_reduces: float
@@ -130,6 +133,7 @@ def work_of(model: Model) -> Work:
         num_small_kernels=small_kernels,
         num_kernels_of_attention_layer=6 + _SMALL_KERNELS + more,
         num_latent_layers=latent_layers,
+        num_state_tables=_num_state_tables(model),
         reduced_bytes=_ACTIVATION_BYTES * hidden,
         num_reduces=2 * model.num_layers if size > 1 else 0,
         has_workers=size * model.pipeline_parallel_size > 1,
@@ -187,6 +191,13 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
     if width > 0:
         products[Weights(2 * width, hidden)] += model.num_layers
         products[Weights(hidden, width)] += model.num_layers
+
+
+def _num_state_tables(model: Model) -> int:
+    if not model.recurrent_layers:
+        return 0
+    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
+    return sum(group.kind is CacheKind.MAMBA for group in layout.groups)
 
 
 def _expert_layers(model: Model) -> int:

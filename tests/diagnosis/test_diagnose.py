@@ -212,7 +212,7 @@ def test_the_effect_of_a_real_remedy_was_predicted_from_the_recording_without_it
     """A Llama-3-8B on an H200 with bursts short of memory, recorded with 0.16 and with 0.18 of the GPU's memory."""
     before, after = read(RECORDED / "without"), read(RECORDED / "memory")
     server, load = server_of(before), load_of(before)
-    assert server.pace.host == pytest.approx(1.2, abs=0.05), "this machine's host is slower than most"
+    assert server.pace.host == pytest.approx(0.92, abs=0.05), "its host is a little faster than the one in the middle"
     assert server.num_blocks is None, "its pool is what its settings leave"
     changed = replace(server, gpu_memory_utilization=0.18)
     [predicted] = INTERPRETED.outcomes([(changed, load, 1.0)])

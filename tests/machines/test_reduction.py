@@ -93,6 +93,23 @@ def test_a_window_bounds_what_is_read() -> None:
     assert growth(TIMES["Qwen3-8B"], 2000, 3000) == pytest.approx(growth(TIMES["Qwen3-8B"], 0, 1000), rel=0.01)
 
 
+def test_a_recurrent_state_is_read_and_written_at_the_rate_of_a_copy() -> None:
+    hybrid, card = find_model("ibm-granite/granite-4.0-h-micro"), card_of(find_gpu("H200"))
+    stateless = replace(card, copy_bytes_per_s=1e18)
+    one_more, without = (reduce(item, hybrid).sequence_s for item in (card, stateless))
+    assert one_more - without == pytest.approx(2 * hybrid.state_bytes_per_sequence / card.copy_bytes_per_s, rel=1e-5)
+
+
+def test_tables_of_states_take_the_host_longer_and_those_of_windows_do_not() -> None:
+    card = card_of(find_gpu("H200"))
+    of_states, of_windows, plain = (
+        never_asleep(card, find_model(name)) for name in ("granite-4.0-h-micro", "gemma-3-4b-it", "Qwen3-8B")
+    )
+    assert work_of(find_model("ibm-granite/granite-4.0-h-micro")).num_state_tables == 9
+    assert of_states.host_step_s > plain.host_step_s == of_windows.host_step_s
+    assert of_states.host_sequence_s > plain.host_sequence_s == of_windows.host_sequence_s
+
+
 def test_two_gpus_take_more_than_half_as_long_as_one() -> None:
     one, two = reduce(CARD, LLAMA), reduce(LINKED, LLAMA.served(tensor_parallel_size=2))
     for shape in (decode(1, 500), decode(64, 500), prefill(4096)):
