@@ -8,11 +8,12 @@ records stands in `numba_types`, how parts are put together in `numba_linking`.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
@@ -153,6 +154,14 @@ def part_options() -> dict[str, Any]:
     return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
 
 
+def entry_options() -> dict[str, Any]:
+    """The options with which the way in is compiled."""
+    from kvsim.engine import numba_linking  # noqa: PLC0415  as above
+
+    known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
+    return {"error_model": _OPTIONS["error_model"]} | known
+
+
 def _hand_over() -> None:
     """Tell numba of every part, once."""
     from numba.extending import overload, register_jitable  # noqa: PLC0415  as above
@@ -186,9 +195,22 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
     begin_s = time.perf_counter()
     _tell("compiling the simulator, once for this machine ...")
     _hand_over()
-    code = object_code.translate(*numba_types.to_llvm(function, layout))
+    with _no_collections():
+        code = object_code.translate(*numba_types.to_llvm(function, layout, entry_options()))
     _tell(f"... took {time.perf_counter() - begin_s:.0f} s.")
     return code
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Leave cyclic garbage alone for a while: a compiler keeps nearly all that it makes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _tell(sentence: str) -> None:

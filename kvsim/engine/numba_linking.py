@@ -2,7 +2,8 @@
 
 numba optimises every function together with all that it calls, makes machine code of that, and does the same again for
 each of its callers. Of some 150 parts that call each other this takes several times as long as all the rest, and only
-the last piece ever runs. Here a part is only translated. What is called from Python is optimised with all of them.
+the last piece ever runs. Here a part is only translated. What is called from Python is optimised with all of them, and
+kept as machine code by `object_code`.
 
 numba lets a compiler be put together from its own passes, but does not document what a library of code is made of. In
 a release that was not tried, parts are compiled as numba does it by itself: to the same effect, in more time.
@@ -10,14 +11,24 @@ a release that was not tried, parts are compiled as numba does it by itself: to 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import llvmlite.binding as llvm
 import numba
 from numba import _dynfunc
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import LoweringPass, register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core import cgutils
+from numba.core.codegen import CodeLibrary, JITCodeLibrary
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
+from numba.core.lowering import Lower
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    BaseNativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, ReconstructSSA, TranslateByteCode
 
 KNOWN_RELEASES = frozenset({(0, 68)})
 """Releases of numba in which this was tried."""
@@ -29,15 +40,84 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """The code of one part and of all that it calls, to be linked and never run by itself."""
+    """The code of one part, and what it calls; to be linked and never run by itself."""
 
-    def _optimize_final_module(self) -> None:
-        """Leave that to the library that all parts end up in."""
+    def __init__(self, codegen: Any, name: str) -> None:
+        CodeLibrary.__init__(self, codegen, name)
+        self._linking_libraries: list[JITCodeLibrary] = []
+        self.texts: list[str] = []
+        """The code, in LLVM's language."""
 
-    def _finalize_final_module(self) -> None:
-        """Have no machine code made of it."""
-        self._finalize_dynamic_globals()
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Keep code of the part."""
+        self.texts.append(str(ir_module))
+
+    def finalize(self) -> None:
+        """Leave the rest to the library that all parts end up in."""
         self._finalized = True
+
+    def all_called(self) -> list[JITCodeLibrary]:
+        """This library and those of all that it calls, directly or not."""
+        found: dict[JITCodeLibrary, None] = {}
+        left: list[JITCodeLibrary] = [self]
+        while left:
+            library = left.pop()
+            if library not in found:
+                found[library] = None
+                left.extend(library._linking_libraries if isinstance(library, PartLibrary) else ())
+        return list(found)
+
+
+class EntryLibrary(PartLibrary):
+    """The code of what is called from Python, with that of all parts."""
+
+    def finalize(self) -> None:
+        """Put the parts together and optimise them, but leave it to others to have machine code made."""
+        module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
+        for library in self.all_called():
+            if isinstance(library, PartLibrary):
+                for text in library.texts:
+                    module.link_in(llvm.parse_assembly(text))
+            else:
+                module.link_in(library._get_module_for_linking(), preserve=True)
+        module.data_layout = self._codegen._data_layout
+        for function in module.functions:
+            if not function.is_declaration and not function.name.startswith("cfunc."):
+                function.linkage = "linkonce_odr"
+        self._optimize_final_module()
+        self._finalized = True
+
+
+class PartLower(Lower):
+    """numba's own translation, without what parts have no need of."""
+
+    def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
+        """An operation, by the signature that was found with the types: no operand is known beforehand."""
+        context, signature = self.context, self.fndesc.calltypes[expr]
+        operands = [
+            context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
+            for each, kind in zip((expr.lhs, expr.rhs), signature.args, strict=True)
+        ]
+        function = context.typing_context.resolve_value_type(op)
+        Remembering.of(context.typing_context).resolve_function_type(function, signature.args, {})
+        implementation = context.get_function(function, signature)
+        return context.cast(self.builder, implementation(self.builder, operands), signature.return_type, resty)
+
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:  # noqa: ARG002  for debuggers
+        """Room for a variable, of which no debugger is told."""
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class PartLowering(BaseNativeLowering):
+    """Translate a part into LLVM's language."""
+
+    _name = "part_lowering"
+
+    @property
+    def lowering_class(self) -> type[Lower]:
+        """What translates it."""
+        return PartLower
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -60,13 +140,65 @@ class OfferToCallers(LoweringPass):
 
 
 class PartCompiler(CompilerBase):
-    """numba's own passes, up to machine code."""
+    """numba's own passes that parts need: these have no closures, no arrays, and nothing that raises an error."""
+
+    library = PartLibrary
 
     def define_pipelines(self) -> list[Any]:
-        """The passes for one part."""
+        """The passes for one part, up to machine code."""
         self.state.flags.no_compile = True
-        self.state.library = PartLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.add_pass_after(OfferToCallers, NativeLowering)
+        self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        self.state.typingctx = Remembering.of(self.state.typingctx)
+        passes = PassManager("part")
+        for each in (
+            TranslateByteCode, FixupArgs, ReconstructSSA, NopythonTypeInference, PreLowerStripPhis,
+            AnnotateTypes, PartLowering, OfferToCallers, NoPythonBackend,
+        ):  # fmt: skip
+            passes.add_pass(each, each.__name__)
         passes.finalize()
         return [passes]
+
+
+class EntryCompiler(PartCompiler):
+    """The passes for what is called from Python."""
+
+    library = EntryLibrary
+
+
+class Remembering:
+    """numba's knowledge of types, which parts ask thousands of times for a few hundred answers."""
+
+    _made: ClassVar[dict[Any, Remembering]] = {}
+
+    def __init__(self, context: Any) -> None:
+        """Ask `context`, but no question twice."""
+        self._context = context
+        self._signatures: dict[Any, Any] = {}
+        self._attributes: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, context: Any) -> Remembering:
+        """The one that asks `context`."""
+        if isinstance(context, cls):
+            return context
+        return cls._made.setdefault(context, cls(context))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+        """The signature of a call; `function` itself learns what the call is compiled to."""
+        key = id(function), tuple(args), tuple(kws.items())
+        if key not in self._signatures:
+            found = self._context.resolve_function_type(function, args, kws)
+            if found is None:
+                return None
+            self._signatures[key] = function, found  # an object that is kept keeps its id
+        return self._signatures[key][1]
+
+    def resolve_getattr(self, kind: Any, name: str) -> Any:
+        """The type of an attribute of a type, None if it has no such attribute."""
+        found = self._attributes.get((kind, name))
+        if found is None:
+            found = self._attributes[kind, name] = self._context.resolve_getattr(kind, name)
+        return found

@@ -98,7 +98,7 @@ def engine_type(layout: Layout) -> EngineType:
     return EngineType(tuple(fields))
 
 
-def to_llvm(function: Any, layout: Layout) -> tuple[str, str]:
+def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
     """The code of `function`, a part that takes an engine, an action and a number, in LLVM's language; and its name.
 
     In C it is `int64_t name(void **addresses, int64_t action, double argument)`.
@@ -112,7 +112,7 @@ def to_llvm(function: Any, layout: Layout) -> tuple[str, str]:
 
         return engine(types.voidptr), cast
 
-    @cfunc(types.int64(types.voidptr, types.int64, types.float64), error_model="numpy")
+    @cfunc(types.int64(types.voidptr, types.int64, types.float64), **options)
     def entry(address: Any, action: int, argument: float) -> Any:
         return function(as_engine(address), action, argument)
 
