@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kvsim.models import find_model
 from kvsim.recording import Meta, Pool, Recording, find, read
 from kvsim.simulation import Machine
 from kvsim.workload import Workload
+from tests.preloaded import Commands
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
@@ -29,6 +31,9 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", PATIENT, derandomize=True)
 settings.register_profile("search", PATIENT, print_blob=True)
 settings.load_profile("repeatable")
+
+# Few of the objects that a test makes are garbage in a cycle; looking for such took a sixteenth of all the time.
+gc.set_threshold(50_000)
 
 RunProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 MakeMachine = Callable[[int], Machine]
@@ -60,13 +65,18 @@ def run_python() -> RunProcess:
 
 
 @pytest.fixture(scope="session")
-def kvsim(run_python: RunProcess) -> RunProcess:
-    """The real entry point."""
+def kvsim(run_python: RunProcess) -> Iterator[RunProcess]:
+    """The real entry point: in a fork of a process that has imported it, unless Python's own start matters."""
+    with Commands() as commands:
 
-    def run(*arguments: str | Path, **settings: object) -> subprocess.CompletedProcess[str]:
-        return run_python("-m", "kvsim", *arguments, **settings)
+        def run(
+            *arguments: str | Path, folder: Path = REPOSITORY, **environment: str
+        ) -> subprocess.CompletedProcess[str]:
+            if any(name.startswith("PYTHON") for name in environment):
+                return run_python("-m", "kvsim", *arguments, folder=folder, **environment)
+            return commands.run(tuple(map(str, arguments)), folder, os.environ | {"NO_COLOR": "1"} | environment)
 
-    return run
+        yield run
 
 
 @pytest.fixture(scope="session")

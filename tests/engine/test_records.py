@@ -1,0 +1,29 @@
+"""Records: the same fields in an object and in an array."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from kvsim.engine import host_tier, records
+from kvsim.engine.records import make
+
+RECORDS = {value for module in (records, host_tier) for value in vars(module).values() if is_dataclass(value)}
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS, key=lambda record: record.__name__))
+def test_every_field_is_read_and_written_where_it_stands(record: type) -> None:
+    names = [field.name for field in fields(record)]
+    for compiled in (False, True):
+        made = make(record, 3, compiled=compiled)
+        untouched = make(record, 1, compiled=compiled)[0]
+        for name in names:
+            setattr(made[1], name, 1)
+        assert all(getattr(made[1], name) == 1 for name in names)
+        assert all(getattr(made[index], name) == getattr(untouched, name) for index in (0, 2) for name in names)
+
+
+def test_a_field_that_a_record_does_not_have_is_refused() -> None:
+    with pytest.raises((AttributeError, ValueError)):
+        _ = make(records.Block, 1, compiled=True)[0].surely_not

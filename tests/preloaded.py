@@ -1,0 +1,103 @@
+"""The command line from a process that has imported it: a fork of that is `kvsim` without the wait for its imports.
+
+Run as a program, this reads a request in each line and answers with the exit code of a fork that went on as `kvsim`.
+What an interpreter is told at its start (`PYTHONHASHSEED`, `-X`) needs a process from the start.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+import kvsim.cli
+
+_EXTRA = ("serve",)
+"""Modules of the command line that need what may not be installed."""
+_LIBRARIES = (
+    "matplotlib.backends.backend_agg", "pyarrow.parquet", "rich.progress", "scipy.optimize",
+    "kvsim.calibration", "kvsim.exporters", "kvsim.fitting", "kvsim.importers", "kvsim.plots.report", "kvsim.published",
+    "kvsim.recording.parquet", "kvsim.experiments.bands", "kvsim.experiments.sweeps", "kvsim.experiments.validation",
+    "kvsim.tui.app", "kvsim.tui.lessons",
+)  # fmt: skip
+"""What commands import when they are called."""
+
+
+class Commands:
+    """Runs `kvsim` in forks of one process, one command at a time."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.preloaded"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+
+    def run(
+        self, arguments: tuple[str, ...], folder: Path, environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """What the command said and returned, as `subprocess.run` has it."""
+        server = self._server
+        assert server.stdin is not None
+        assert server.stdout is not None
+        with tempfile.TemporaryDirectory() as said:
+            words = {name: Path(said, name) for name in ("stdout", "stderr")}
+            request = {"arguments": arguments, "folder": str(folder), "environment": environment, "said": said}
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            code = int(server.stdout.readline())
+            return subprocess.CompletedProcess(
+                arguments, code, **{name: file.read_text() for name, file in words.items()}
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()
+
+
+def _prepare() -> None:
+    ours = [module.name for module in pkgutil.iter_modules(kvsim.cli.__path__) if module.name not in _EXTRA]
+    for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES):
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would copy all of this
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Take the place of a process that was started with these arguments, in this folder."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(Path(request["said"], name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = ["kvsim", *request["arguments"]]
+
+
+def _serve() -> None:
+    """Answer requests to their end; in a fork, return."""
+    for line in sys.stdin:
+        process = os.fork()
+        if not process:
+            return _become(json.loads(line))
+        _, status = os.waitpid(process, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    _prepare()
+    _serve()
+    kvsim.cli.main()
