@@ -43,9 +43,9 @@ def unpack(value: object) -> IntArray:
     Raises:
         ValueError: it is neither.
     """
-    items = value if isinstance(value, list) else [value]
-    pairs = np.array([_pair(item) for item in items], np.int64).reshape(-1, 2)
-    first, last = pairs[:, 0], pairs[:, 1]
+    items: list[Any] = value if isinstance(value, list) else [value]
+    first = _units([item[0] if _is_pair(item) else item for item in items])
+    last = _units([item[1] if _is_pair(item) else item for item in items])
     lengths = np.abs(last - first) + 1
     if lengths.sum(dtype=np.float64) > MAX_UNITS:
         raise ValueError(f"a pool has at most {MAX_UNITS:,} units")
@@ -55,8 +55,12 @@ def unpack(value: object) -> IntArray:
     return units
 
 
-def _pair(item: object) -> list[int]:
-    pair: list[Any] = item if isinstance(item, list) and len(item) == 2 else [item, item]
-    if not all(isinstance(unit, int) and not isinstance(unit, bool) and 0 <= unit < 1 << 62 for unit in pair):
-        raise ValueError(f"{item!r} is neither a unit nor a pair of units")
-    return pair
+def _is_pair(item: object) -> bool:
+    return isinstance(item, list) and len(item) == 2
+
+
+def _units(items: list[Any]) -> IntArray:
+    if set(map(type, items)) <= {int} and min(items, default=0) >= 0 and max(items, default=0) < 1 << 62:
+        return np.array(items, np.int64)
+    wrong = next(item for item in items if type(item) is not int or not 0 <= item < 1 << 62)
+    raise ValueError(f"{wrong!r} is neither a unit nor a pair of units")
