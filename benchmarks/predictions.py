@@ -35,7 +35,14 @@ from kvsim.steptime.card import Card, load_card
 MEASURED = ("8e7132d6", "16b87d30", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f")
 """Machines whose cards ship, or lie in `cards` beside this file."""
 CARDS = Path(__file__).with_name("cards")
-ROWS = {"throughput": "throughput", "tpot": "TPOT, mean", "e2e": "end to end, mean", "ttft": "TTFT, mean"}
+ROWS = {
+    "throughput": "throughput",
+    "tpot": "TPOT, mean",
+    "e2e": "end to end, mean",
+    "ttft": "TTFT, mean",
+    "ttft_p99": "TTFT, p99",
+    "tpot_p99": "TPOT, p99",
+}
 MANY_PREEMPTIONS = 20
 """With fewer, a share of the count says little."""
 TELLING = 0.03
@@ -188,7 +195,7 @@ def row_of(told: str, result: Validation) -> str:
 
 
 def statistics(found: Sequence[Found], statistic: Callable[[Iterable[float]], float]) -> dict[str, float]:
-    values = {figure: statistic([abs(error(result, figure)) for _, result in found]) for figure in FIGURES}
+    values = {figure: statistic([abs(error(result, figure)) for _, result in found]) for figure in ROWS}
     if counted := preemption_errors(found):
         values[PREEMPTIONS] = statistic([abs(percent) for percent in counted])
     return values

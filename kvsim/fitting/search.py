@@ -15,7 +15,7 @@ from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import basis_of, known_errors
-from kvsim.machines.errors import FIGURES, PREEMPTIONS
+from kvsim.machines.errors import FIGURES, PREEMPTIONS, TAILS
 from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _UNKNOWN_PERCENT = 10.0
 """Typical error that is assumed where none is known."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
-    "ttft_p99_s": "ttft",
-    "tpot_p99_s": "tpot",
+    "ttft_p99_s": "ttft_p99",
+    "tpot_p99_s": "tpot_p99",
     "preemptions_per_min": PREEMPTIONS,
 }
 """Figures that have a band, and which known error is theirs."""
@@ -212,7 +212,7 @@ def spread_of(label: str) -> dict[str, float]:
     basis = basis_of(label)
     known = known_errors().get(basis) if basis is not None else None
     median = known.median if known is not None else {}
-    return {name: _SPREAD * median.get(name, _UNKNOWN_PERCENT) / 100 for name in (*FIGURES, PREEMPTIONS)}
+    return {name: _SPREAD * median.get(name, _UNKNOWN_PERCENT) / 100 for name in (*FIGURES, *TAILS, PREEMPTIONS)}
 
 
 def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:

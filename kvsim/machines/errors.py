@@ -15,6 +15,8 @@ from pathlib import Path
 FILE = Path(__file__).with_name("errors.toml")
 FIGURES = ("throughput", "tpot", "e2e", "ttft")
 """Figures of which every recording tells an error."""
+TAILS = ("ttft_p99", "tpot_p99")
+"""Figures of the slowest requests, which are further off than the means."""
 PREEMPTIONS = "preemptions"
 """The figure of which only recordings with preemptions tell one."""
 
@@ -35,7 +37,8 @@ class KnownError:
 
     num_recordings: int
     median: Mapping[str, float]
-    """Median of the absolute errors, for each of `FIGURES`, and for `PREEMPTIONS` where some recording had any."""
+    """Median of the absolute errors, for each of `FIGURES` and `TAILS`, and for `PREEMPTIONS` where some recording had
+    any."""
     worst: Mapping[str, float]
     clocks: Mapping[str, float]
     """Medians of the absolute errors of steps that waited for one clock, gpu or host, by the recorded decisions."""

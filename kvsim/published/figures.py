@@ -55,6 +55,9 @@ class Row:
     """Our numbers, in the order of `figures`."""
     note: str = ""
     """Assumptions, and what was chosen in the light of the published figures themselves."""
+    ceilings: Callable[[], Sequence[float]] | None = None
+    """The most that the data sheet of the source's own GPU allows of each figure, whatever the engine, by what the row
+    assumes; None where nothing that is assumed limits them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,22 @@ class Outcome:
     row: Row
     ours: tuple[float, ...]
     """Our figures, in the order of `row.figures`."""
+    ceilings: tuple[float, ...] = ()
+    """The most that the GPU allows of each, see `Row.ceilings`; empty where that is not known."""
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """The labels of the published figures that no engine can reach on that GPU under the row's assumptions."""
+        if not self.ceilings:
+            return ()
+        pairs = zip(self.row.figures, self.ceilings, strict=True)
+        return tuple(figure.label for figure, most in pairs if figure.published > most)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether what the row assumes cannot be: the source's own GPU refutes it, so our figures are of another load
+        than the published ones, and say nothing of the speed of either."""
+        return bool(self.beyond)
 
     @property
     def passed(self) -> bool:
@@ -79,6 +98,8 @@ class Outcome:
             "band": self.row.band,
             "note": self.row.note,
             "passed": self.passed,
+            "refuted": self.is_refuted,
+            "beyond_the_gpu": list(self.beyond),
             "figures": [
                 {
                     "label": figure.label,
@@ -98,4 +119,5 @@ def reproduce(row: Row, progress: ProgressCallback = lambda done, total: None) -
     """Run what `row` needs and put our numbers beside its own."""
     ours = tuple(float(number) for number in row.reproduce(progress))
     assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
-    return Outcome(row=row, ours=ours)
+    ceilings = () if row.ceilings is None else tuple(row.ceilings())
+    return Outcome(row=row, ours=ours, ceilings=ceilings)

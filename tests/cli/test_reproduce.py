@@ -62,6 +62,21 @@ def test_a_figure_outside_its_band_fails(monkeypatch: pytest.MonkeyPatch, capsys
     assert "outside their bands: kv-per-token" in output
 
 
+def test_a_row_that_its_own_gpu_refutes_is_marked_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = find_row("kv-per-token")
+    ours = [0.5 * figure.published for figure in row.figures]
+    impossible = replace(row, reproduce=lambda progress: ours, ceilings=lambda: [1.0, 1e9, 1e9])  # noqa: ARG005
+    monkeypatch.setattr(kvsim.published, "find_row", lambda name: impossible)  # noqa: ARG005
+    monkeypatch.setattr(sys, "argv", ["kvsim", "reproduce", "kv-per-token"])
+    main()
+    output = capsys.readouterr().out
+    assert "beyond the GPU: at most 1" in output
+    assert output.count("another load") == 2
+    assert "assumptions refuted by the source's own GPU: kv-per-token; all other figures are inside" in output
+
+
 @pytest.mark.parametrize("arguments", [("fig1",), ("table1", "--plot", "rows.jpeg")])
 def test_what_cannot_be_is_refused_at_once(kvsim: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = kvsim("reproduce", *arguments, folder=tmp_path)

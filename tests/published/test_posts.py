@@ -44,7 +44,15 @@ def test_what_the_model_explains(outcomes: dict[str, Outcome], row: str, label: 
 def test_what_it_does_not_explain_is_a_failure_and_says_what_is_missing(outcomes: dict[str, Outcome]) -> None:
     for outcome in outcomes.values():
         assert outcome.passed or "Missing" in outcome.row.note
-    assert not outcomes["a100-answers"].passed
+
+
+def test_what_no_engine_can_reach_on_that_gpu_is_told_from_what_ours_misses(outcomes: dict[str, Outcome]) -> None:
+    refuted = outcomes["a100-answers"]
+    assert refuted.is_refuted
+    assert refuted.beyond == ("Transformers, one at a time", "vLLM, 256 at a time, AWQ in 4 bits")
+    assert all(ours < most for ours, most in zip(refuted.ours, refuted.ceilings, strict=True)), "nor can ours"
+    assert [name for name, outcome in outcomes.items() if outcome.is_refuted] == ["a100-answers"]
+    assert not outcomes["a4000-speed"].passed, "this one is ours to miss"
 
 
 def test_vllm_is_faster_than_a_batch_and_a_batch_faster_than_one_by_one(outcomes: dict[str, Outcome]) -> None:
