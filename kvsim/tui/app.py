@@ -101,7 +101,10 @@ class KvsimApp(Careful, Playbacks):
         self._leaving = False
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = THEMES[0].name
+        # The first theme is there before the first rule is read: a change would read and apply all of them again.
+        self.set_reactive(KvsimApp.theme, THEMES[0].name)
+        self.set_class(True, f"-theme-{THEMES[0].name}")
+        self.stylesheet.set_variables(self.get_css_variables())
         self.symbols.palette = palette_of(THEMES[0])
 
     def get_default_screen(self) -> Screen[None]:
