@@ -52,9 +52,9 @@ def begins_compiled(
     Raises:
         UsageError: it should be, and cannot.
     """
-    pays = engine == "auto" and num_output_tokens >= WORTH_LOADING and bool(coefficients_of(step_time))
-    if pays and memory is not None and has_machine_code(memory):
-        return True
+    pays = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
+    if pays and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
+        return True  # without loading numba
     is_long = num_requests >= WORTH_COMPILING or num_output_tokens >= _MANY_TOKENS
     return (engine == "compiled" or is_long) and may_compile(num_requests, step_time, engine)
 

@@ -23,24 +23,8 @@ OFFLOADED = sorted(Path(__file__).with_name("golden_offload").glob("*.json"))
 
 
 @in_every_way
-@pytest.mark.parametrize("workload", [*WORKLOADS, *GROUPED], ids=lambda file: file.stem)
+@pytest.mark.parametrize("workload", [*WORKLOADS, *GROUPED, *OFFLOADED], ids=lambda file: file.stem)
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
-    assert_equal(workload, compiled=compiled)
-
-
-@pytest.mark.parametrize("workload", OFFLOADED, ids=lambda file: file.stem)
-def test_every_decision_with_host_memory_is_too(workload: Path) -> None:
-    assert_equal(workload, compiled=False)
-
-
-@pytest.mark.slow  # an engine with host memory takes two minutes to compile
-@pytest.mark.skipif(not FASTEST, reason="without numba, or interpreted alone")
-@pytest.mark.parametrize("workload", OFFLOADED, ids=lambda file: file.stem)
-def test_every_decision_with_host_memory_is_too_when_compiled(workload: Path) -> None:
-    assert_equal(workload, compiled=True)
-
-
-def assert_equal(workload: Path, *, compiled: bool) -> None:
     records = read_records(workload.with_suffix(".jsonl.gz"))
     verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
     assert verdict.equal, verdict
