@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.files.overwriting import mark, may_replace
-from kvsim.plots.style import style
 
 if TYPE_CHECKING:
     import os
@@ -64,9 +63,8 @@ def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True,
     # The text takes its name last: a figure without its text is drawn again, a text without a figure is a riddle.
     with whole_file(_words_of(target)) as words:
         words.write_text(picture.alt_text + "\n", encoding="utf-8")
-        with whole_file(target) as drawn, style(picture.purpose):  # ticks and hashes are made while drawing
-            picture.settle()
-            picture.savefig(drawn, format=kind[1:], metadata={where: mark(made_by)} | others)
+        with whole_file(target) as drawn:
+            picture.write(drawn, kind[1:], {where: mark(made_by)} | others)
     return target
 
 

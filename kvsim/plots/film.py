@@ -109,19 +109,14 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
     num_cells = replay.num_units if 2 * replay.num_units <= 3 * max_cells else max_cells
     units = sampled_units(replay.num_units, num_cells)
     frames = np.array([replay.frame_at(time_s) for time_s in times_s.tolist()])
-    states = np.empty((len(times_s), num_cells), np.uint8)
-    owners = np.empty((len(times_s), num_cells), np.int64)
-    for row, frame in enumerate(frames.tolist()):
-        replay.seek(frame)
-        states[row] = replay.slots(units if num_cells < replay.num_units else slice(None)).argmax(axis=1)
-        owners[row] = replay.owner[units] if num_cells < replay.num_units else replay.owner
+    states, owners = replay.states_at(frames.tolist(), units)
     steps, requests = recording.steps, recording.requests
     finished_s = np.sort(requests.finished_s[requests.status == RequestStatus.FINISHED])
     return Reel(
         name=name,
         about=_about(replay, num_cells),
         states=states,
-        owners=owners,
+        owners=owners.astype(np.int64),
         by_owner=recording.meta.policy_name != "static",
         shares_percent=100 * slots.slots[frames] / slots.capacity,
         batch=np.append(steps.num_scheduled, 0)[frames].astype(np.int64),

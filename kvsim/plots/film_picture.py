@@ -203,7 +203,7 @@ class _Layout:
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
         owners = reel.owners[frame] if reel.by_owner else np.full_like(reel.owners[frame], NO_OWNER)
-        colors = colors_of(reel.states[frame].astype(np.int64), owners)
+        colors = colors_of(reel.states[frame], owners)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
         pen.text((x, 60), self._cut(reel.about, self._small), MUTED, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.plots.axes import stairs
 from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
@@ -84,8 +85,10 @@ def free_runs(
         axes = picture.subplots()
         for of_run, name, (color, dashes) in zip(free, names, LINES, strict=False):
             share, slots = of_run.percent_by_length, of_run.asked_slots
-            edges = 2.0 ** np.arange(len(share) + 1)
-            axes.stairs(share, edges, color=color, linestyle=dashes, linewidth=picture.line_pt, label=name)
+            edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
+            stairs(
+                axes, share, edges, baseline=0.0, color=color, linestyle=dashes, linewidth=picture.line_pt, label=name
+            )
             if slots:
                 axes.axvline(slots, color=color, linestyle=dashes, linewidth=0.8)
                 axes.annotate(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics import Distribution, latencies
-from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, log_axis, style
+from kvsim.plots.axes import log_axis
+from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from kvsim.plots.axes import log_axis
 from kvsim.plots.shared import replay_of
-from kvsim.plots.style import LINES, Picture, Purpose, Size, log_axis, style
+from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
 from kvsim.recording.order import stable_order, units_of_runs

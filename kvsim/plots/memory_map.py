@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording import Recording
+    from kvsim.recording.tables import IntArray
     from kvsim.replay import Replay
 
 MAX_COLUMNS, MAX_ROWS = 1500, 800
@@ -69,7 +70,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     return picture
 
 
-def colors_of(states: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def colors_of(states: npt.NDArray[np.uint8], owners: IntArray) -> npt.NDArray[np.uint8]:
     """The colour of each unit by its state, and of what a request holds by the request: uint8[..., 3]."""
     palette, hues, tints = (
         np.array([channels_of(color) for color in colors], np.uint8)
@@ -82,7 +83,7 @@ def colors_of(states: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> n
     return colors
 
 
-def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], TimeBins]:
+def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:
     """The state and the owner of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the
     columns' times.
     """
@@ -92,12 +93,8 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     frames, column_of = np.unique(
         np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
     )
-    states, owners = (np.empty((num_rows, len(frames)), np.int64) for _ in range(2))
-    for column, frame in enumerate(frames.tolist()):
-        replay.seek(frame)
-        states[:, column] = replay.slots(units if num_rows < replay.num_units else slice(None)).argmax(axis=1)
-        owners[:, column] = replay.owner[units]
-    return states[:, column_of], owners[:, column_of], bins
+    states, owners = replay.states_at(frames.tolist(), units)
+    return states.T[:, column_of], owners.T[:, column_of], bins
 
 
 def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:

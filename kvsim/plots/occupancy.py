@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics import Summary, summarize
+from kvsim.plots.axes import stairs
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import waste_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
@@ -44,7 +45,8 @@ def occupancy(
             columns = (slots.held, np.append(recording.steps.num_scheduled, 0), np.append(recording.steps.waiting, 0))
             for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
                 means = scale * bins.mean(slots.time_s, values)
-                axes.stairs(
+                stairs(
+                    axes,
                     means,
                     bins.edges_s,
                     baseline=None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics import latencies, time_mean
+from kvsim.plots.axes import stairs
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
@@ -46,8 +47,15 @@ def queue(
             waiting = np.append(steps.waiting, 0).astype(np.int64)
             time_s = np.append(steps.start_s, recording.duration_s)
             means = bins.mean(time_s, waiting)
-            panels[0].stairs(
-                means, bins.edges_s, baseline=None, color=color, linestyle=dashes, linewidth=picture.line_pt, label=name
+            stairs(
+                panels[0],
+                means,
+                bins.edges_s,
+                baseline=None,
+                color=color,
+                linestyle=dashes,
+                linewidth=picture.line_pt,
+                label=name,
             )
             panels[1].plot(*_waits(recording), color=color, linestyle=dashes)
             said.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -117,4 +117,4 @@ def _bar(x: float, y: float, width: float, height: float, color: str, inside: st
 
 def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = INK, size: int = 14) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(text, quote=False)}</text>'

@@ -10,7 +10,8 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
-from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, log_axis, style
+from kvsim.plots.axes import log_axis
+from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
 from kvsim.recording.order import units_of_runs
 

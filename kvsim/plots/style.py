@@ -9,28 +9,34 @@ from __future__ import annotations
 import io
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import Bbox
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from kvsim.display.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
+from kvsim.plots.axes import marked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from matplotlib.axes import Axes
+    from matplotlib.artist import Artist
     from matplotlib.axis import Axis
     from matplotlib.text import Text
+    from matplotlib.ticker import Locator
 
 Purpose: TypeAlias = Literal["paper", "slide", "web"]
 Size: TypeAlias = tuple[float, float]
@@ -74,6 +80,9 @@ _MARGIN_EM = 0.4
 """The empty edge of a figure, in units of the letters' size."""
 LEGEND_PERCENT = 0.2
 """States that never reach this share of a pool are drawn, but too small to be found: the legend leaves them out."""
+
+_PNG_LEVEL = 3
+"""How hard a PNG is packed: 6, which is usual, takes half as long again and saves a twelfth."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 
@@ -188,6 +197,7 @@ class Picture(Figure):
         self._title: Text | None = None
         self._title_pt = 0.0
         self._legend_top = 1.0
+        self._minor_ticks: list[tuple[Axis, Locator, Artist]] = []
 
     def headline(self, title: str, source: str) -> None:
         """Write `title` on top and `source` at the bottom, both wrapped to the width."""
@@ -260,22 +270,49 @@ class Picture(Figure):
 
     def settle(self) -> None:
         """Lay the panels out once and for all. The solver's last digits vary from run to run, and a file must not."""
-        for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+        for axis, locator, marks in self._minor_ticks:
+            marks.remove()
+            axis.set_minor_locator(locator)
+        axises = [axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)]
+        for axis in axises:
             formatter = axis.get_major_formatter()
             large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
+        # Each tick is six artists to matplotlib, which lays all of them out several times. Minor ones have no labels
+        # and need no room; which ones there are depends on the room that is left.
+        minor = {axis: axis.get_minor_locator() for axis in axises if isinstance(axis.get_minor_locator(), LogLocator)}
+        for axis in minor:
+            axis.set_minor_locator(NullLocator())
         self._engine.execute(self)
         self.set_layout_engine(None)  # one that does nothing would still have everything drawn once more
         for axes in self.axes:
             axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
+        self._minor_ticks = [(axis, locator, marked(axis, locator)) for axis, locator in minor.items()]
+
+    def write(self, file: str | os.PathLike[str] | BinaryIO, kind: str, metadata: Mapping[str, str | None]) -> None:
+        """Draw the figure into `file`, in the form that `kind` names: png, svg or pdf.
+
+        A PNG is written here. It has no transparent places; to matplotlib it might, which takes twice as long.
+        """
+        with style(self.purpose):  # ticks and hashes are made while drawing
+            self.settle()
+            if kind != "png":
+                self.savefig(file, format=kind, metadata=metadata)
+                return
+            canvas: Any = FigureCanvasAgg(self)
+            canvas.draw()
+        text = PngInfo()
+        for name, value in metadata.items():
+            text.add_text(name, value or "")
+        pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+        image = Image.fromarray(pixels)
+        image.save(file, format="png", pnginfo=text, dpi=(self.dpi, self.dpi), compress_level=_PNG_LEVEL)
 
     def _repr_png_(self) -> bytes:
         """The figure as a notebook shows it."""
         drawn = io.BytesIO()
-        with style(self.purpose):
-            self.settle()
-            self.savefig(drawn, format="png")
+        self.write(drawn, "png", {})
         return drawn.getvalue()
 
     def _keep(self, *, top_pt: float, bottom_pt: float = 0.0) -> None:
@@ -284,18 +321,6 @@ class Picture(Figure):
         self._top -= top_pt / height_pt
         self._bottom += bottom_pt / height_pt
         self._engine.set(rect=(0, self._bottom, 1, self._top - self._bottom))
-
-
-def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> None:
-    """Make an axis logarithmic, with its numbers written out: 0.01, 1 and 100, at two ticks or more."""
-    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
-    axes.set(**{f"{which}scale": "log"})
-    axis.set_major_locator(LogLocator(numticks=max_ticks))
-    axis.set_major_formatter("{x:,.10g}")
-    axis.set_minor_formatter(NullFormatter())
-    low, high = sorted(axis.get_view_interval())
-    if high < 10 * low:
-        axes.set(**{f"{which}lim": (10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))})
 
 
 def _balanced(text: str, width: int) -> list[str]:

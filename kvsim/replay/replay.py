@@ -6,23 +6,28 @@ given back that was going to be. Stepping backward costs what stepping forward d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
-from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
+from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
-from kvsim.replay.ledger import NO_OWNER, unfold
+from kvsim.replay.ledger import unfold
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
+from kvsim.replay.unit_slots import Seen, slots_of_units
 from kvsim.replay.unit_states import UnitStates
 
 _POSITION_BITS = 40
 """Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
+_UNITS_AT_ONCE = 1 << 16
+"""Units that are split into states at a time: their eight numbers each stay in a processor's cache."""
 
 
 class Replay:
@@ -172,26 +177,49 @@ class Replay:
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
-        owner, cached = self.owner[units], self.cached[units]
-        begin = self.position[units].astype(np.int64) * self.unit_tokens
-        held = np.flatnonzero(owner != NO_OWNER)
-        slots = np.zeros((len(owner), NUM_STATES), np.int64)
-        slots[:, SlotState.FREE] = self.unit_tokens
-        slots[cached, SlotState.FREE], slots[cached, SlotState.CACHED] = 0, self.unit_tokens
-        requests = owner[held].astype(np.int64)
+        return self._split(self._seen(units))
+
+    def states_at(
+        self, frames: Sequence[int], units: IntArray | slice = slice(None)
+    ) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """What most slots of each unit are at several frames, and who holds it: SlotState and row of the request
+        (`NO_OWNER` for a free one), both of the shape (frames, units). The last of the frames becomes the current one.
+        """
+        num_units = len(self.owner[units])
+        states = np.empty((len(frames), num_units), np.uint8)
+        owners = np.empty((len(frames), num_units), self.owner.dtype)
+        at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
+        for begin in range(0, len(frames), at_once):
+            part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[npt.NDArray[np.int64]]()
+            for nth, frame in enumerate(frames[part], start=begin):
+                self.seek(frame)
+                owners[nth] = self.owner[units]
+                if self.recording.meta.pool.groups:
+                    slots.append(self.slots(units))
+                else:
+                    seen.append(self._seen(units))
+            if seen:
+                slots = [self._split(Seen(*map(np.stack, zip(*seen, strict=True))))]
+            states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
+        return states, owners
+
+    def _seen(self, units: IntArray | slice) -> Seen:
+        """What stands in `units` now."""
         live = self.live_requests()
         self._computed_by_live[live] = self._computed(live, self.frame)
-        computed = self._computed_by_live[requests]
-        slots[held] = split_extent(
-            begin[held],
-            begin[held] + self.unit_tokens,
-            pad=self.pad[requests],
-            full=self.full[requests],
-            # Only full units are ever shared, whichever request counts as their owner.
-            computed=np.where(self.refs[units][held] > 1, begin[held] + self.unit_tokens, computed),
-            requested=self._requested[requests],
+        owner = self.owner[units].copy()
+        return Seen(
+            owner=owner,
+            position=self.position[units].copy(),
+            is_shared=self.refs[units] > 1,
+            is_cached=self.cached[units].copy(),
+            computed=self._computed_by_live[owner],
         )
-        return slots
+
+    def _split(self, seen: Seen) -> npt.NDArray[np.int64]:
+        return slots_of_units(
+            seen, unit_tokens=self.unit_tokens, pad=self.pad, full=self.full, requested=self._requested
+        )
 
     def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
         return self.progress.computed(requests, min(frame, self.num_frames - 2))
@@ -298,7 +326,7 @@ class Replay:
         self._all_gone_at = np.maximum.accumulate(self._last_death)
         self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
         self._requested = self._per_request(np.maximum, tables.position + tables.requested, 0) * self.unit_tokens
-        self._computed_by_live = np.zeros(len(requests), np.int64)
+        self._computed_by_live = np.zeros(len(requests) + 1, np.int64)  # and one for units without an owner
 
     def _per_request(self, reduce: np.ufunc, values: IntArray, nothing: int) -> npt.NDArray[np.int64]:
         """`values` of the runs of tables reduced to one for each request; `nothing` for those without any."""

@@ -77,6 +77,9 @@ def test_what_is_not_touched_looks_as_before(recording: Recording) -> None:
         changed = np.flatnonzero((now != before).any(axis=1))
         assert np.isin(changed, touched).all()
         before = now
+    (states,), (owners,) = replay.states_at([replay.num_frames // 2])
+    assert states.tolist() == replay.slots().argmax(axis=1).tolist()
+    assert owners.tolist() == replay.owner.tolist()
 
 
 def test_the_account_of_every_frame_is_that_of_its_units(recording: Recording) -> None:

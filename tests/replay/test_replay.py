@@ -169,6 +169,10 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
             for now, then in zip(picture(seeker), seen[frame], strict=True):
                 np.testing.assert_array_equal(now, then)
 
+    states, owners = player.states_at(range(len(seen)))
+    np.testing.assert_array_equal(states, [slots.argmax(axis=1) for _, _, _, slots, _ in seen])
+    np.testing.assert_array_equal(owners, [owner for owner, *_ in seen])
+
 
 def picture(player: Replay) -> tuple[np.ndarray[Any, Any], ...]:
     return (player.owner.copy(), player.refs.copy(), player.cached.copy(), player.slots(), player.live_requests())
