@@ -31,4 +31,4 @@ def middle_host(*, without: str | None = None) -> float:
 def host_words() -> str:
     """What the middle is of, as a clause of a label."""
     span = f"{min(HOSTS.values()):.2f} to {max(HOSTS.values()):.2f}"
-    return f"with {middle_host():.2f} times the host time, the middle of {len(HOSTS)} machines ({span})"
+    return f"{middle_host():.2f} times the host time ({len(HOSTS)} machines: {span})"

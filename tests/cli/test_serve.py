@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("textual_serve")
 
-from aiohttp import ClientSession, ClientWebSocketResponse, WSServerHandshakeError
+from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSServerHandshakeError
 
 from kvsim.cli import serve
 from kvsim.cli.serve import LocalServer
@@ -202,7 +202,8 @@ async def test_what_is_no_request_shows_nothing_on_the_terminal(
 async def test_what_the_interface_says_waits_for_a_browser_that_does_not_read(tmp_path: Path) -> None:
     async with serving(tmp_path) as (server, url, session):
         (tmp_path / "echo.py").write_text(FLOOD)
-        async with session.ws_connect(f"{url}/ws", origin=url) as websocket:
+        impatient = ClientWSTimeout(ws_close=0.1)  # it does not read the answer to its farewell either
+        async with session.ws_connect(f"{url}/ws", origin=url, timeout=impatient) as websocket:
             assert websocket._response.connection is not None
             websocket._response.connection.transport.pause_reading()
             count, before = tmp_path / "count", -1
