@@ -21,6 +21,9 @@ from kvsim.recording import Meta, Pool, Recording, find, read
 from kvsim.simulation import Machine
 from kvsim.workload import Workload
 from tests.preloaded import Commands
+from tests.vllm_engine.recordings import live, made_beside_the_tests, pytest_collection_modifyitems
+
+__all__ = ["live", "made_beside_the_tests", "pytest_collection_modifyitems"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"

@@ -1,6 +1,7 @@
 """What vLLM's own engine leaves behind while these tests run: recordings, and what its scheduler says.
 
-It takes some ten seconds to start and milliseconds for a workload, so one process serves all of them, for all tests.
+It takes some ten seconds to start and milliseconds for a workload, so one process serves all of them, for all tests,
+while others run.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -76,12 +79,37 @@ class Live(NamedTuple):
         return self.folder / f"{Path(workload).stem}.jsonl"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests that need them come last: until then they have been made."""
+    items.sort(key=_needs_them)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Begin to make them with the first test."""
+    if any(map(_needs_them, request.session.items)) and not missing():
+        Thread(target=_make_quietly, args=(tmp_path_factory,), daemon=True).start()
+
+
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     """All of them, made once, by whichever worker asks first."""
     if reason := missing():
         pytest.skip(reason)
-    own = tmp_path_factory.getbasetemp()
+    return _make(tmp_path_factory)
+
+
+def _needs_them(item: pytest.Item) -> bool:
+    return live.__name__ in getattr(item, "fixturenames", ())
+
+
+def _make_quietly(factory: pytest.TempPathFactory) -> None:
+    with suppress(Exception):  # the tests that need them will meet it again
+        _make(factory)
+
+
+def _make(factory: pytest.TempPathFactory) -> Live:
+    own = factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "live"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
