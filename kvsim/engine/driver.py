@@ -62,7 +62,7 @@ class Driver:
         state.num_submitted += 1
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run a slice, or go on with one that was interrupted by a check; see `clock` for what the outcome says."""
+        """Run a slice, or go on with one that a check or a new batch interrupted; see `clock` for the outcomes."""
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
@@ -71,7 +71,7 @@ class Driver:
             self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
-        self._is_interrupted = outcome == clock.CHECK
+        self._is_interrupted = outcome in (clock.CHECK, clock.BATCHED)
         return outcome
 
     def next_moment(self) -> int:

@@ -46,6 +46,8 @@ class Server:
         self._horizon = horizon
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
+        self._first_uses: dict[int, float] = {}
+        """What was written into those of the engine for the last batch, by place."""
         self._checks = Checks(driver)
         self._sent = environment.event()
         self.process = environment.process(self._run())
@@ -83,13 +85,14 @@ class Server:
             if outcome == CHECK:
                 self._checks.step()
                 continue
+            if outcome == BATCHED:
+                self._say_first_uses()
+                continue
             for listener in self._listeners:
                 listener(driver.engine)
             if outcome == FULL:
                 continue
-            if outcome == BATCHED:
-                self._say_first_uses()
-            elif outcome == STALLED:
+            if outcome == STALLED:
                 raise stalled(driver.engine, driver.engine.state[0].subject)
             elif outcome == CROWDED:
                 raise BudgetError(
@@ -127,7 +130,9 @@ class Server:
         num_steps = int(batch.num_steps)
         if kernels is None or not num_steps:
             return
-        first = kernels.run(
+        for place in self._first_uses:
+            engine.first_uses[place] = 0.0
+        first = kernels.new_in(
             Batch(
                 rows=int(batch.num_rows),
                 prompt_width=int(batch.prompt_width),
@@ -137,9 +142,10 @@ class Server:
             ),
             stride=int(batch.stride),
         )
-        shapes, of_kernels = zip(*first, strict=True)
-        engine.first_uses[:num_steps] = shapes
-        engine.first_uses[num_steps : 2 * num_steps] = of_kernels
+        self._first_uses = {step: use.shapes for step, use in first.items()}
+        self._first_uses |= {num_steps + step: use.kernels for step, use in first.items()}
+        for place, cost in self._first_uses.items():
+            engine.first_uses[place] = cost
 
 
 def stalled(engine: Engine, node: int) -> StalledError:

@@ -89,28 +89,38 @@ class KernelsSeen:
         self._lone_rows = gpu.num_processors // model.num_attention_heads
         """The most rows with a processor for every head; with half as many there are two."""
         self._seen: set[tuple[object, ...]] = set()
-        self._planned: dict[tuple[int, bool], set[int]] = {}
-        """The lengths at which so many rows have decoded, padded or not."""
+        self._planned: dict[tuple[int, bool], bytearray] = {}
+        """Whether so many rows, padded or not, have decoded at each length."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
-    def run(self, batch: Batch, *, stride: int | None = None) -> list[FirstUses]:
-        """What each step of `batch` needs for the first time; from now on the process has it.
+    def run(self, batch: Batch) -> list[FirstUses]:
+        """What each step of `batch` needs for the first time; from now on the process has it."""
+        uses = [NOTHING_NEW] * batch.new_tokens
+        for step, use in self.new_in(batch).items():
+            uses[step] = use
+        return uses
+
+    def new_in(self, batch: Batch, *, stride: int | None = None) -> dict[int, FirstUses]:
+        """What steps of `batch` need for the first time, by step, where it is anything.
 
         A static cache has room for `stride` tokens of every row, if not just for those of the batch.
         """
-        lengths: Sequence[int] = range(batch.prompt_width, batch.prompt_width + batch.new_tokens)
-        if batch.preallocated:  # attention goes over all of it from the first step on
-            lengths = [lengths[-1] if stride is None else stride] * batch.new_tokens
-            return [self._static_step(batch, length, prefill=not step) for step, length in enumerate(lengths)]
-        uses = [NOTHING_NEW] * batch.new_tokens
-        uses[0] = self._dynamic_step(batch, lengths[0], prefill=True)
-        planned = self._planned.setdefault((batch.rows, batch.padded), set())
-        for length in lengths[1:]:  # most lengths of a long run have been met before
-            if length not in planned:
-                uses[length - batch.prompt_width] = self._dynamic_step(batch, length, prefill=False)
-        planned.update(lengths[1:])
+        width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
+        if batch.preallocated:  # attention goes over all of it from the first step on, and all but one step are alike
+            length = end - 1 if stride is None else stride
+            return {
+                step: self._static_step(batch, length, prefill=not step) for step in range(min(batch.new_tokens, 2))
+            }
+        uses = {0: self._dynamic_step(batch, width, prefill=True)}
+        planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
+        planned.extend(bytes(max(end - len(planned), 0)))
+        length = planned.find(0, width + 1, end)  # most lengths of a long run have been met before
+        while length >= 0:
+            planned[length] = True
+            uses[length - width] = self._dynamic_step(batch, length, prefill=False)
+            length = planned.find(0, length + 1, end)
         return uses
 
     def _static_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
