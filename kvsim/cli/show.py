@@ -7,21 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from shutil import get_terminal_size
 from typing import Any
 
 import click
 
-from kvsim.display.table import folded, table_lines
 from kvsim.display.text import printable, printable_lines
 
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace what is there already, whichever command or program wrote it."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
-
-_PIPE_COLUMNS = 200
-"""Width of what is not shown in a terminal."""
 
 
 def echo(text: object, *, err: bool = False) -> None:
@@ -46,21 +41,25 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, figures: Sequence[int] = (), note: str = ""
 ) -> None:
     """Print a table; the columns numbered in `figures` are aligned to the right."""
-    # A pipe has no width.
-    width = get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
-    head, body = table_lines(
-        list(map(printable, columns)),
-        [list(map(printable_lines, row)) for row in rows],
-        width=width,
-        figures=figures,
-        rule="─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-",
-    )
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: leave lines whole there.
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    for index, column in enumerate(columns):
+        table.add_column(
+            Text(printable(column)), justify="right" if index in figures else "left", no_wrap=index in figures
+        )
+    for row in rows:
+        table.add_row(*(Text(printable_lines(cell)) for cell in row))
     if title:
-        click.secho("\n".join(folded(printable(title), width)), bold=True)
-    click.secho("\n".join(head), bold=True)
-    click.echo("\n".join(body))
+        console.print(Text(printable(title), style="bold"))
+    console.print(table)
     if note:
-        click.echo("\n".join(folded(printable_lines(note), width)))
+        console.print(Text(printable_lines(note)))
 
 
 @contextmanager
