@@ -13,7 +13,7 @@ from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
-from kvsim.recording.order import stable_order, units_of_runs
+from kvsim.recording.order import is_new, stable_order, units_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +50,14 @@ class Lifetimes:
         """Lifetimes at 501 even shares of the units, from the shortest to the longest; NaN where there is none."""
         if not len(self.held_s):
             return np.full(len(_QUANTILES), np.nan)
-        order = np.argsort(self.held_s)
-        share = np.cumsum(self.num_units[order]) / self.num_units.sum()
-        return self.held_s[order[np.minimum(np.searchsorted(share, _QUANTILES - 1e-12), len(order) - 1)]]
+        if self.num_units.min() == self.num_units.max():  # millions of single blocks: sorting is fast, an order is not
+            held_s = np.sort(self.held_s)
+            share = np.arange(1, len(held_s) + 1) / len(held_s)
+        else:
+            order = np.argsort(self.held_s)
+            held_s = self.held_s[order]
+            share = np.cumsum(self.num_units[order]) / self.num_units.sum()
+        return held_s[np.minimum(np.searchsorted(share, _QUANTILES - 1e-12), len(held_s) - 1)]
 
     def used_by_at_least(self) -> FloatArray:
         """Percent of units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
@@ -74,8 +79,9 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     def when(of: IntArray) -> FloatArray:
         return time_s[np.clip(np.searchsorted(seq, of, side="right") - 1, 0, len(seq) - 1)].astype(np.float64)
 
-    born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows]) + steps_later
-    begin_s = np.where(steps_later > 0, steps.start_s[np.minimum(born, len(steps) - 1)], when(tables.birth_seq[rows]))
+    begin_s, grown = when(tables.birth_seq[rows]), np.flatnonzero(steps_later)
+    born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows[grown]]) + steps_later[grown]
+    begin_s[grown] = steps.start_s[np.minimum(born, len(steps) - 1)]
     held_s = when(tables.death_seq[rows]) - begin_s
     in_time = stable_order(tables.birth_row, len(recording.memory))
     by_place = in_time[stable_order(tables.address[in_time], int(tables.address.max(initial=0)) + 1)]
@@ -89,8 +95,8 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
         again = np.zeros(len(uses), np.bool_)
         again[content[~fresh & (content >= 0)]] = True
         rows = np.flatnonzero((content >= 0) & again[content])
-        users = np.unique(content[rows] * num_requests + tables.request[by_place][rows])
-        uses = np.where(again, np.bincount(users // num_requests, minlength=len(uses)), 1)
+        users = np.sort(content[rows] * num_requests + tables.request[by_place][rows])
+        uses = np.where(again, np.bincount(users[is_new(users)] // num_requests, minlength=len(uses)), 1)
     return Lifetimes(
         held_s=np.maximum(held_s, 0.0),
         num_units=num_units,
@@ -127,14 +133,14 @@ def lifetimes(
     """
     names = names_for(recordings, names, len(LINES))
     lives = [lifetimes_of(replay_of(recording)) for recording in recordings]
-    medians = [float(life.quantiles_s()[len(_QUANTILES) // 2]) for life in lives]
+    curves_s = [life.quantiles_s() for life in lives]
+    medians = [float(curve_s[len(_QUANTILES) // 2]) for curve_s in curves_s]
     shared = [float(life.used_by_at_least()[1]) for life in lives]
     reuse = any(shared)
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.8 if reuse else 0.55)
         panels = picture.subplots(2 if reuse else 1, 1, squeeze=False)[:, 0]
-        for life, name, (color, dashes) in zip(lives, names, LINES, strict=False):
-            held_s = life.quantiles_s()
+        for held_s, name, (color, dashes) in zip(curves_s, names, LINES, strict=False):
             panels[0].plot(
                 np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, color=color, linestyle=dashes, label=name
             )

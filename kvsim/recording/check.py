@@ -14,7 +14,7 @@ from kvsim.recording.check_settings import check_settings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.rules import require, rises, within
-from kvsim.recording.tables import MemoryKind
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, Steps
 
 
 def check(recording: Recording, folder: Path) -> None:
@@ -142,10 +142,24 @@ def _check_free_units(recording: Recording, file: Path, rows: np.ndarray, held_b
     released = memory.kind[rows] == MemoryKind.RELEASE
     change = np.zeros(len(memory), np.int64)
     change[rows] = np.where(released, -held_before, memory.length[rows])
-    held = np.append(0, change.cumsum())[np.searchsorted(memory.seq, steps.schedule_seq, side="right")]
+    held = np.append(0, change.cumsum())[
+        np.cumsum(np.bincount(_shown_in(memory, steps), minlength=len(steps) + 1))[:-1]
+    ]
     require(held <= num_units, file, f"more units are held than the pool's {num_units}")
     free = (steps.free_units == -1) | (steps.free_units == num_units - held)
     require(free, file, "free_units should be what memory.parquet leaves of the pool")
+
+
+def _shown_in(memory: Memory, steps: Steps) -> IntArray:
+    """The first step that is scheduled when each row of `memory` has happened; the number of steps where none is.
+
+    It is the row's own, but for what is given back behind it.
+    """
+    shown = memory.step.astype(np.int64)
+    upto = np.append(steps.schedule_seq, np.iinfo(np.int64).max)[shown]
+    later = np.flatnonzero(memory.seq > upto)
+    shown[later] = np.searchsorted(steps.schedule_seq, memory.seq[later])
+    return shown
 
 
 def _check_rectangles(recording: Recording, file: Path) -> None:

@@ -232,6 +232,8 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN
     whole = to_numpy(data)
+    if whole.dtype == spec.dtype:
+        return whole
     column = whole.astype(spec.dtype)
     if (column != whole).any():
         raise TypeError(f"{whole[int(np.argmax(column != whole))]} is out of range")
