@@ -12,7 +12,6 @@ Nothing is lost by it: what is read, computed with and written keeps its names a
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -69,7 +68,9 @@ def message(text: str) -> str:
 
 def html_text(text: str) -> str:
     """`text` as it stands in a page, inside an element or an attribute in quotes."""
-    return html.escape(printable_lines(text), quote=True)
+    from html import escape  # noqa: PLC0415  a terminal needs no page
+
+    return escape(printable_lines(text), quote=True)
 
 
 def script_json(value: Any) -> str:

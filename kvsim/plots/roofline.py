@@ -9,7 +9,6 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
-from kvsim.machines import served_model
 from kvsim.plots.axes import log_axis
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
@@ -73,6 +72,8 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         RecordingError: the recording has no step that took time, or its model's shape is incomplete.
         UnknownNameError: its GPU is not listed.
     """
+    from kvsim.machines import served_model  # noqa: PLC0415  no other figure asks for step times
+
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
     work = StepWork.of(recording, model)
     timed = np.flatnonzero((work.duration_s > 0) & (work.flops > 0))
