@@ -135,20 +135,22 @@ def quiet_until(engine: Engine, node: int, group: int, computed: int) -> int:
     record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings[0].lookahead_tokens
+    if record.kind == FULL:
+        return room
     skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
     if record.kind == SLIDING_WINDOW:
         return min(room, skipped + block_size + record.window - 1)
-    if record.kind == CHUNKED_LOCAL:
-        return min(room, (computed // record.window + 1) * record.window)
     if record.kind == MAMBA:
         return 0 if record.mode == ALIGNED else min(room, skipped + block_size + 1)
-    return room
+    return min(room, (computed // record.window + 1) * record.window)
 
 
 @part
 def is_kept_for_hits(engine: Engine, node: int, group: int, index: int) -> bool:
     """Whether a full block can ever be hit: of a window only those that end where all groups have a boundary."""
     settings, record, sequence = engine.settings[0], engine.groups[group], engine.sequences[node]
+    if record.kind == FULL:
+        return True
     aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
     prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
     if record.kind == SLIDING_WINDOW:
