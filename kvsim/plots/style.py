@@ -82,7 +82,7 @@ LEGEND_PERCENT = 0.2
 """States that never reach this share of a pool are drawn, but too small to be found: the legend leaves them out."""
 
 _PNG_LEVEL = 3
-"""How hard a PNG is packed: 6, which is usual, takes half as long again and saves a twelfth."""
+"""Effort with which a PNG is packed: 6, which is usual, takes half as long again and saves a twelfth."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 

@@ -47,7 +47,7 @@ class Server:
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
         self._first_uses: dict[int, float] = {}
-        """What was written into those of the engine for the last batch, by place."""
+        """Seconds of first uses that the engine was told for the last batch, by place."""
         self._checks = Checks(driver)
         self._sent = environment.event()
         self.process = environment.process(self._run())

@@ -46,6 +46,7 @@ def test_without_numba_everything_runs_and_asking_for_it_is_a_sentence(
     monkeypatch.setattr(initialization, "STEPS_PER_SLICE", 5)
     for engine in ("auto", "interpreted"):
         assert measure(requests(30), POLICY, make_machine(4000), engine=engine).summary.num_finished == 30  # type: ignore[arg-type]
+    monkeypatch.setattr(modes, "has_machine_code", lambda _: False)
     with pytest.raises(UsageError, match="cannot be compiled: numba is not installed, or does not support this Python"):
         measure(requests(3), POLICY, make_machine(4000), engine="compiled")
 
