@@ -82,7 +82,7 @@ def split_extent(
     nothing = np.zeros_like(token)
     return np.stack(
         np.broadcast_arrays(token, reserved, internal, padding, nothing, nothing, external, nothing), axis=-1
-    ).astype(np.int64)
+    ).astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The models that can be named: `listed.toml` beside this file, read when the first one is asked for."""
+"""The models that can be named: `listed.toml` beside this file, where each begins with a line for its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from kvsim.errors import UnknownNameError
 from kvsim.models.huggingface import from_fields, read_config
@@ -19,6 +18,7 @@ _SUFFIXES = ("-instruct", "-it", "-chat", "-hf", "-base")
 """Endings that tell variants of one shape apart."""
 _QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq"}
 """Endings of variants whose weights are stored otherwise, and how."""
+_BEGIN = "\n[[model]]\n"
 
 
 def all_models() -> tuple[Model, ...]:
@@ -28,20 +28,20 @@ def all_models() -> tuple[Model, ...]:
 
 def each_model() -> Iterator[Model]:
     """Every model that can be named on a command line, one after the other, each made when it is asked for."""
-    return (_model(name) for name in _entries())
+    return (_model(name) for name in _tables())
 
 
 @cache
-def _entries() -> dict[str, dict[str, Any]]:
-    """The tables of `listed.toml`, by the models' names."""
-    table = tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))
-    return {entry["name"]: entry for entry in table["model"]}
+def _tables() -> dict[str, str]:
+    """The tables of `listed.toml`, by the models' names; each is parsed when its model is asked for."""
+    _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
+    return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
 
 
 @cache
 def _model(name: str) -> Model:
     """The model of a table; made when it is asked for, since most are not."""
-    entry = _entries()[name]
+    (entry,) = tomllib.loads(_tables()[name])["model"]
     fields = entry["config"]
     if isinstance(fields.get("layer_types"), str):
         fields = fields | {"layer_types": _expanded(fields["layer_types"])}
@@ -84,13 +84,13 @@ def find_model(name: str) -> Model:
         return _model(of_bare[0]).served(quantization=find_quantization(quantization))
     if _is_config(name):  # a folder here, whose name is no listed model's
         return read_config(Path(name).expanduser())
-    raise UnknownNameError("model", name, matches or list(_entries()), listed_by="kvsim size --list")
+    raise UnknownNameError("model", name, matches or list(_tables()), listed_by="kvsim size --list")
 
 
 def _matches(name: str) -> list[str]:
     """The listed models that go by that name."""
     owner, _, title = name.strip().casefold().rpartition("/")
-    listed = [full for full in _entries() if not owner or full.casefold().startswith(f"{owner}/")]
+    listed = [full for full in _tables() if not owner or full.casefold().startswith(f"{owner}/")]
     bare = _bare(title)
     return (
         [full for full in listed if _title(full) == title]

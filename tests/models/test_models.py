@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import RecordingError, UnknownNameError
-from kvsim.models import Model, all_models, find_model
+from kvsim.models import Model, all_models, find_model, listed
 from kvsim.models.huggingface import from_fields
 
 KIB = 1024
@@ -144,6 +145,12 @@ def test_the_nearest_model_is_suggested() -> None:
         find_model("Lama-3-8B")
 
 
+def test_tables_are_those_of_the_file() -> None:
+    document = tomllib.loads(Path(listed.__file__).with_name("listed.toml").read_text(encoding="utf-8"))
+    assert [{"model": [entry]} for entry in document["model"]] == [*map(tomllib.loads, listed._tables().values())]
+    assert [entry["name"] for entry in document["model"]] == list(listed._tables())
+
+
 def test_a_shape_equals_the_listed_model() -> None:
     built, listed = Model.from_shape(LLAMA), find_model("llama-3-8b")
     assert built.num_parameters == listed.num_parameters == 8_030_261_248
@@ -231,5 +238,5 @@ def test_heads_are_dealt_out_among_gpus_and_the_latent_is_not() -> None:
 
 
 def test_importing_the_module_does_not_read_the_table() -> None:
-    code = "from kvsim.models.listed import _entries; raise SystemExit(_entries.cache_info().currsize)"
+    code = "from kvsim.models.listed import _tables; raise SystemExit(_tables.cache_info().currsize)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
