@@ -16,7 +16,7 @@ import numpy as np
 
 from kvsim.calibration.fit import engine_of, residual_of
 from kvsim.calibration.observed import Observed, observe_on
-from kvsim.calibration.predict import step_durations, step_errors
+from kvsim.calibration.predict import predict, step_durations
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import in_batches_of, is_in_process, linked, served_model
@@ -47,18 +47,21 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     if not recordings:
         raise UsageError("there is nothing to calibrate the card on; give at least one recording.")
     plain = replace(card, factors={})
-    awake = {item.name: _awake(plain, item) for item in recordings}
+    awake = {item.name: awake_times(plain, item) for item in recordings}
     observed = [observe_on(plain, item) for item in recordings]
     times_with = {
         item.name: partial(on_machine, awake[item.name], card.launch_s, in_process=is_in_process(item.meta))
         for item in recordings
     }
-    factors = _factors([(times_with[item.name], item) for item in observed])
+    factors = factors_of([(times_with[item.name], item) for item in observed])
     residuals = tuple(residual_of(item, times_with[item.name](factors)) for item in observed)
     return replace(card, factors={**card.factors, **factors}), residuals
 
 
-def _factors(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
+def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
+    """The factors of the machine that took so long for each of `observed`, each with the step times of its engine and
+    model at given factors.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def factors(logarithms: Any) -> dict[str, float]:
@@ -80,22 +83,29 @@ def _factors(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline],
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
     """By how much of the recorded time all steps of a kind come out too long, weighed by the square root of its share
-    of the time: decoding steps, captured ones with prompt tokens, and larger ones.
+    of the time: decoding steps, captured ones with prompt tokens, and larger ones, each where the GPU was waited for
+    and where the host was, whose errors are not to cancel.
     """
-    error, duration = step_errors(times, item), step_durations(item)
+    followed, duration = predict(times, item), step_durations(item)
+    error, by_host = followed.end_s - item.end_s, followed.launch >= 0
     usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
     tokens, prompt = np.asarray(item.shape.num_tokens), np.asarray(item.shape.num_prefill_tokens) > 0
     captured = tokens <= times.max_captured_tokens
     found = []
     for kind in (captured & ~prompt, captured & prompt, ~captured):
-        steps = kind & usual
-        if steps.any():
+        for waited_for in (by_host, ~by_host):
+            steps = kind & waited_for & usual
             share = float(duration[steps].sum() / duration.sum())
-            found.append(float(error[steps].sum() / duration[steps].sum()) * share**0.5)
+            found.append(float(error[steps].sum() / duration[steps].sum()) * share**0.5 if share else 0.0)
     return found
 
 
-def _awake(card: Card, recording: Recording) -> Roofline:
+def awake_times(card: Card, recording: Recording) -> Roofline:
+    """What `card` says, without its factors, of the engine and model of `recording`, for a host that never sleeps.
+
+    Raises:
+        UsageError: the recording is a simulation, of another GPU than the card, or not of vLLM.
+    """
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(

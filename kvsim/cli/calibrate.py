@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from kvsim.cli.show import json_option, overwrite_option, print_json, print_tabl
 if TYPE_CHECKING:
     from kvsim.profiles import Residual
     from kvsim.recording import Recording
+    from kvsim.steptime.card import Card
 
 
 @click.command("calibrate")
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "--gpu-from",
     metavar="PROFILE",
-    help="Keep what the GPU does as in this profile, and fit only how fast the host is: one short recording is enough.",
+    help="Keep what the GPU does as in this profile (auto: the one that ships) and fit how fast the host is: a few "
+    "seconds of a server are enough.",
 )
 @click.option(
     "--card",
@@ -51,6 +53,7 @@ def command(
     """
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.errors import UsageError
+    from kvsim.experiments.validation import matching_profile
     from kvsim.files.overwriting import mark, may_replace
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
@@ -61,23 +64,26 @@ def command(
     if card is not None:
         if gpu_from is not None:
             raise UsageError("--card and --gpu-from fit different things; give one of them.")
-        label, residuals = _fit_card(card, read_recordings, output)
-        _show(output, label, residuals, as_json=as_json)
+        fitted, residuals = _fit_card(card, read_recordings, output)
+        _show(output, f"machine card of {fitted.gpu}", residuals, fitted.factors, as_json=as_json)
         return
     header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\n" + mark("calibrate")
+    factors = {}
     if gpu_from is not None:
-        profile = calibrate_host(find_profile(gpu_from), read_recordings)
+        source = matching_profile(read_recordings[0]) if gpu_from == "auto" else find_profile(gpu_from)
+        profile = calibrate_host(source, read_recordings)
+        factors["host"] = profile.times.host_step_s / source.times.host_step_s
         header += f" --gpu-from {gpu_from}"
     else:
         with progress("fitting") as report:
             profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
     header = " ".join((header.format(profile), *(item.name for item in read_recordings)))
     save(profile, output, header)
-    _show(output, profile.label, profile.residuals, as_json=as_json)
+    _show(output, profile.label, profile.residuals, factors, as_json=as_json)
 
 
-def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[str, Sequence[Residual]]:
-    """Write the card with the factors that the recordings tell; say what it is, and how far it is from each."""
+def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[Card, Sequence[Residual]]:
+    """Write the card with the factors that the recordings tell; that card, and how far it is from each of those."""
     from kvsim.calibration import calibrate_card
     from kvsim.files.overwriting import mark
     from kvsim.hardware import find_gpu
@@ -90,11 +96,13 @@ def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple
     fitted, residuals = calibrate_card(card, recordings)
     command = " ".join((mark("calibrate"), "--card", name, *(item.name for item in recordings)))
     save_card(fitted, output, command)
-    factors = ", ".join(f"{part} {value:.3f}" for part, value in fitted.factors.items())
-    return f"machine card of {fitted.gpu}, times longer than measured: {factors}", residuals
+    return fitted, residuals
 
 
-def _show(output: Path, label: str, residuals: Sequence[Residual], *, as_json: bool) -> None:
+def _show(
+    output: Path, label: str, residuals: Sequence[Residual], factors: Mapping[str, float], *, as_json: bool
+) -> None:
+    """Print how far the times are from each recording, and how many times longer than before each part takes."""
     if as_json:
         documents = [
             {
@@ -106,7 +114,7 @@ def _show(output: Path, label: str, residuals: Sequence[Residual], *, as_json: b
             }
             for item in residuals
         ]
-        print_json({"profile": str(output), "residuals": documents})
+        print_json({"profile": str(output), "factors": dict(factors), "residuals": documents})
         return
     rows = [
         (
@@ -119,4 +127,8 @@ def _show(output: Path, label: str, residuals: Sequence[Residual], *, as_json: b
         for item in residuals
     ]
     columns = ["recording", "steps", "mean error of a step", "when left out", "median error"]
-    print_table(f"{output}: {label}", columns, rows, figures=(1, 2, 3, 4))
+    found = ", ".join(f"{part} {value:.2f}" for part, value in factors.items())
+    fitted = f"Times longer than before: {found}. " if found else ""
+    print_table(
+        f"{output}: {label}", columns, rows, figures=(1, 2, 3, 4), note=f"{fitted}Use it with --profile {output}."
+    )

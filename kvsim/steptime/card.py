@@ -94,6 +94,8 @@ def load_card(path: str | os.PathLike[str]) -> Card:
         raise UsageError(f"the machine card {file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the machine card {file} is not TOML: {error}.") from error
+    if "coefficients" in document:
+        raise UsageError(f"{file} is a profile, not a machine card; calibrate one with --card auto, or measure one.")
     try:
         return _card(document)
     except (KeyError, TypeError, ValueError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from kvsim.cli.calibrate import command
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of
+from kvsim.profiles import find as find_profile
+from kvsim.profiles import save
 from kvsim.recording import Recording, find, read
 from kvsim.steptime.card import load_card
 
@@ -69,7 +73,17 @@ def test_the_command_writes_a_card_that_runs_take(tmp_path: object) -> None:
     file = f"{tmp_path}/mine.toml"
     arguments = ["vllm-2xh200-llama-3-8b-light", "--card", "auto", "-o", file]
     done = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert "machine card of H200, times longer than measured: gpu" in done.output
+    assert "machine card of H200" in done.output
+    assert "Times longer than before: gpu" in done.output
+    assert f"--profile {file}" in done.output.replace("\n", "")
     card = load_card(file)
     assert card.num_gpus == 2
     assert np.all([0.5 < value < 2 for value in card.factors.values()])
+    told = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
+    assert json.loads(told.output)["factors"] == pytest.approx(card.factors, abs=1e-3)
+
+
+def test_a_profile_is_no_card(tmp_path: Path) -> None:
+    file = save(find_profile("vllm-h200-granite-350m"), tmp_path / "profile.toml")
+    with pytest.raises(UsageError, match="is a profile, not a machine card"):
+        load_card(file)

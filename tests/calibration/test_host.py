@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_the_command_says_where_the_gpu_comes_from(tmp_path: Path) -> None:
     text = output.read_text()
     assert f"# Made by: kvsim calibrate --gpu-from {GRANITE} hf-h200-granite-350m-first-prefills" in text
     assert tomllib.loads(text)["residuals"][0]["recording"] == "hf-h200-granite-350m-first-prefills"
+
+
+def test_the_profile_that_ships_is_found_and_the_host_told(tmp_path: Path) -> None:
+    output = tmp_path / "mine.toml"
+    arguments = ["vllm-h200-granite-350m-heldout-35", "--gpu-from", "auto", "-o", str(output), "--json"]
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert json.loads(done.output)["factors"]["host"] == pytest.approx(1.28, abs=0.1), "see kvsim.machines.hosts"
+    nothing_ships = ["vllm-h200-qwen3-8b-light", "--gpu-from", "auto", "-o", str(tmp_path / "other.toml")]
+    with pytest.raises(UsageError, match="no profile ships for vllm with qwen3-8b"):
+        CliRunner().invoke(command, nothing_ships, catch_exceptions=False)
 
 
 def test_with_a_static_cache_the_host_is_seen_compiling() -> None:

@@ -116,6 +116,13 @@ def test_what_no_engine_was_compared_with_is_marked() -> None:
     assert "4-bit weights by a formula" in awq.label
 
 
+def test_a_fresh_server_is_told_of_where_its_first_second_was_seen_to_differ() -> None:
+    gemma, words = find_model("gemma-3-4b-it"), "first second not modelled"
+    labels = [step_times(H200, gemma.served(tensor_parallel_size=size), "vllm").label for size in (1, 2)]
+    assert [words in label for label in labels] == [False, True]
+    assert words not in step_times(H200, QWEN.served(tensor_parallel_size=2), "vllm").label
+
+
 def test_a_gpu_of_the_users_own_has_step_times_of_its_data_sheet() -> None:
     """No list has its name, and no profile is of it."""
     own = replace(find_gpu("H100"), name="Mine")
