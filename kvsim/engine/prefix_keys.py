@@ -53,10 +53,6 @@ class PrefixKeys:
             for block, token in enumerate(last_tokens)
         ]
 
-    def from_prefix(self, group: Hashable, prefix_tokens: int) -> list[int]:
-        """Keys of the full blocks that lie inside the first `prefix_tokens` tokens, which all of `group` share."""
-        return [self._intern(("prefix", group, block)) for block in range(prefix_tokens // self.block_size)]
-
     def _intern(self, prefix: Hashable) -> int:
         return self._keys.setdefault(prefix, len(self._keys))
 
@@ -70,7 +66,8 @@ def knows_prefixes(workload: Workload) -> bool:
 def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
     """Keys of the full blocks of every prompt, from the most detailed account that there is of it.
 
-    They are those that `PrefixKeys` would hand out, one prompt after the other. A row is empty where nothing is known.
+    Where token ids or hashes are known they are those that `PrefixKeys` would hand out, one prompt after the other; the
+    full blocks inside a named prefix have keys of their own. A row is empty where nothing is known.
 
     Raises:
         WorkloadError: blocks would straddle the units that the workload has hashes of.

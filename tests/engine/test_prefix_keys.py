@@ -71,17 +71,8 @@ def test_blocks_that_straddle_units_are_refused(block_size: int, unit: int) -> N
         PrefixKeys(block_size).from_hashes([1, 2], unit, 48)
 
 
-def test_a_named_prefix_is_shared_by_its_group_alone() -> None:
-    keys = PrefixKeys(4)
-    ours = keys.from_prefix(1, 11)
-    assert len(ours) == len(set(ours)) == 2, "the third block is not the group's to its end"
-    assert keys.from_prefix(1, 8) == ours
-    assert not set(keys.from_prefix(2, 8)) & set(ours)
-    assert keys.from_prefix(1, 3) == []
-
-
 def test_keys_of_different_accounts_never_meet() -> None:
     keys = PrefixKeys(1)
-    accounts = keys.from_tokens([0, 1]), keys.from_hashes([0, 1], 1, 2), keys.from_prefix(0, 2)
-    assert len(set().union(*accounts)) == 6
+    accounts = keys.from_tokens([0, 1]), keys.from_hashes([0, 1], 1, 2)
+    assert len(set().union(*accounts)) == 4
     assert all(key >= 0 for account in accounts for key in account), "negative keys are those of private blocks"

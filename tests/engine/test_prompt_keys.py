@@ -28,7 +28,19 @@ def test_keys_of_all_prompts_are_those_of_one_after_the_other() -> None:
             elif hashes[row]:
                 expected = keys.from_hashes(hashes[row], 4, int(prompt[row]))
             else:
-                expected = (
-                    keys.from_prefix(int(group[row]), int(workload.prefix_tokens[row])) if group[row] >= 0 else []
-                )
+                places = range(workload.prefix_tokens[row] // block_size) if group[row] >= 0 else ()
+                expected = [keys._intern(("prefix", int(group[row]), place)) for place in places]
             assert one_by_one[row].tolist() == expected
+
+
+def test_a_named_prefix_is_shared_by_its_group_alone() -> None:
+    workload = Workload(
+        arrival_s=np.zeros(4), prompt_tokens=np.full(4, 20), output_tokens=np.ones(4, int),
+        prefix_group=np.array([1, 1, 0, 1]), prefix_tokens=np.array([11, 8, 8, 3]), prefix_names=("a", "b"),
+    )  # fmt: skip
+    keys = prompt_keys(workload, 4)
+    ours = keys[0].tolist()
+    assert len(ours) == len(set(ours)) == 2, "the third block is not the group's to its end"
+    assert keys[1].tolist() == ours
+    assert not set(keys[2].tolist()) & set(ours)
+    assert keys[3].tolist() == []
