@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.display.palette import NUM_HUES, channels_of
-from kvsim.memory.waste import SlotState
+from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
@@ -72,15 +72,11 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
 
 def colors_of(states: npt.NDArray[np.uint8], owners: IntArray) -> npt.NDArray[np.uint8]:
     """The colour of each unit by its state, and of what a request holds by the request: uint8[..., 3]."""
-    palette, hues, tints = (
-        np.array([channels_of(color) for color in colors], np.uint8)
-        for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS, OWNER_TINTS)
-    )
-    colors = palette[states]
-    for state, of_owners in ((SlotState.TOKEN, hues), (SlotState.RESERVED, tints)):
-        here = (states == state) & (owners != NO_OWNER)
-        colors[here] = of_owners[owners[here] % NUM_HUES]
-    return colors
+    table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
+    table[:] = np.array([channels_of(STATE_COLORS[state]) for state in SlotState], np.uint8)[:, None]
+    for state, of_owners in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
+        table[state, 1:] = [channels_of(color) for color in of_owners]
+    return table[states, np.where(owners == NO_OWNER, 0, 1 + owners % NUM_HUES)]
 
 
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:

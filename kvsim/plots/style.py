@@ -284,6 +284,11 @@ class Picture(Figure):
         minor = {axis: axis.get_minor_locator() for axis in axises if isinstance(axis.get_minor_locator(), LogLocator)}
         for axis in minor:
             axis.set_minor_locator(NullLocator())
+        for axes in self.axes:
+            for side, axis in (("left", axes.yaxis), ("bottom", axes.xaxis)):
+                if axis.get_tick_params().get(f"label{side}", True):
+                    # The labels reach further, and to measure a spine lays all ticks out once more.
+                    axes.spines[side].set_in_layout(False)
         self._engine.execute(self)
         self.set_layout_engine(None)  # one that does nothing would still have everything drawn once more
         for axes in self.axes:
