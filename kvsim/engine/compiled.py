@@ -189,7 +189,13 @@ def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Machine code of `function`; say so where a person waits for it."""
+    """Machine code of `function`; say so where a person waits for it.
+
+    Raises:
+        UsageError: numba is not there. Machine code of another layout was, or nobody would have asked.
+    """
+    if not has_numba():
+        raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine import numba_types, object_code  # noqa: PLC0415  as above
 
     begin_s = time.perf_counter()

@@ -51,6 +51,17 @@ def test_without_numba_everything_runs_and_asking_for_it_is_a_sentence(
         measure(requests(3), POLICY, make_machine(4000), engine="compiled")
 
 
+def test_machine_code_of_another_layout_does_not_do_without_numba(
+    make_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled, "_folders", lambda: [tmp_path])
+    monkeypatch.setattr(modes, "has_machine_code", lambda _: True)
+    monkeypatch.setattr(compiled, "has_numba", lambda: False)
+    compiled._ready.cache_clear()
+    with pytest.raises(UsageError, match="cannot be compiled without numba; take --engine interpreted"):
+        measure(requests(3), POLICY, make_machine(4000), engine="compiled")
+
+
 def test_a_package_that_cannot_be_imported_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str) -> None:
         raise ImportError("Numba needs NumPy 2.2 or less.")
