@@ -1,22 +1,28 @@
-"""How far predictions of servers short of memory are off: benchmarks/host_memory.py
+"""How far predictions of servers short of memory are off: benchmarks/host_memory.py [--write]
 
 For docs/second-tier.md: each recording beside what the card that ships says of its requests alone, and between which
-values that lies with its GPU's and its host's times as far off as such times usually are.
+values that lies with its GPU's and its host's times as far off as such times usually are; and each simulated again at
+the pace that it tells itself, as `kvsim diagnose` does. Prints both tables, and puts them there with --write.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from kvsim.calibration.clocks import in_words
+from kvsim.diagnosis import load_of, server_of
 from kvsim.experiments.bands import band_of
 from kvsim.experiments.validation import as_sent, concurrency_of, policy_of, validate
+from kvsim.fitting import Search
+from kvsim.fitting.outcome import outcome_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, from_card, is_in_process, served_model
 from kvsim.metrics import summarize
 from kvsim.recording import Recording, find, read
-from kvsim.simulation import Machine
+from kvsim.simulation import Machine, Measured
 
+PAGE = Path(__file__).parents[1] / "docs" / "second-tier.md"
 SHIPPED = ("offload", "offload-again", "offload-watermark", "no-offload", "offload-sync")
 BESIDE = Path(__file__).with_name("recordings") / "ragpulse"
 ROWS = {
@@ -34,9 +40,9 @@ def recordings() -> dict[str, Recording]:
     }
 
 
-def main() -> None:
-    print("| recording | | measured | predicted | between |\n|---|---|---|---|---|")
-    words = []
+def predicted() -> tuple[list[str], list[str]]:
+    """The rows of the first table, and a sentence on the clocks of each recording."""
+    rows, words = [], []
     for name, recording in recordings().items():
         meta = recording.meta
         gpu, model = find_gpu(meta.gpu), served_model(meta)
@@ -56,13 +62,47 @@ def main() -> None:
             row = next(row for row in result.rows if row.name == row_name)
             low, high = band.ranges[figure]
             held = "" if low <= row.measured <= high else " **misses**"
-            print(
-                f"| {f'`{name}`' if label == 'mean TTFT' else ''} | {label} | {form.format(row.measured)} | "
-                f"{form.format(row.simulated)} | {form.format(low)} to {form.format(high)}{held} |",
-                flush=True,
+            first = f"`{name}` " if label == "mean TTFT" else ""
+            rows.append(
+                f"| {first}| {label} | {form.format(row.measured)} | "
+                f"{form.format(row.simulated)} | {form.format(low)} to {form.format(high)}{held} |"
             )
         words.append(f"{name}: {in_words(result.clocks)}")
+    return rows, words
+
+
+def at_their_own_pace() -> list[str]:
+    """The rows of the second table."""
+    rows, search = [], Search(engine="interpreted")
+    for name, recording in recordings().items():
+        server, load = server_of(recording), load_of(recording)
+        measured = outcome_of(load, [Measured.of(recording)], server.machine())
+        [simulated] = search.outcomes([(server, load, 1.0)])
+        figures = [
+            ("mean TTFT", "{:.2f} s", measured.ttft_s.mean, simulated.ttft_s.mean),
+            ("preemptions", "{:,.0f}", measured.num_preemptions, simulated.num_preemptions),
+            ("output tokens/s", "{:,.0f}", measured.output_tokens_per_s, simulated.output_tokens_per_s),
+        ]
+        for number, (label, form, before, after) in enumerate(figures):
+            first = f"`{name}` | {server.pace.host:.2f}" if number == 0 else "|"
+            rows.append(f"| {first} | {label} | {form.format(before)} | {form.format(after)} |")
+    return rows
+
+
+def main() -> None:
+    first, words = predicted()
+    tables = {
+        "| recording | | measured | predicted | between |": first,
+        "| recording | host | | measured | simulated |": at_their_own_pace(),
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for head, rows in tables.items():
+        print("", head, *rows, sep="\n", flush=True)
+        begin = page.index("\n", page.index("\n", page.index(head)) + 1) + 1
+        page = page[:begin] + "\n".join(rows) + page[page.index("\n\n", begin) :]
     print("", *words, sep="\n")
+    if "--write" in sys.argv:
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
