@@ -7,7 +7,7 @@ and on a busy machine it still says what the work costs. The wall clock and the 
 are made once in FOLDER (a temporary one by default) and used again.
 
 The exit code is 1 when a figure is more than 1.5 times over its goal. Goals are for a core that adds up a million whole
-numbers in Python in 46 ms; on another machine they are stretched by what it takes there, which is printed.
+numbers in Python in 46 ms; on another machine they are stretched by what that takes there, beside each figure.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 TOLERATED = 1.5
 REFERENCE_S = 0.046
@@ -220,7 +221,7 @@ def shown_sweep(backend: str, inputs: Inputs) -> bool:
 
 
 def slowness() -> float:
-    """How much longer this machine takes than the one for which the goals were set; never less than 1."""
+    """How much longer this machine takes now than the one for which the goals were set; never less than 1."""
 
     def add_up() -> float:
         begin_s, total = time.process_time(), 0
@@ -228,7 +229,7 @@ def slowness() -> float:
             total += number
         return time.process_time() - begin_s
 
-    return max(1.0, min(add_up() for _ in range(20)) / REFERENCE_S)
+    return max(1.0, median(add_up() for _ in range(10)) / REFERENCE_S)
 
 
 def main() -> None:
@@ -245,10 +246,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        inputs, stretch = Inputs(folder, arguments.mooncake), slowness()
-        print(f"this machine: {stretch:.2f} times as long as the one for which the goals were set\n")
-        print(f"{'':34} {'CPU s':>8} {'goal':>6} {'times':>6} {'wall s':>8} {'MiB':>6} {'goal':>6}")
-        missed = [wait.name for wait in chosen if not shown(wait, inputs, stretch)]
+        inputs = Inputs(folder, arguments.mooncake)
+        print(f"{'':34} {'CPU s':>8} {'slow':>5} {'goal':>6} {'times':>6} {'wall s':>8} {'MiB':>6} {'goal':>6}")
+        missed = [wait.name for wait in chosen if not shown(wait, inputs)]
         for backend in ("loky", "dask", "ray"):
             name = f"sweep on {backend}"
             if (not arguments.only or name.startswith(tuple(arguments.only))) and not shown_sweep(backend, inputs):
@@ -257,15 +257,19 @@ def main() -> None:
         raise SystemExit(f"more than {TOLERATED} times over: {', '.join(missed)}")
 
 
-def shown(wait: Wait, inputs: Inputs, stretch: float) -> bool:
-    """Print one row; whether it is within what is tolerated."""
+def shown(wait: Wait, inputs: Inputs) -> bool:
+    """Print one row; whether it is within what is tolerated.
+
+    A machine's speed changes within minutes: what stretches the goal is measured before and after.
+    """
     command = wait.command(inputs)
     if command is None:
         print(f"{wait.name:34} not measured: its input is missing (--mooncake)")
         return True
-    found, goal_s = measure(command), wait.goal_s * stretch
+    before, found, after = slowness(), measure(command), slowness()
+    goal_s = wait.goal_s * (before + after) / 2
     times = max(found.cpu_s / goal_s, 0 if wait.goal_mib is None else found.peak_mib / wait.goal_mib)
-    time_s = f"{found.cpu_s:8.2f} {goal_s:6.1f} {times:6.2f} {found.wall_s:8.2f}"
+    time_s = f"{found.cpu_s:8.2f} {(before + after) / 2:5.2f} {goal_s:6.1f} {times:6.2f} {found.wall_s:8.2f}"
     memory = f"{found.peak_mib:6.0f}" + ("" if wait.goal_mib is None else f" {wait.goal_mib:6.0f}")
     print(f"{wait.name:34} {time_s} {memory}", flush=True)
     return times <= TOLERATED
