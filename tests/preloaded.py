@@ -66,9 +66,10 @@ class Commands:
         self._server.communicate()
 
 
-def _prepare() -> None:
+def load(*others: str) -> None:
+    """Import what commands import, and `others`, for forks of this process."""
     ours = [module.name for module in pkgutil.iter_modules(kvsim.cli.__path__) if module.name not in _EXTRA]
-    for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES):
+    for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES, *others):
         import_module(module)
     gc.collect()
     gc.freeze()  # a fork that collects garbage would copy all of this
@@ -98,6 +99,6 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _prepare()
+    load()
     _serve()
     kvsim.cli.main()

@@ -55,7 +55,7 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwr
         print_json({"rows": [outcome.as_dict() for outcome in outcomes]})
     else:
         _print_outcomes(outcomes)
-    if any(not outcome.passed and not outcome.is_refuted for outcome in outcomes):
+    if any(outcome.failed for outcome in outcomes):
         sys.exit(1)
 
 
@@ -77,7 +77,7 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
             f"{row.name}: {row.title}", ["", "published", "ours", "", ""], lines, figures=(1, 2), note=f"{notes}\n"
         )
     refuted = [outcome.row.name for outcome in outcomes if outcome.is_refuted]
-    failed = [outcome.row.name for outcome in outcomes if not outcome.passed and not outcome.is_refuted]
+    failed = [outcome.row.name for outcome in outcomes if outcome.failed]
     others = "all other figures" if refuted else "all figures"
     verdict = f"outside their bands: {', '.join(failed)}" if failed else f"{others} are inside their bands"
     if refuted:

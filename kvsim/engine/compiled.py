@@ -192,7 +192,7 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
     """Machine code of `function`; say so where a person waits for it.
 
     Raises:
-        UsageError: numba is not there. Machine code of another layout was, or nobody would have asked.
+        UsageError: numba is not there; machine code that was at hand is of another layout.
     """
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")

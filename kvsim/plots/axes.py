@@ -20,11 +20,31 @@ if TYPE_CHECKING:
 
 
 def stairs(
-    axes: Axes, values: FloatArray, edges: FloatArray, *, baseline: float | None, color: str, **line: Any
+    axes: Axes,
+    values: FloatArray,
+    edges: FloatArray,
+    *,
+    line: tuple[str, Any],
+    width_pt: float,
+    label: str,
+    baseline: float | None = None,
 ) -> None:
-    """What `axes.stairs` draws. Of a patch, that one looks for the extremes of every edge as if it were a curve."""
+    """What `axes.stairs` draws. Of a patch, that one looks for the extremes of every edge as if it were a curve.
+
+    Args:
+        axes: where it is drawn.
+        values: heights of the steps.
+        edges: where they begin and end, one more than steps.
+        line: colour and dashes.
+        width_pt: width of the line in points.
+        label: name in a legend.
+        baseline: height from which the first step rises and to which the last one falls; None to begin and end there.
+    """
+    color, dashes = line
     foot: Any = baseline  # the stubs do not know that there need be none
-    patch = StepPatch(values, edges, baseline=foot, edgecolor=color, fill=False, **line)
+    patch = StepPatch(
+        values, edges, baseline=foot, edgecolor=color, fill=False, linestyle=dashes, linewidth=width_pt, label=label
+    )
     axes.add_artist(patch)
     axes.update_datalim(np.concatenate((np.column_stack((edges[:-1], values)), np.column_stack((edges[1:], values)))))
     if baseline is not None:

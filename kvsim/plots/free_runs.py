@@ -86,9 +86,8 @@ def free_runs(
         for of_run, name, (color, dashes) in zip(free, names, LINES, strict=False):
             share, slots = of_run.percent_by_length, of_run.asked_slots
             edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
-            stairs(
-                axes, share, edges, baseline=0.0, color=color, linestyle=dashes, linewidth=picture.line_pt, label=name
-            )
+            line, width_pt = (color, dashes), picture.line_pt
+            stairs(axes, share, edges, line=line, width_pt=width_pt, label=name, baseline=0.0)
             if slots:
                 axes.axvline(slots, color=color, linestyle=dashes, linewidth=0.8)
                 axes.annotate(

@@ -39,22 +39,13 @@ def occupancy(
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.85)
         panels = picture.subplots(3, 1, sharex=True)
-        for recording, name, (color, dashes) in zip(recordings, names, LINES, strict=False):
+        for recording, name, line in zip(recordings, names, LINES, strict=False):
             bins, slots = TimeBins.of(recording), waste_of(recording)
             summaries.append(summarize(recording, slots))
             columns = (slots.held, np.append(recording.steps.num_scheduled, 0), np.append(recording.steps.waiting, 0))
             for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
                 means = scale * bins.mean(slots.time_s, values)
-                stairs(
-                    axes,
-                    means,
-                    bins.edges_s,
-                    baseline=None,
-                    color=color,
-                    linestyle=dashes,
-                    linewidth=picture.line_pt,
-                    label=name,
-                )
+                stairs(axes, means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
         panels[0].set(
             ylabel="%",
             xlim=(0, max(recording.duration_s for recording in recordings)),

@@ -47,16 +47,7 @@ def queue(
             waiting = np.append(steps.waiting, 0).astype(np.int64)
             time_s = np.append(steps.start_s, recording.duration_s)
             means = bins.mean(time_s, waiting)
-            stairs(
-                panels[0],
-                means,
-                bins.edges_s,
-                baseline=None,
-                color=color,
-                linestyle=dashes,
-                linewidth=picture.line_pt,
-                label=name,
-            )
+            stairs(panels[0], means, bins.edges_s, line=(color, dashes), width_pt=picture.line_pt, label=name)
             panels[1].plot(*_waits(recording), color=color, linestyle=dashes)
             said.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))
         last_arrival_s = max(float(recording.requests.arrival_s.max(initial=0.0)) for recording in recordings)

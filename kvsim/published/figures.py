@@ -89,6 +89,11 @@ class Outcome:
         """Whether every number is inside its band."""
         return all(figure.holds(ours) for figure, ours in zip(self.row.figures, self.ours, strict=True))
 
+    @property
+    def failed(self) -> bool:
+        """Whether a figure is outside its band, by assumptions that can be."""
+        return not self.passed and not self.is_refuted
+
     def as_dict(self) -> dict[str, Any]:
         """Everything as nested dictionaries of strings and numbers."""
         return {

@@ -33,7 +33,7 @@ def requests_at_hand(folder: Path) -> Requests | None:
         document = json.loads(file.read_bytes())
         if document[_DIGEST] != _digest(folder):
             return None
-    except OSError:
+    except (OSError, ValueError, KeyError):  # it is not there, or was damaged
         return None
     return Requests(**{name: _column(document[name], spec.dtype) for name, spec in Requests.columns()})
 

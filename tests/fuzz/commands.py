@@ -5,9 +5,7 @@ The processes are forked from one that has imported everything: to start Python 
 
 from __future__ import annotations
 
-import gc
 import os
-import pkgutil
 import signal
 import sys
 import time
@@ -20,6 +18,7 @@ import kvsim.cli
 from kvsim.recording import read
 from kvsim.steptime.card import load_card
 from tests.fuzz.seeds import ROOT, make_seeds
+from tests.preloaded import load
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "--workload", "paged", "-o", "out"),
@@ -52,27 +51,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "attach": ("tui", "--attach", "127.0.0.1:1", "-o", "out", "--overwrite"),
     "attach metrics": ("tui", "--attach", "http://127.0.0.1:1/metrics", "-o", "out.csv", "--overwrite"),
 }  # fmt: skip
-_LOADED = (
-    "pandas", "perfetto.trace_builder.proto_builder", "scipy.optimize", "matplotlib.backends.backend_agg",
-    "rich.progress", "kvsim.calibration", "kvsim.exporters", "kvsim.fitting", "kvsim.importers", "kvsim.plots.report",
-    "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands", "kvsim.experiments.sweeps",
-    "kvsim.experiments.validation", "kvsim.tui.app", "kvsim.tui.lessons",
-)  # fmt: skip
+_LOADED = ("pandas", "perfetto.trace_builder.proto_builder")
 _LOADED_TO_CAPTURE = ("kvsim.capture.hf",)
-_NOT_LOADED = ("serve",)
-"""A module of the command line that needs an extra, and that no command here does."""
 
 
 def prepare(folder: Path, names: Collection[str]) -> None:
     """Make what the commands of these names read, below `folder`, and import what they import."""
     if in_a_fork(lambda: make_seeds(folder)):  # whose threads a fork would not have
         raise SystemExit("the seeds cannot be made")
-    ours = [f"kvsim.cli.{module.name}" for module in pkgutil.iter_modules(kvsim.cli.__path__)
-            if module.name not in _NOT_LOADED]  # fmt: skip
-    for module in (*ours, *_LOADED, *(_LOADED_TO_CAPTURE if "capture" in names else ())):
-        import_module(module)
-    gc.collect()
-    gc.freeze()  # a fork that collects garbage would copy all of this
+    load(*_LOADED, *(_LOADED_TO_CAPTURE if "capture" in names else ()))
 
 
 def run(

@@ -12,6 +12,7 @@ from kvsim.cli.workload import DEFAULT_WORKLOAD
 from kvsim.errors import RecordingError
 from kvsim.importers import workload_of
 from kvsim.recording import RecordedRequests, Recording, find, read, read_requests
+from kvsim.recording import requests_at_hand as requests_at_hand_module
 from kvsim.recording.provenance import meta_as_text
 from kvsim.recording.requests_at_hand import as_text, file_of, requests_at_hand
 from kvsim.recording.tables import Requests
@@ -43,6 +44,13 @@ def test_the_requests_alone_are_served_as_those_of_the_whole_recording() -> None
     assert (ours.name, ours.description, list(ours.ids)) == (theirs.name, theirs.description, list(theirs.ids))
     np.testing.assert_array_equal(ours.arrival_s, theirs.arrival_s)
     np.testing.assert_array_equal(ours.output_tokens, theirs.output_tokens)
+
+
+def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests_at_hand_module, "_FOLDER", tmp_path)
+    for damaged in ("{", "{}"):
+        file_of(DEFAULT_WORKLOAD).write_text(damaged)
+        assert requests_at_hand(FOLDER) is None
 
 
 def test_a_file_that_is_not_the_one_is_read(tmp_path: Path) -> None:
