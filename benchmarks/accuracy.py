@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 
+from pages import with_rows
+
 from kvsim.calibration import calibrate_host
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, observe_on
@@ -69,12 +71,6 @@ def short(name: str) -> str:
     return name.replace("-h200-", "-…-")
 
 
-def with_table(page: str, lines: list[str]) -> str:
-    """`page` with the table that begins with the first of `lines` made anew."""
-    begin = page.index(lines[0])
-    return page[:begin] + "\n".join(lines) + page[page.index("\n\n", begin) :]
-
-
 def profile_of(name: str) -> Profile | None:
     """The shipped profile for a recording, if there is one."""
     try:
@@ -128,7 +124,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for lines in tables:
         print("", *lines, sep="\n")
-        page = with_table(page, lines)
+        page = with_rows(page, lines[0], lines[2:])
     if "--write" in sys.argv:
         PAGE.write_text(page, encoding="utf-8")
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from pages import with_rows
 from predictions import PAGE, by_card, error, machine_of, own_card, recordings
 
 from kvsim.calibration.card import awake_times, factors_of
@@ -84,9 +85,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     if "--write" in sys.argv:
         page = PAGE.read_text(encoding="utf-8")
-        begin = page.index(HEAD)
-        page = page[:begin] + "\n".join(lines) + page[page.index("\n\n", begin) :]
-        PAGE.write_text(page, encoding="utf-8")
+        PAGE.write_text(with_rows(page, HEAD, lines[2:]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pages import with_rows
+
 from kvsim.calibration.clocks import in_words
 from kvsim.diagnosis import load_of, server_of
 from kvsim.experiments.bands import band_of
@@ -98,8 +100,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for head, rows in tables.items():
         print("", head, *rows, sep="\n", flush=True)
-        begin = page.index("\n", page.index("\n", page.index(head)) + 1) + 1
-        page = page[:begin] + "\n".join(rows) + page[page.index("\n\n", begin) :]
+        page = with_rows(page, head, rows)
     print("", *words, sep="\n")
     if "--write" in sys.argv:
         PAGE.write_text(page, encoding="utf-8")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pages import with_rows
+
 DOCS = Path(__file__).parents[1] / "docs"
 Run = Mapping[str, Any]
 
@@ -130,12 +132,6 @@ def run(flags: str) -> Run:
     command = [sys.executable, "-m", "kvsim", "run", *shlex.split(flags), "--no-band", "--json"]
     found: Run = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found
-
-
-def with_rows(page: str, head: str, rows: list[str]) -> str:
-    """`page` with `rows` below the head that begins so."""
-    begin = page.index("\n", page.index("\n", page.index(head)) + 1) + 1
-    return page[:begin] + "\n".join(rows) + page[page.index("\n\n", begin) :]
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages import with_rows
+
 PAGE = Path(__file__).parents[1] / "docs" / "second-tier.md"
 MOONCAKE = (
     *("--num-requests", "1500", "--rate", "1.5", "--kv-gib", "100"),
@@ -71,12 +73,6 @@ def way_row(name: str, point: Point) -> str:
         f"| {name} | {point['num_preemptions']:,} | {point['output_tokens_per_s']:,.0f} | "
         f"{point['ttft_s.mean']:.1f} | {1e3 * point['tpot_s.mean']:.1f} |"
     )
-
-
-def with_rows(page: str, head: str, rows: Sequence[str]) -> str:
-    """`page` with `rows` below the table's head that begins with `head`."""
-    begin = page.index("\n", page.index("\n", page.index(head)) + 1) + 1
-    return page[:begin] + "\n".join(rows) + page[page.index("\n\n", begin) :]
 
 
 def figure_file(name: str, *, write: bool) -> Path | None:
