@@ -69,7 +69,7 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
         facts.append(f"{100 * load.hit_share:.0f} % of prompt tokens were found in the prefix cache")
     return Glance(
         load=load,
-        verdict=_verdict(load),
+        verdict=_verdict(looks, load),
         facts=tuple(facts),
         unknown=(
             "which request took whose blocks, and when",
@@ -84,20 +84,38 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
     )
 
 
-def _verdict(load: Load) -> str:
+def _verdict(looks: Sequence[ServerMetrics], load: Load) -> str:
     now, often = load.now, load.preemptions_per_min
     if often:
         return f"Memory is short: {often:,.0f} preemptions a minute, and {now.waiting:,} requests wait."
-    if now.waiting and now.fullest_usage >= _FULL:
-        return f"Memory is short: the pool is full and {now.waiting:,} requests wait."
+    if _waiting_for_room(now):
+        return _why_waiting([_waiting_for_room(look) for look in looks], now)
     if now.waiting:
-        return (
-            f"{now.waiting:,} requests wait although {100 * (1 - now.fullest_usage):.0f} % of the pool is free: a "
-            "limit of the scheduler holds them back (max_num_seqs or max_num_batched_tokens)."
-        )
+        return f"{now.waiting:,} requests wait for something else than memory: a KV transfer or a LoRA adapter."
     if now.preemptions and often is None:
         return f"Nothing waits now; {now.preemptions:,} preemptions since the server started. Look for longer."
     return "Nothing waits and nothing is preempted now."
+
+
+def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
+    """What the numbers of requests that waited for room, one a look, tell of the pool and of the scheduler."""
+    if now.fullest_usage >= _FULL:
+        return f"Memory is short: the pool is full and {for_room[-1]:,} requests wait."
+    free = f"{100 * (1 - now.fullest_usage):.0f} % of the pool is free"
+    if all(for_room):
+        return (
+            f"{for_room[-1]:,} requests wait although {free}: a limit of the scheduler holds them back (max_num_seqs "
+            "or max_num_batched_tokens)."
+        )
+    return (
+        f"{for_room[-1]:,} requests wait now although {free}, and none did in {for_room.count(0):,} of "
+        f"{len(for_room):,} looks: nothing holds requests back for long."
+    )
+
+
+def _waiting_for_room(look: ServerMetrics) -> int:
+    """Requests that wait for memory or for a place in the batch."""
+    return max(look.waiting - look.deferred, 0)
 
 
 def _blocks(now: ServerMetrics) -> str:

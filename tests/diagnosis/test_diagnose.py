@@ -190,6 +190,25 @@ def test_metrics_say_whether_and_not_why(usage: float, waiting: int, preempted: 
     assert seen.to_record.startswith("KVSIM_RECORD=runs/mine vllm serve m --scheduler-cls kvsim.capture.vllm.")
 
 
+@pytest.mark.parametrize(
+    ("waiting", "deferred", "verdict"),
+    [
+        ((0, 0, 3), 0, "3 requests wait now although 60 % of the pool is free, and none did in 2 of 3 looks: nothing "),
+        ((3, 1, 3), 0, "3 requests wait although 60 % of the pool is free: a limit of the scheduler "),
+        ((3, 4, 5), 2, "3 requests wait although 60 % of the pool is free: a limit of the scheduler "),
+        ((2, 2, 2), 2, "2 requests wait for something else than memory: "),
+        ((3, 3, 0), 0, "Nothing waits and nothing is preempted now."),
+    ],
+)  # fmt: skip
+def test_only_who_waits_at_every_look_is_held_back(waiting: tuple[int, ...], deferred: int, verdict: str) -> None:
+    by_reason = f'vllm:num_requests_waiting_by_reason{{engine="0",reason="deferred"}} {deferred}\n'
+    looks = [
+        parse_metrics(PAGE.format(usage=0.4, waiting=each, preemptions=0, finished=9) + by_reason, float(time_s))
+        for time_s, each in enumerate(waiting)
+    ]
+    assert glance(looks).verdict.startswith(verdict)
+
+
 def test_a_single_look_knows_no_rate() -> None:
     seen = glance([parse_metrics(PAGE.format(usage=0.2, waiting=0, preemptions=50, finished=0), 0.0)])
     assert "since the server started. Look for longer." in seen.verdict

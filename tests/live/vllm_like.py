@@ -40,12 +40,19 @@ class Engine:
         self.running: list[Sequence] = []
         self.counts = dict.fromkeys(("num_preemptions", "prompt_tokens", "generation_tokens", "request_success"), 0)
         self.lock = threading.Lock()
+        self._page = self._written()
+
+    def metrics(self) -> str:
+        """As vLLM writes them, at the end of a step: a request that waits there was not admitted by it."""
+        with self.lock:
+            return self._page
 
     def run(self, until: threading.Event) -> None:
         """Take steps."""
         while not until.wait(self.step_s):
             with self.lock:
                 self._step()
+                self._page = self._written()
 
     def _step(self) -> None:
         while self.waiting and self.waiting[0].needs(self.waiting[0].prompt_tokens) <= self.free:
@@ -87,17 +94,15 @@ class Engine:
         self.free += sequence.num_blocks
         sequence.num_blocks = 0
 
-    def metrics(self) -> str:
-        """As vLLM writes them."""
+    def _written(self) -> str:
         labels = 'engine="0",model_name="small"'
-        with self.lock:
-            lines = [f"vllm:{name}_total{{{labels}}} {count}" for name, count in self.counts.items()]
-            lines += [
-                f"vllm:kv_cache_usage_perc{{{labels}}} {1 - self.free / self.num_blocks}",
-                f"vllm:num_requests_running{{{labels}}} {len(self.running)}",
-                f"vllm:num_requests_waiting{{{labels}}} {len(self.waiting)}",
-                f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{self.num_blocks}"}} 1.0',
-            ]
+        lines = [f"vllm:{name}_total{{{labels}}} {count}" for name, count in self.counts.items()]
+        lines += [
+            f"vllm:kv_cache_usage_perc{{{labels}}} {1 - self.free / self.num_blocks}",
+            f"vllm:num_requests_running{{{labels}}} {len(self.running)}",
+            f"vllm:num_requests_waiting{{{labels}}} {len(self.waiting)}",
+            f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{self.num_blocks}"}} 1.0',
+        ]
         return "\n".join(lines) + "\n"
 
 
