@@ -58,11 +58,13 @@ class Column:
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
+    counts: bool = False
+    """Whether it goes up by small steps, so that a file is smaller and read sooner where differences stand in it."""
 
 
-def column(dtype: str, *, names: type[IntEnum] | None = None) -> Any:
+def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = False) -> Any:
     """A column that every file has."""
-    return field(metadata={"column": Column(dtype, names)})
+    return field(metadata={"column": Column(dtype, names, counts=counts)})
 
 
 def optional_column(dtype: str) -> Any:
@@ -138,10 +140,10 @@ class Requests(Table):
 
     name: ClassVar[str] = "requests"
 
-    request: IntArray = column("int32")
+    request: IntArray = column("int32", counts=True)
     id: npt.NDArray[np.str_] = column("str")
     arrival_s: FloatArray = column("float64")
-    arrival_seq: IntArray = column("int64")
+    arrival_seq: IntArray = column("int64", counts=True)
     prompt_tokens: IntArray = column("int32")
     output_tokens: IntArray = column("int32")
     max_tokens: IntArray = column("int32")
@@ -161,9 +163,9 @@ class Steps(Table):
 
     name: ClassVar[str] = "steps"
 
-    step: IntArray = column("int32")
-    schedule_seq: IntArray = column("int64")
-    output_seq: IntArray = column("int64")
+    step: IntArray = column("int32", counts=True)
+    schedule_seq: IntArray = column("int64", counts=True)
+    output_seq: IntArray = column("int64", counts=True)
     start_s: FloatArray = column("float64")
     end_s: FloatArray = column("float64")
     prefill_tokens: IntArray = column("int32")
@@ -194,7 +196,7 @@ class Schedule(Table):
 
     name: ClassVar[str] = "schedule"
 
-    step: IntArray = column("int32")
+    step: IntArray = column("int32", counts=True)
     request: IntArray = column("int32")
     computed_before: IntArray = column("int32")
     tokens: IntArray = column("int32")
@@ -212,8 +214,8 @@ class Memory(Table):
 
     name: ClassVar[str] = "memory"
 
-    seq: IntArray = column("int64")
-    step: IntArray = column("int32")
+    seq: IntArray = column("int64", counts=True)
+    step: IntArray = column("int32", counts=True)
     kind: IntArray = column("uint8", names=MemoryKind)
     request: IntArray = column("int32")
     position: IntArray = column("int32")

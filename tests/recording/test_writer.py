@@ -163,6 +163,20 @@ def test_a_request_that_goes_on_keeps_its_row_and_those_after_it(
     assert len(schedule) == 101
 
 
+def test_columns_that_count_up_take_almost_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableFile, "rows_per_group", 1 << 17)
+    count = np.arange(20_000)
+    file = TableFile(tmp_path / "schedule.parquet")
+    drawn = np.random.default_rng(0).integers(0, 1 << 30, len(count)).astype(np.int32)
+    file.append(Schedule(step=count.astype(np.int32), request=drawn, computed_before=drawn, tokens=drawn))
+    file.finish()
+    file.close("")
+    group = pq.read_metadata(tmp_path / "schedule.parquet").row_group(0)
+    size_of = {group.column(nth).path_in_schema: group.column(nth).total_compressed_size for nth in range(4)}
+    assert size_of["step"] < 1_000 < 4 * len(count) < size_of["request"]
+    assert (pq.read_table(tmp_path / "schedule.parquet")["step"].to_numpy() == count).all()
+
+
 def report(builder: RecordingBuilder, num_steps: int, long_until: int) -> None:
     """In each step a new request comes, decodes a token and leaves; the first decodes in `long_until` steps."""
     first = builder.arrived("long", 0.0, 1, num_steps)
