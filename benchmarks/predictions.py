@@ -27,7 +27,7 @@ from kvsim.machines import (
     sheet_card,
 )
 from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
-from kvsim.profiles import listed_name
+from kvsim.profiles import served_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime import Pace, at_pace
 from kvsim.steptime.card import Card, load_card
@@ -61,9 +61,11 @@ SECTIONS = {
 """Headings of the page, and how many rows, worst first, stand below each."""
 SUMMARY = {
     Basis.MODEL: "such a GPU and the model measured (a profile)",
+    Basis.FITTED_THERE: "a card, fitted to one recording of this model there",
     Basis.FITTED: "a card, fitted to one recording of another model there",
     Basis.MACHINE: "the machine measured, the model not (its own card)",
     Basis.GPU: "such a GPU measured in another host, the model not (a card that ships)",
+    Basis.SHEET_FITTED: "a data sheet, fitted to one recording there",
     Basis.SHEET: "a data sheet (H100 from the H200's efficiencies)",
 }
 """Rows of the page's first table."""
@@ -129,37 +131,64 @@ def gpu_measured(everything: dict[str, Recording]) -> Iterator[Found]:
             yield "a card of the GPU", by_card(own_card(recording), recording)
 
 
-def fitted_with_another(everything: dict[str, Recording]) -> Iterator[Found]:
-    """Cards with the factors that one recording of each other model on the machine tells."""
+def fitted(
+    everything: dict[str, Recording], base: Callable[[Recording], Card], tells: Callable[[Recording, Recording], bool]
+) -> Iterator[Found]:
+    """Cards with the factors that one recording of each model on the machine tells, of those that `tells` admits."""
     for recording in everything.values():
         others: dict[str, Recording] = {}
         for other in everything.values():
-            if machine_of(other) == machine_of(recording) and shape_of(other) != shape_of(recording):
+            if other is not recording and machine_of(other) == machine_of(recording) and tells(other, recording):
                 others.setdefault(shape_of(other), other)
         for other in others.values():
-            card, _ = calibrate_card(own_card(other), [other])
-            fitted = replace(own_card(recording), factors=card.factors)
-            yield f"the card, fitted to {short(other.name)}", by_card(fitted, recording)
+            card, _ = calibrate_card(base(other), [other])
+            told = replace(base(recording), factors=card.factors)
+            yield f"the card, fitted to {short(other.name)}", by_card(told, recording)
+
+
+def fitted_with_another(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards with the factors that a recording of each other model on the machine tells."""
+    yield from fitted(everything, own_card, lambda other, recording: shape_of(other) != shape_of(recording))
+
+
+def fitted_there(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards with the factors that another recording of the same model on the machine tells."""
+    yield from fitted(everything, own_card, lambda other, recording: shape_of(other) == shape_of(recording))
 
 
 def shape_of(recording: Recording) -> str:
     """The model and how it was served."""
-    model = served_model(recording.meta)
-    return f"{listed_name(model)} {model.tensor_parallel_size} {model.kv_cache_dtype}"
+    return served_name(served_model(recording.meta))
+
+
+def has_a_sheet(recording: Recording) -> bool:
+    """Whether the card of the data sheet of the recording's GPU borrowed nothing from that very GPU."""
+    return find_gpu(recording.meta.gpu).name != "H200"
+
+
+def sheet_of(recording: Recording) -> Card:
+    return sheet_card(find_gpu(recording.meta.gpu))
+
+
+def sheet_fitted(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Data sheets with the factors that a recording of each model on the machine tells."""
+    yield from fitted(everything, sheet_of, lambda _, recording: has_a_sheet(recording))
 
 
 def data_sheet(everything: dict[str, Recording]) -> Iterator[Found]:
     """Data sheets, on GPUs whose card they did not borrow from."""
     for recording in everything.values():
-        if find_gpu(recording.meta.gpu).name != "H200":
-            yield "the data sheet", by_card(sheet_card(find_gpu(recording.meta.gpu)), recording)
+        if has_a_sheet(recording):
+            yield "the data sheet", by_card(sheet_of(recording), recording)
 
 
 TABLES = {
     Basis.MODEL: model_measured,
+    Basis.FITTED_THERE: fitted_there,
     Basis.FITTED: fitted_with_another,
     Basis.MACHINE: machine_measured,
     Basis.GPU: gpu_measured,
+    Basis.SHEET_FITTED: sheet_fitted,
     Basis.SHEET: data_sheet,
 }
 

@@ -20,7 +20,7 @@ from kvsim.calibration.predict import predict, step_durations
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import in_batches_of, is_in_process, linked, served_model
-from kvsim.profiles import Residual
+from kvsim.profiles import Residual, served_name
 from kvsim.recording import Recording
 from kvsim.steptime.card import Card
 from kvsim.steptime.reduction import never_asleep, on_machine
@@ -55,7 +55,8 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     }
     factors = factors_of([(times_with[item.name], item) for item in observed])
     residuals = tuple(residual_of(item, times_with[item.name](factors)) for item in observed)
-    return replace(card, factors={**card.factors, **factors}), residuals
+    told_by = {item.name: served_name(served_model(item.meta)) for item in recordings}
+    return replace(card, factors={**card.factors, **factors}, fitted_to=told_by), residuals
 
 
 def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:

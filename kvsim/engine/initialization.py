@@ -34,7 +34,7 @@ from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
-from kvsim.steptime import Roofline, Staged, StepTimeModel
+from kvsim.steptime import COEFFICIENTS, Roofline, Staged, StepTimeModel
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -335,14 +335,13 @@ def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
         interpreted: Any = list(stages or (step_time,))
         return interpreted  # type: ignore[no-any-return]
     assert stages, "the caller refuses models of its own"
-    names = [field.name for field in fields(Roofline) if field.name not in ("label", "calibrated")]
     kinds: list[Any] = [
         (name, np.int64 if name == "max_captured_tokens" else np.float64, np.shape(getattr(stages[0], name)))
-        for name in names
+        for name in COEFFICIENTS
     ]
     made: Any = np.zeros(len(stages), np.dtype(kinds))
     for index, stage in enumerate(stages):
-        for name in names:
+        for name in COEFFICIENTS:
             made[name][index] = getattr(stage, name)
     return made  # type: ignore[no-any-return]
 

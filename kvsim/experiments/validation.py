@@ -78,7 +78,7 @@ class Validation:
     times_from: str
     """The source of the step times, in words."""
     held_out: bool
-    """Whether the profile was fitted without this recording."""
+    """Whether the times were fitted without this recording."""
     extrapolates: tuple[str, ...]
     """Sentences about simulated steps that left the range that was fitted."""
     assumes: tuple[str, ...]
@@ -184,7 +184,7 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         measured=recording,
         simulated=simulated,
         times_from=times.label,
-        held_out=not isinstance(times, Watched) or recording.name not in times.fitted_to,
+        held_out=not isinstance(times, Watched | Roofline) or recording.name not in times.fitted_to,
         extrapolates=tuple(times.beyond()) if isinstance(times, Watched) else (),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),

@@ -17,7 +17,7 @@ from kvsim.machines.errors import Basis, with_error
 from kvsim.machines.hosts import host_words, middle_host
 from kvsim.models import Model
 from kvsim.models.layers import Mamba2
-from kvsim.profiles import carried, find, is_shipped, match
+from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
 from kvsim.steptime.card import Card, load_card
@@ -181,7 +181,7 @@ def from_card(
     """
     _check_gpu(card, gpu)
     card = linked(card, gpu, model.tensor_parallel_size)
-    basis = _basis(card)
+    basis = _basis(card, model, engine)
     if engine != "vllm":
         host = Pace(host=card.launch_s / PROFILE_LAUNCH_S * card.factors.get("host", 1.0))
         fitted = match(gpu, model, engine)
@@ -191,9 +191,10 @@ def from_card(
         if not captured:
             times = times.uncaptured()
     guessed = "uncalibrated " if basis is Basis.SHEET else ""
-    of = "".join(f", {words}" for words in _never_measured(model))
+    unnamed = ["fitted to recordings that the card does not name"] if card.factors and not card.fitted_to else []
+    of = "".join(f", {words}" for words in (*unnamed, *_never_measured(model)))
     label = with_error(f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})", basis)
-    return replace(times, label=label, calibrated=basis is not Basis.SHEET)
+    return replace(times, label=label, calibrated=basis is not Basis.SHEET, fitted_to=tuple(card.fitted_to))
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
@@ -260,11 +261,12 @@ def _never_measured(model: Model) -> list[str]:
     return [words for words, applies in found.items() if applies]
 
 
-def _basis(card: Card) -> Basis:
+def _basis(card: Card, model: Model, engine: str) -> Basis:
     if not card.measured:
-        return Basis.SHEET
-    if card.factors:
-        return Basis.FITTED
+        return Basis.SHEET_FITTED if card.factors else Basis.SHEET
+    if card.factors:  # recordings of vLLM alone tell them
+        is_told = engine == "vllm" and served_name(model) in card.fitted_to.values()
+        return Basis.FITTED_THERE if is_told else Basis.FITTED
     return Basis.GPU if card in shipped_cards() else Basis.MACHINE
 
 

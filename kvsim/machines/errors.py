@@ -25,10 +25,12 @@ class Basis(Enum):
     """What step times rest on."""
 
     MODEL = "machine and model measured"
-    FITTED = "machine measured and fitted with another model"
+    FITTED_THERE = "machine measured and fitted with this model"
+    FITTED = "machine measured and fitted with another model or engine"
     MACHINE = "machine measured, model not"
     GPU = "such a GPU measured on another host, model not"
-    SHEET = "data sheet only"
+    SHEET_FITTED = "data sheet, fitted to recordings of the machine"
+    SHEET = "data sheet, at least in part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

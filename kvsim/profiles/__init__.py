@@ -9,7 +9,7 @@ extrapolation whether a simulation left the steps that its profile was fitted to
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.file import load, save
 from kvsim.profiles.known import find, is_shipped, match, shipped
-from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name
+from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name, served_name
 
 __all__ = [
     "ENGINES",
@@ -23,5 +23,6 @@ __all__ = [
     "load",
     "match",
     "save",
+    "served_name",
     "shipped",
 ]

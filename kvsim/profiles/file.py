@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
-from kvsim.steptime import ALL_ALIKE, NUM_LISTED, NUM_SIZES, Roofline, StepShape
+from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
 _LONGEST_S = 1e3
 """No coefficient in seconds is larger: a step takes milliseconds, and the slowest thing that it holds some minutes."""
@@ -102,6 +101,8 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
     table = values.pop("of_size_s")
     if not isinstance(table, list) or not NUM_LISTED <= len(table) <= NUM_SIZES:
         raise ValueError(f"of_size_s should be a list of {NUM_LISTED} to {NUM_SIZES} numbers")
+    if unknown := values.keys() - set(COEFFICIENTS):
+        raise ValueError(f"coefficients has {shortened(min(unknown))}, which is none")
     for name, value in (*values.items(), *(("of_size_s", value) for value in table)):
         low, high = _COEFFICIENTS.get(name, (0.0, _LONGEST_S))
         _within(name, value, int if name == "max_captured_tokens" else float, low, high)
@@ -123,16 +124,15 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
         "",
         "[coefficients]",
     ]
-    for item in fields(Roofline):
-        if item.name not in ("label", "calibrated"):
-            value = getattr(profile.times, item.name)
-            if isinstance(value, tuple):
-                lines += _table(item.name, value) if any(value) else []
-                continue
-            text = str(value) if isinstance(value, int) else f"{value:.6g}"
-            if "." not in text and "e" not in text and isinstance(value, float):
-                text += ".0"
-            lines.append(f"{item.name} = {text}  # {EXPLANATIONS[item.name]}")
+    for name in COEFFICIENTS:
+        value = getattr(profile.times, name)
+        if isinstance(value, tuple):
+            lines += _table(name, value) if any(value) else []
+            continue
+        text = str(value) if isinstance(value, int) else f"{value:.6g}"
+        if "." not in text and "e" not in text and isinstance(value, float):
+            text += ".0"
+        lines.append(f"{name} = {text}  # {EXPLANATIONS[name]}")
     lines += ["", "[ranges]  # of the fitted steps; beyond them the model extrapolates, and says so"]
     lines += [f"{name} = [{low:g}, {high:g}]" for name, (low, high) in profile.ranges.items()]
     for residual in profile.residuals:

@@ -167,3 +167,13 @@ def listed_name(model: Model) -> str:
         return (*layers, item.hidden_size, item.intermediate_size, item.vocab_size, *heads, *cache)
 
     return next((item.name for item in each_model() if shape(item) == shape(model)), model.name)
+
+
+def served_name(model: Model) -> str:
+    """The listed name of a model, and how it is served where that is not on one GPU in its own types."""
+    served = {
+        "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
+        "weights": model.quantization.method if model.quantization is not None else None,
+        "cache": model.kv_cache_dtype if model.kv_cache_dtype not in ("auto", model.dtype) else None,
+    }
+    return ", ".join((listed_name(model), *(f"{name} {value}" for name, value in served.items() if value is not None)))

@@ -15,7 +15,7 @@ from kvsim.steptime.generate import copy_bytes_per_s, generate_times
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
 from kvsim.steptime.reduction import reduce, reduce_stages
-from kvsim.steptime.roofline import Roofline, overlapped, size_s
+from kvsim.steptime.roofline import COEFFICIENTS, Roofline, overlapped, size_s
 from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
 from kvsim.steptime.sizes import (
     ALL_ALIKE,
@@ -28,6 +28,7 @@ from kvsim.steptime.staged import Staged
 
 __all__ = [
     "ALL_ALIKE",
+    "COEFFICIENTS",
     "NO_TIME",
     "NUM_LISTED",
     "NUM_SIZES",

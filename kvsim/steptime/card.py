@@ -6,6 +6,7 @@ Its form is described in `docs/machines.md`.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -79,6 +80,8 @@ class Card:
     """Factors by which an engine takes longer here than the card says, by part (gpu, host, woken: a host that has
     slept, front_end), as fitted to recordings; 1 where it is not said.
     """
+    fitted_to: Mapping[str, str] = field(default_factory=dict)
+    """The names of the recordings that told the factors, each with the name of its model as it was served."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
@@ -125,6 +128,7 @@ def _card(document: Mapping[str, Any]) -> Card:
         ),
         all_reduce=tuple((_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in document.get("all_reduce", ())),
         factors={name: _positive(document["factors"], name) for name in document.get("factors", {})},
+        fitted_to={name: _text(document["fitted_to"], name) for name in document.get("fitted_to", {})},
     )
 
 
@@ -184,9 +188,9 @@ def save_card(card: Card, path: str | os.PathLike[str], header: str = "") -> Pat
 
 def _lines(card: Card, header: str) -> Iterator[str]:
     yield from (f"# {line}".rstrip() for line in header.splitlines())
-    yield f'gpu = "{card.gpu}"'
+    yield f"gpu = {_quoted(card.gpu)}"
     yield f"num_gpus = {card.num_gpus}"
-    yield f'source = "{card.source}"'
+    yield f"source = {_quoted(card.source)}"
     yield f"measured = {str(card.measured).lower()}"
     yield from ("", "# One layer's attention in one launch, microseconds.", "attention = [")
     for row in card.attention:
@@ -200,6 +204,9 @@ def _lines(card: Card, header: str) -> Iterator[str]:
     if card.factors:
         yield from ("", "[factors]  # how many times longer an engine takes here than the curves say")
         yield from (f"{name} = {value:.4f}" for name, value in card.factors.items())
+    if card.fitted_to:
+        yield from ("", "[fitted_to]  # recordings that told the factors, and the model of each")
+        yield from (f"{_quoted(name)} = {_quoted(model)}" for name, model in card.fitted_to.items())
     yield from ("", "[rates]")
     yield from (f"{name} = {getattr(card, name):.4g}" for name in _RATES)
     for dtype, products in card.products.items():
@@ -209,6 +216,11 @@ def _lines(card: Card, header: str) -> Iterator[str]:
         for (n, k), row_s in zip(products.shapes, products.seconds, strict=True):
             yield f"    {{ n = {n}, k = {k}, us = [{', '.join(map(_us, row_s))}] }},"
         yield "]"
+
+
+def _quoted(text: str) -> str:
+    """`text` as TOML has it, whose escapes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _us(seconds: float) -> str:

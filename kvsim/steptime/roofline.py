@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class Roofline:
 
     label: str
     calibrated: bool = False
+    fitted_to: tuple[str, ...] = ()
+    """The names of the recordings that the machine was fitted to."""
     request_s: float
     """Host, per request that comes in."""
     request_token_s: float
@@ -206,3 +208,7 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
     longer, shorter = larger(a, b), smaller(a, b)
     ratio = shorter / larger(longer, _LEAST_S)  # a step that computes nothing does neither
     return longer + exposed_share * shorter * ratio * ratio
+
+
+COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not in ("label", "calibrated", "fitted_to"))
+"""The names of what a step's time follows from."""

@@ -16,6 +16,7 @@ from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import price_words
 from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
+from kvsim.machines import Basis
 from kvsim.metrics import Distribution
 from kvsim.metrics.verdict import Limit
 from kvsim.models import find_model
@@ -223,7 +224,7 @@ OUTCOME = Outcome(
     tpot_s=Distribution(mean=0.02, p50=0.02, p90=0.02, p99=0.02),
     ttft_s=Distribution(mean=0.5, p50=0.5, p90=0.5, p99=0.5),
     output_tokens_per_s=100.0,
-    label="x; data sheet only",
+    label=f"x; {Basis.SHEET.value}",
 )
 
 

@@ -7,15 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import policy_of, times_of, validate
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis, card_of, is_in_process, known_errors, served_model, step_times
+from kvsim.machines import (
+    Basis,
+    basis_of,
+    card_of,
+    is_in_process,
+    known_errors,
+    served_model,
+    sheet_card,
+    step_times,
+)
 from kvsim.models import find_model, find_quantization
 from kvsim.profiles.extrapolation import Watched
 from kvsim.recording import find, read
 from kvsim.steptime import Roofline, StepShape
-from kvsim.steptime.card import save_card
+from kvsim.steptime.card import load_card, save_card
 
 H200, H100 = find_gpu("H200"), find_gpu("H100")
 LLAMA, QWEN = find_model("Meta-Llama-3-8B"), find_model("Qwen3-8B")
@@ -58,6 +68,39 @@ def test_a_card_of_ones_own_is_used_with_its_factors_and_for_its_gpu_alone(tmp_p
     assert Basis.FITTED.value in mine.label
     with pytest.raises(UsageError, match="the machine card is of H100 SXM, not of H200"):
         step_times(H200, QWEN, "vllm", source=str(file))
+
+
+def test_a_fitted_card_says_whether_this_model_told_its_factors(tmp_path: Path) -> None:
+    """The model as it was served: a cache of another type makes it another."""
+    qwen, llama = read(find("vllm-h100-qwen3-8b-light")), read(find("vllm-h100-llama-3-8b-light"))
+    card, _ = calibrate_card(card_of(H100), [qwen])
+    file = str(save_card(card, tmp_path / "mine.toml"))
+    assert load_card(file).fitted_to == {qwen.name: "Qwen/Qwen3-8B"}
+    told, other = (times_of(recording, file) for recording in (qwen, llama))
+    assert Basis.FITTED_THERE.value in told.label
+    assert Basis.FITTED.value in other.label
+    assert Basis.FITTED.value in step_times(H100, QWEN.served(kv_cache_dtype="fp8"), "vllm", source=file).label
+    assert Basis.FITTED.value in step_times(H100, QWEN, "hf-dynamic", source=file).label, "recordings of vLLM told it"
+    assert [validate(times, item).held_out for times, item in ((told, qwen), (other, llama))] == [False, True]
+
+
+def test_a_fitted_card_of_which_nobody_knows_the_recordings_says_so(tmp_path: Path) -> None:
+    file = save_card(replace(card_of(H100), factors={"host": 1.5}), tmp_path / "mine.toml")
+    assert "fitted to recordings that the card does not name" in step_times(H100, QWEN, "vllm", source=str(file)).label
+
+
+def test_a_fitted_data_sheet_is_no_longer_uncalibrated(tmp_path: Path) -> None:
+    sheet, _ = calibrate_card(sheet_card(H100), [read(find("vllm-h100-qwen3-8b-light"))])
+    times = step_times(H100, QWEN, "vllm", source=str(save_card(sheet, tmp_path / "mine.toml")))
+    assert basis_of(times.label) is Basis.SHEET_FITTED
+    assert times.calibrated
+    assert "uncalibrated" not in times.label
+
+
+def test_names_of_any_characters_come_back_from_a_card(tmp_path: Path) -> None:
+    card = replace(card_of(H100), factors={"gpu": 1.0}, fitted_to={'a "b" \\ c\n\x7f': "ä", "": "m"}, source='"')
+    found = load_card(save_card(card, tmp_path / "mine.toml"))
+    assert (found.fitted_to, found.source) == (card.fitted_to, card.source)
 
 
 def test_without_graphs_nothing_is_captured() -> None:
