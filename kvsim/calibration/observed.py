@@ -177,6 +177,8 @@ def _first_uses(recording: Recording) -> dict[str, Any]:
         return {"new_shape": none, "new_kernels": none}
     gpu, model = find_gpu(recording.meta.gpu), Model.from_shape(recording.meta.model)
     kernels = KernelsSeen(gpu, model, earlier_batches(recording))
-    uses = [first for batch in batches_of(recording) for first in kernels.run(batch)]
-    shapes, new_kernels = np.array(uses).T
-    return {"new_shape": shapes, "new_kernels": new_kernels}
+    uses = [kernels.run(batch) for batch in batches_of(recording)]
+    return {
+        "new_shape": np.concatenate([each.shapes for each in uses]),
+        "new_kernels": np.concatenate([each.kernels for each in uses]),
+    }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import Protocol
 
+import numpy as np
 import simpy
 
 from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
@@ -46,8 +47,6 @@ class Server:
         self._horizon = horizon
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
-        self._first_uses: dict[int, float] = {}
-        """Seconds of first uses that the engine was told for the last batch, by place."""
         self._checks = Checks(driver)
         self._sent = environment.event()
         self.process = environment.process(self._run())
@@ -130,9 +129,7 @@ class Server:
         num_steps = int(batch.num_steps)
         if kernels is None or not num_steps:
             return
-        for place in self._first_uses:
-            engine.first_uses[place] = 0.0
-        first = kernels.new_in(
+        first = kernels.run(
             Batch(
                 rows=int(batch.num_rows),
                 prompt_width=int(batch.prompt_width),
@@ -142,10 +139,8 @@ class Server:
             ),
             stride=int(batch.stride),
         )
-        self._first_uses = {step: use.shapes for step, use in first.items()}
-        self._first_uses |= {num_steps + step: use.kernels for step, use in first.items()}
-        for place, cost in self._first_uses.items():
-            engine.first_uses[place] = cost
+        uses = np.concatenate(first)
+        engine.first_uses[: len(uses)] = uses if isinstance(engine.first_uses, np.ndarray) else uses.tolist()
 
 
 def stalled(engine: Engine, node: int) -> StalledError:

@@ -19,11 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.hardware import Gpu
 from kvsim.models import Model
+
+FloatArray: TypeAlias = "npt.NDArray[np.float64]"
+IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
 """Costs of compiling for the first time, and for the second, with the length left open: 16.8 and 25.4 s, 21.5 and 31.8
@@ -33,8 +39,14 @@ _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
 """The most keys that a decode step takes in tiles of 32, of 64 (twice as many where heads are few), and without
 sharing them out among processors (which only the fewest heads do beyond that).
 """
+_TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
+_TILE_KEYS = np.array([32, 64, 128, 128, 128])
+"""Keys that attention takes at a time, by kernel."""
+_NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
 """Tokens: a length that is a multiple of more has no kernel of its own for that."""
+_NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
+"""Alignments by which kernels are numbered; 0 where attention has no mask, and so none matters."""
 _PLAN = {"prefill": 1.4, "decode": 1.0}
 """Cost of choosing kernels, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
 1.5 in recordings on the host with the fitted profiles.
@@ -67,18 +79,14 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """What a step is the first of its process to need."""
+    """What the steps of a batch are the first of their process to need: one entry a step."""
 
-    shapes: float
+    shapes: FloatArray
     """Cost of kernels that have to be chosen, or compiled, for its size and length, in those of a usual decode step;
     else 0.
     """
-    kernels: float
+    kernels: FloatArray
     """Kernels that have to be built or loaded, in those of a usual decode step."""
-
-
-NOTHING_NEW = FirstUses(0.0, 0.0)
-"""A step like one before."""
 
 
 class KernelsSeen:
@@ -89,73 +97,82 @@ class KernelsSeen:
         self._lone_rows = gpu.num_processors // model.num_attention_heads
         """The most rows with a processor for every head; with half as many there are two."""
         self._seen: set[tuple[object, ...]] = set()
+        self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
+        """Which of attention's kernels there are."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
         """Whether so many rows, padded or not, have decoded at each length."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
-    def run(self, batch: Batch) -> list[FirstUses]:
-        """What each step of `batch` needs for the first time; from now on the process has it."""
-        uses = [NOTHING_NEW] * batch.new_tokens
-        for step, use in self.new_in(batch).items():
-            uses[step] = use
-        return uses
-
-    def new_in(self, batch: Batch, *, stride: int | None = None) -> dict[int, FirstUses]:
-        """What steps of `batch` need for the first time, by step, where it is anything.
+    def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
+        """What each step of `batch` needs for the first time; from now on the process has it.
 
         A static cache has room for `stride` tokens of every row, if not just for those of the batch.
         """
+        uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
         if batch.preallocated:  # attention goes over all of it from the first step on, and all but one step are alike
             length = end - 1 if stride is None else stride
-            return {
-                step: self._static_step(batch, length, prefill=not step) for step in range(min(batch.new_tokens, 2))
-            }
-        uses = {0: self._dynamic_step(batch, width, prefill=True)}
-        planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
-        planned.extend(bytes(max(end - len(planned), 0)))
-        length = planned.find(0, width + 1, end)  # most lengths of a long run have been met before
-        while length >= 0:
-            planned[length] = True
-            uses[length - width] = self._dynamic_step(batch, length, prefill=False)
-            length = planned.find(0, length + 1, end)
+            uses.kernels[0] = self._static_prefill(batch, length)
+            if batch.new_tokens > 1:
+                uses.shapes[1] = self._static_decode(batch, length)
+        else:
+            if self._is_first("plan", batch.rows, width, batch.padded):
+                self._choose(batch, np.array([width]), uses, prefill=True)
+            if len(lengths := self._not_planned(batch, width + 1, end)):
+                self._choose(batch, lengths, uses, prefill=False)
         return uses
 
-    def _static_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
-        if prefill:
-            self._is_first(*self._kernel(batch, length, prefill=True))  # not compiled: dynamic batches use it too
-            return FirstUses(0.0, float(self._is_first("compiler")))
+    def _static_prefill(self, batch: Batch, length: int) -> float:
+        """What has to be loaded: a prefill is not compiled, and leaves its kernel to dynamic batches."""
+        self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
+        return float(self._is_first("compiler"))
+
+    def _static_decode(self, batch: Batch, length: int) -> float:
+        """What compiling costs."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
-            return NOTHING_NEW
+            return 0.0
         self._num_compilations += 1
-        return FirstUses(_COMPILATIONS[self._num_compilations - 1], 0.0)
+        return _COMPILATIONS[self._num_compilations - 1]
 
-    def _dynamic_step(self, batch: Batch, length: int, *, prefill: bool) -> FirstUses:
-        if prefill and not self._is_first("plan", batch.rows, length, batch.padded):
-            return NOTHING_NEW
+    def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
+        """The lengths from `begin` to before `end` at which so many rows have not decoded before; now they have."""
+        planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
+        planned.extend(bytes(max(end - len(planned), 0)))
+        if planned.find(0, begin, end) < 0:  # most lengths of a long run have been met before
+            return _NO_LENGTHS
+        lengths: IntArray = begin + np.flatnonzero(np.frombuffer(planned[begin:end], np.uint8) == 0)
+        planned[begin:end] = bytes([True]) * (end - begin)
+        return lengths
+
+    def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
+        """Write what steps at `lengths`, of which each has kernels to choose, cost for that."""
         kind = "prefill" if prefill else "decode"
-        plan = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
-        if not self._is_first(*self._kernel(batch, length, prefill=prefill)):
-            return FirstUses(plan, 0.0)
-        parity = "odd" if length % 2 and batch.padded else "even"
-        build = _KERNEL[kind, parity] * (1.0 if batch.padded else _MASKLESS_KERNEL)
-        return FirstUses(plan, build + self._is_first("products"))
+        steps = lengths - batch.prompt_width
+        uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
+        kernels = self._kernels(batch, lengths, prefill=prefill)
+        while (unbuilt := ~self._built[kernels]).any():
+            nth = unbuilt.argmax()  # the first of them
+            self._built[kernels[nth]] = True
+            parity = "odd" if lengths[nth] % 2 and batch.padded else "even"
+            build = _KERNEL[kind, parity] * (1.0 if batch.padded else _MASKLESS_KERNEL)
+            uses.kernels[steps[nth]] = build + self._is_first("products")
 
-    def _kernel(self, batch: Batch, length: int, *, prefill: bool) -> tuple[object, ...]:
-        """What tells attention's kernels apart."""
-        name, tile = ("prefill", 128) if prefill else self._decode_kernel(batch.rows, length)
-        alignment = min(length & -length, _LARGEST_ALIGNMENT) if batch.padded else None
-        return name, alignment, length % tile == 0
+    def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
+        """A number for the kernel of attention at each of `lengths`, of all that it is told apart by."""
+        kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
+        alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
+        fills_tiles = lengths % _TILE_KEYS[kernel] == 0
+        numbers: IntArray = (kernel * _NUM_ALIGNMENTS + alignment) * 2 + fills_tiles
+        return numbers
 
-    def _decode_kernel(self, rows: int, length: int) -> tuple[str, int]:
-        """The kernel's name here, and the keys that it takes at a time."""
-        if length <= _TINY_KEYS:
-            return "tiny", 32
-        if length <= _SHORT_KEYS * (2 if rows <= self._lone_rows else 1):
-            return "short", 64
-        return "shared" if length > _LONG_KEYS and 2 * rows <= self._lone_rows else "long", 128
+    def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
+        """Which of the kernels for decoding works at each of `lengths`."""
+        short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
+        beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
+        kernels = np.array([_TINY, _SHORT, _LONG, beyond])
+        return kernels[np.searchsorted([_TINY_KEYS, short, _LONG_KEYS], lengths)]
 
     def _is_first(self, *key: object) -> bool:
         first = key not in self._seen

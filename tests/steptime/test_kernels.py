@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
-from kvsim.steptime.kernels import Batch, FirstUses, KernelsSeen
+from kvsim.steptime.kernels import Batch, KernelsSeen
 
 H200 = find_gpu("H200")
-NOTHING = FirstUses(0, 0)
+
+
+class Use(NamedTuple):
+    """What one step is the first to need."""
+
+    shapes: float
+    kernels: float
+
+
+NOTHING = Use(0, 0)
 
 
 def process(model: str, *earlier: Batch) -> KernelsSeen:
@@ -23,9 +33,14 @@ def batch(rows: int, width: int, steps: int, *, padded: bool = True, preallocate
     return Batch(rows=rows, prompt_width=width, new_tokens=steps, padded=padded, preallocated=preallocated)
 
 
+def uses(seen: KernelsSeen, what: Batch) -> list[Use]:
+    """Step by step, what `what` is the first to need."""
+    return [Use(*step) for step in np.transpose(seen.run(what)).tolist()]
+
+
 def slow_lengths(seen: KernelsSeen, what: Batch) -> list[int]:
     """The lengths at which `what` needs kernels that the process has not built."""
-    return [what.prompt_width + step for step, use in enumerate(seen.run(what)) if use.kernels]
+    return [what.prompt_width + step for step, use in enumerate(uses(seen, what)) if use.kernels]
 
 
 FIRST_PREFILLS = (batch(24, 256, 4), batch(24, 384, 4), batch(12, 384, 4), batch(48, 512, 4), batch(48, 500, 4))
@@ -34,11 +49,11 @@ FIRST_PREFILLS = (batch(24, 256, 4), batch(24, 384, 4), batch(12, 384, 4), batch
 
 def test_every_length_is_planned_once_and_a_kernel_is_built_once_for_every_alignment() -> None:
     seen, what = process("llama-2-7b"), batch(24, 256, 20)
-    first = seen.run(what)
+    first = uses(seen, what)
     assert first[0].shapes > 1, "a prefill plans its matrix products too"
     assert all(use.shapes == 1 for use in first[1:])
-    assert seen.run(what) == [NOTHING] * 20
-    other_rows = seen.run(batch(12, 256, 20))
+    assert uses(seen, what) == [NOTHING] * 20
+    other_rows = uses(seen, batch(12, 256, 20))
     assert all(use.shapes and not use.kernels for use in other_rows), "planned anew, but built of the same kernels"
 
 
@@ -157,49 +172,49 @@ def test_where_a_probe_was_not_slow_another_had_been(model: str, cases: tuple[tu
 def test_a_prefill_has_no_kernels_of_its_own_for_few_keys() -> None:
     """Of the probe: 16 rows of twelve widths, of which those were slow that no other process had had."""
     seen = process("granite-4.0-350m", batch(9, 90, 1), batch(64, 121, 1), batch(64, 100, 1))
-    assert [width for width in PREFILLED if seen.run(batch(16, width, 1))[0].kernels] == [248, 256]
+    assert [width for width in PREFILLED if uses(seen, batch(16, width, 1))[0].kernels] == [248, 256]
 
 
 def test_a_static_prefill_is_not_compiled_and_leaves_its_kernel_to_dynamic_batches() -> None:
     """`hf-h200-granite-350m-sharegpt-batch16`: a width of 688 was fast after a static cache of 248 tokens."""
     seen = process("granite-4.0-350m", batch(8, 116, 16), batch(500, 187, 128))
-    assert seen.run(batch(64, 121, 128, preallocated=True))[1].shapes
-    after_static, without = seen.run(batch(16, 688, 2)), process("granite-4.0-350m", batch(8, 116, 16))
+    assert uses(seen, batch(64, 121, 128, preallocated=True))[1].shapes
+    after_static, without = uses(seen, batch(16, 688, 2)), process("granite-4.0-350m", batch(8, 116, 16))
     assert after_static[0].kernels == 0
-    assert without.run(batch(16, 688, 2))[0].kernels > 0
+    assert uses(without, batch(16, 688, 2))[0].kernels > 0
 
 
 def test_what_a_kernel_takes() -> None:
     seen = process("llama-2-7b", batch(1, 1, 1, padded=False))
-    padded = seen.run(batch(16, 405, 8))
+    padded = uses(seen, batch(16, 405, 8))
     assert padded[0].kernels > padded[2].kernels > padded[1].kernels == padded[3].kernels == 1
-    alone = process("llama-2-7b", batch(16, 405, 8)).run(batch(1, 405, 2, padded=False))
+    alone = uses(process("llama-2-7b", batch(16, 405, 8)), batch(1, 405, 2, padded=False))
     assert alone[1].kernels < 1
     assert alone[1].shapes < 1
-    fresh = process("llama-2-7b").run(batch(16, 405, 1))
+    fresh = uses(process("llama-2-7b"), batch(16, 405, 1))
     assert fresh[0].kernels == padded[0].kernels + 1, "the first matrix products of a process"
 
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_a_static_cache_is_compiled_for_two_lengths(padded: bool) -> None:
     seen = process("granite-4.0-350m")
-    first = seen.run(batch(32, 106, 80, padded=padded, preallocated=True))
-    assert first[:3] == [FirstUses(0, 1), FirstUses(1, 0), NOTHING], "the compiler is loaded in the first prefill"
-    second = seen.run(batch(32, 156, 80, padded=padded, preallocated=True))
-    assert second[:3] == [NOTHING, FirstUses(1.5, 0), NOTHING], "with the length left open it takes longer"
-    assert seen.run(batch(32, 140, 80, padded=padded, preallocated=True)) == [NOTHING] * 80
+    first = uses(seen, batch(32, 106, 80, padded=padded, preallocated=True))
+    assert first[:3] == [Use(0, 1), Use(1, 0), NOTHING], "the compiler is loaded in the first prefill"
+    second = uses(seen, batch(32, 156, 80, padded=padded, preallocated=True))
+    assert second[:3] == [NOTHING, Use(1.5, 0), NOTHING], "with the length left open it takes longer"
+    assert uses(seen, batch(32, 140, 80, padded=padded, preallocated=True)) == [NOTHING] * 80
 
 
 def test_a_warm_up_of_another_length_leaves_the_second_compilation_to_the_first_batch() -> None:
     seen = process("granite-4.0-350m", batch(64, 121, 4, preallocated=True))
-    assert seen.run(batch(64, 121, 128, preallocated=True))[:3] == [NOTHING, FirstUses(1.5, 0), NOTHING]
-    assert seen.run(batch(64, 124, 128, preallocated=True)) == [NOTHING] * 128
+    assert uses(seen, batch(64, 121, 128, preallocated=True))[:3] == [NOTHING, Use(1.5, 0), NOTHING]
+    assert uses(seen, batch(64, 124, 128, preallocated=True)) == [NOTHING] * 128
 
 
 def test_what_ran_earlier_in_the_process_is_there() -> None:
     what = batch(16, 300, 10)
-    assert sum(use.kernels for use in process("llama-2-7b").run(what)) > 4
-    assert process("llama-2-7b", what).run(what) == [NOTHING] * 10
+    assert sum(use.kernels for use in uses(process("llama-2-7b"), what)) > 4
+    assert uses(process("llama-2-7b", what), what) == [NOTHING] * 10
 
 
 def test_a_batch_of_nothing_is_refused() -> None:
