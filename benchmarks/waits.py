@@ -31,32 +31,8 @@ KVSIM = [sys.executable, "-m", "kvsim"]
 RUN = [*KVSIM, "run", "--no-band"]
 LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
 OPEN = "import sys; from kvsim.recording import read; from kvsim.replay import Replay; Replay(read(sys.argv[1]))"
-SWEEP = """
-import os, sys, time
-from pathlib import Path
-from kvsim.hardware import find_gpu
-from kvsim.models import find_model
-from kvsim.policies import Paged
-from kvsim.profiles import find
-from kvsim.simulation import Machine
-from kvsim.experiments.sweeps import Point, sweep
-from kvsim.workload import LogNormal, Poisson, generate
-
-model, lengths = find_model("Meta-Llama-3-8B"), LogNormal(mean_tokens=200, sigma=0.8, maximum=2_000)
-workload = generate(600, arrivals=Poisson(rate_per_s=30.0), prompt=lengths, output=lengths, seed=0)
-points = [
-    Point(
-        settings={"num_blocks": num_blocks}, workload=workload, policy=Paged(),
-        machine=Machine(
-            gpu=find_gpu("H200"), model=model, kv_bytes=num_blocks * 16 * model.kv_bytes_per_token,
-            step_time=find("vllm-h200-llama-3-8b"),
-        ),
-    )
-    for num_blocks in range(2_000, 2_000 + int(sys.argv[2]))
-]
-outcome = sweep(points, Path(sys.argv[1]), num_jobs=int(sys.argv[3]), backend=sys.argv[4])
-assert outcome.num_done == len(points), outcome
-"""
+SWEEP = [*KVSIM, "sweep", "--arrivals", "poisson", "--rate", "30", "--num-requests", "5000"]
+"""Each point is nearly three minutes of traffic; to simulate one takes an eighth of a second."""
 
 
 class Inputs:
@@ -201,14 +177,16 @@ def measure(command: list[str]) -> Measured:
 
 
 def shown_sweep(backend: str, inputs: Inputs) -> bool:
-    """Print how many times as fast a sweep is with a worker for each core as with one, per core; whether that is
-    within what is tolerated. These are wall-clock times, so they mean something on a quiet machine only.
+    """Print how many times as fast a sweep is with a worker for each core as with one, per core, from process start to
+    exit; whether that is within what is tolerated. These are wall-clock times, so they mean something on a quiet
+    machine only.
     """
     num_cores = len(os.sched_getaffinity(0))
+    values = ",".join(map(str, range(2_000, 2_000 + SWEEP_POINTS)))
+    command = [*SWEEP, "--vary", f"num-blocks={values}", "--backend", backend]
 
     def wall_s(num_jobs: int) -> float:
-        table = f"{inputs.scratch('sweep')}.parquet"
-        return measure([sys.executable, "-c", SWEEP, table, str(SWEEP_POINTS), str(num_jobs), backend]).wall_s
+        return measure([*command, "--jobs", str(num_jobs), "-o", f"{inputs.scratch('sweep')}.parquet"]).wall_s
 
     one_s, all_s = wall_s(1), wall_s(num_cores)
     share = one_s / all_s / num_cores

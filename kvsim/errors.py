@@ -76,6 +76,12 @@ class IntegrityError(KvsimError):
 class WorkerDiedError(KvsimError):
     """A process that worked for this one was killed; whose fault it was is not known."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "a process that simulated a part of this was killed, which a machine does when its memory is full; fewer "
+            "at a time (--jobs) need less of it."
+        )
+
 
 class DefectError(KvsimError):
     """The interface failed: a defect of kvsim."""

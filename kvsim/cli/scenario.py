@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
 from kvsim.cli.offload import offload_settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
     from kvsim.policies import Policy
-    from kvsim.recording import Meta, Recording
+    from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
     from kvsim.workload import Workload
@@ -189,8 +189,14 @@ class Scenario:
         )
 
 
-def build_scenario(**flags: Any) -> Scenario:
-    """The scenario that the flags describe.
+Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
+"""Requests, and what they were recorded with, if they were."""
+
+
+def build_scenario(
+    requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source, /, **flags: Any
+) -> Scenario:
+    """The scenario that the flags describe; `requests_of` finds its requests.
 
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
@@ -198,7 +204,7 @@ def build_scenario(**flags: Any) -> Scenario:
     from kvsim.hardware import find_gpu
 
     check_ranges(flags)
-    workload, source = workload_and_source(flags)
+    workload, source = requests_of(flags)
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None

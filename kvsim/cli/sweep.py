@@ -10,15 +10,16 @@ import click
 
 from kvsim.cli.effort import jobs_option
 from kvsim.cli.ranges import check_policy_flags
-from kvsim.cli.scenario import build_scenario
+from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
+from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.experiments.sweeps import Outcome, Point
 
@@ -86,9 +87,21 @@ def command(
 
     axes = dict(_axis(context, each) for each in vary)
     check_policy_flags(context, axes.get("policy", [policy]), [name for name in axes if name != "policy"])
-    points = [_point(policy, flags, axes, values) for values in product(*axes.values())]
-    with progress("sweep") as report:
-        outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=report)
+    requests_of = _requests_once(context.command, axes)
+    points = [_point(requests_of, policy, flags, axes, values) for values in product(*axes.values())]
+    num_done = 0
+
+    def count(done: int, total: int) -> None:
+        nonlocal num_done
+        num_done = done
+        report(done, total)
+
+    try:
+        with progress("sweep") as report:
+            outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=count)
+    except KeyboardInterrupt:
+        echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
+        raise
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.host_memory import AXIS, draw_host_memory
@@ -152,13 +165,34 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     return name, [option.type.convert(value, option, context) for value in values.split(",")]
 
 
-def _point(policy: str, flags: Mapping[str, Any], axes: Mapping[str, Any], values: Sequence[Any]) -> Point:
+def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
+    """What finds the requests of points: read or drawn once for all points that do not differ in their flags."""
+    sections = {option.name: getattr(option, "section", "") for option in command.params}
+    varying = [name for name in axes if sections[name] == "Requests"]
+    known: dict[tuple[Any, ...], Requests] = {}
+
+    def requests_of(flags: dict[str, Any]) -> Requests:
+        key = tuple(flags[name] for name in varying)
+        if key not in known:
+            known[key] = workload_and_source(flags)
+        return known[key]
+
+    return requests_of
+
+
+def _point(
+    requests_of: Callable[[dict[str, Any]], Requests],
+    policy: str,
+    flags: Mapping[str, Any],
+    axes: Mapping[str, Any],
+    values: Sequence[Any],
+) -> Point:
     from kvsim.experiments.sweeps import Point
 
     settings = dict(zip(axes, values, strict=True))
     merged: dict[str, Any] = {**flags, **settings}
     name = merged.pop("policy", policy)
-    scenario = build_scenario(**merged)
+    scenario = build_scenario(requests_of, **merged)
     chosen = scenario.policy(name)
     return Point(
         settings=settings,

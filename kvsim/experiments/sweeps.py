@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from kvsim.display.text import in_full
 from kvsim.errors import KvsimError, UsageError, WorkerDiedError
-from kvsim.experiments.workers import Backend, cluster, results
+from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import whole_file
 from kvsim.files.overwriting import MARK_KEY, mark
@@ -168,22 +169,25 @@ def _sweep(
         if progress is not None:
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
-    def run(keys: Iterable[str]) -> bool:
+    def run(on: Workers, keys: Iterable[str]) -> bool:
         """Run points, each result being kept as it comes; False if a worker died."""
+        tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
-            for key, row in results(run_point, {key: by_key[key] for key in keys}, num_jobs=num_jobs, backend=backend):
-                keep(key, row)
+            with closing(on.results(_run, tasks)) as made:
+                for key, row in made:
+                    keep(key, row)
         except WorkerDiedError:
             return False
         return True
 
-    with cluster(backend, scheduler):
-        todo = [key for key in by_key if key not in rows]
-        if not run(todo):
-            # Whose fault it was shows when the rest are run again, each with a process of its own.
-            for key in [key for key in todo if key not in rows]:
-                if not run([key]):
-                    outcome.lost.append(by_key[key].settings)
+    todo = [key for key in by_key if key not in rows]
+    if todo:
+        with workers(backend, scheduler, num_jobs=num_jobs) as found:
+            if not run(found, todo):
+                # Whose fault it was shows when the rest are run again, each with a process of its own.
+                for key in [key for key in todo if key not in rows]:
+                    if not run(found, [key]):
+                        outcome.lost.append(by_key[key].settings)
     outcome.rows = [rows[key] for key in by_key if key in rows]
     outcome.num_failed = sum(bool(row["error"]) for row in outcome.rows)
     # In the order of the points, whichever was done first: equal sweeps are equal bytes.
@@ -209,6 +213,15 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):  # unless something is in it
                 parts.rmdir()
+
+
+def _without_workload(point: Point) -> Callable[..., Point]:
+    """What makes `point` of its workload: points of a sweep often have one in common, which travels once."""
+    return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
+
+
+def _run(workload: Workload, point_of: Callable[..., Point]) -> Row:
+    return run_point(point_of(workload=workload))
 
 
 def run_point(point: Point) -> Row:

@@ -10,7 +10,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engine.state import PAGED, TIERED
-from kvsim.experiments.workers import cluster, results
+from kvsim.experiments.workers import workers
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
@@ -77,11 +77,11 @@ class Search:
             WorkerDiedError: one of these died.
         """
         jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
-        by_key = {str(nth): task for nth, task in enumerate(tasks)}
+        by_key = {str(nth): (None, task) for nth, task in enumerate(tasks)}
         if jobs <= 1:
-            return self._collected(by_key, ((key, task()) for key, task in by_key.items()))
-        with cluster("loky", ""):
-            return self._collected(by_key, results(_done, by_key, num_jobs=jobs, backend="loky"))
+            return self._collected(by_key, ((key, task()) for key, (_, task) in by_key.items()))
+        with workers("loky", num_jobs=jobs) as found:
+            return self._collected(by_key, found.results(_done, by_key))
 
     def _collected(self, keys: Collection[str], returned: Iterable[tuple[str, Any]]) -> list[Any]:
         found = {}
@@ -138,7 +138,7 @@ class Search:
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
 
-def _done(task: Callable[[], Any]) -> Any:
+def _done(_: None, task: Callable[[], Any]) -> Any:
     return task()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from kvsim.errors import UnknownNameError
@@ -15,7 +16,13 @@ _FOLDER = Path(__file__).parent / "calibrated"
 
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with kvsim."""
-    return tuple(load(file) for file in sorted(_FOLDER.glob("*.toml")))
+    return tuple(_shipped(file) for file in sorted(_FOLDER.glob("*.toml")))
+
+
+@cache
+def _shipped(file: Path) -> Profile:
+    """The profile in a file that comes with kvsim, which does not change: a sweep asks for it at every point."""
+    return load(file)
 
 
 def find(name: str) -> Profile:
@@ -29,7 +36,7 @@ def find(name: str) -> Profile:
     file = _FOLDER / f"{name}.toml"
     if not file.is_file():
         raise UnknownNameError("profile", name, [known.stem for known in _FOLDER.glob("*.toml")])
-    return load(file)
+    return _shipped(file)
 
 
 def is_shipped(name: str) -> bool:

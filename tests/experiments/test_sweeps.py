@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps as sweeping
 from kvsim.experiments.sweeps import Point, run_point, sweep
+from kvsim.experiments.workers import Backend
 from kvsim.metrics import summarize
 from kvsim.plots.sweep import draw_sweep
 from kvsim.policies import Paged
@@ -76,29 +78,61 @@ def test_what_is_done_is_not_run_again(points: list[Point], tmp_path: Path, monk
     assert (after.num_done, after.num_kept) == (2, 2)
     assert rows_of(table)[:2] == first
 
-    def nothing_left(_: object, tasks: dict[str, Point], **_rest: object) -> list[Any]:
-        assert not tasks
-        return []
+    def no_workers(*_: object, **_rest: object) -> None:
+        pytest.fail("nothing is left to do")
 
-    monkeypatch.setattr(sweeping, "results", nothing_left)
+    monkeypatch.setattr(sweeping, "workers", no_workers)
     assert sweep(points, table).num_kept == 4
 
 
-def test_an_interrupted_sweep_goes_on(points: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = sweeping.results
+def test_an_interrupted_sweep_goes_on(points: list[Point], tmp_path: Path) -> None:
+    def interrupt(done: int, _: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
 
-    def interrupted(call: Any, tasks: dict[str, Point], **rest: Any) -> Iterator[Any]:
-        yield from results(call, dict(list(tasks.items())[:3]), **rest)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "results", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sweep(points, tmp_path / "t.parquet", num_jobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(points, tmp_path / "t.parquet", num_jobs=2, progress=interrupt)
     assert not (tmp_path / "t.parquet").exists()
     outcome = sweep(points, tmp_path / "t.parquet", num_jobs=2)
     assert (outcome.num_done, outcome.num_kept) == (1, 3)
     assert len(rows_of(outcome.table)) == 4
+
+
+CLUSTERS = [pytest.param(backend, marks=pytest.mark.slow) for backend in ("dask", "ray")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
+@pytest.mark.parametrize("backend", ["loky", *CLUSTERS])
+def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip({"loky": "joblib", "dask": "distributed", "ray": "ray"}[backend])
+    seeds = ",".join(map(str, range(40)))
+    arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={seeds}", "-o", "s.parquet", "--backend", backend]
+    command, parts = [sys.executable, "-m", "kvsim", *arguments], tmp_path / "s.parquet.parts"
+    # A terminal tells every process of its session.
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        until(lambda: any(parts.glob("*.json")))
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    kept = len(list(parts.glob("*.json")))
+    assert 0 < kept < 40
+    # It may be interrupted when a result has been written and is not counted yet.
+    sentences = [f"kvsim: stopped with {n} of 40 points done; this command again goes on." for n in (kept - 1, kept)]
+    assert said.strip() in sentences
+    until(lambda: not session(process.pid))
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"s.parquet: {40 - kept} done, {kept} kept, 0 failed, 0 lost" in again.stdout
+
+
+def session(leader: int) -> list[str]:
+    """The processes of a session that run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _, _, number = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(number) == leader and state != "Z":
+                found.append(stat.parent.name)
+    return found
 
 
 def test_a_point_that_cannot_be_served_is_a_row_with_the_reason(points: list[Point], tmp_path: Path) -> None:
@@ -131,18 +165,18 @@ def test_a_killed_worker_loses_its_point_and_not_the_sweep(points: list[Point], 
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the cluster's own making
-def test_a_ray_cluster_of_this_machine(points: list[Point], tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+@pytest.mark.parametrize("backend", CLUSTERS)
+def test_a_cluster_of_this_machine(backend: Backend, points: list[Point], tmp_path: Path) -> None:
+    pytest.importorskip("distributed" if backend == "dask" else "ray")
     done: list[tuple[int, int]] = []
 
     def report(number: int, total: int) -> None:
         done.append((number, total))
 
-    outcome = sweep(points[:3], tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    outcome = sweep(points[:3], tmp_path / "t.parquet", backend=backend, num_jobs=2, progress=report)
     assert (outcome.num_done, outcome.lost) == (3, [])
-    again = sweep(points, tmp_path / "t.parquet", backend="ray", num_jobs=2, progress=report)
+    again = sweep(points, tmp_path / "t.parquet", backend=backend, num_jobs=2, progress=report)
     assert (again.num_kept, again.num_done) == (3, 1)
     assert done == [(1, 3), (2, 3), (3, 3), (4, 4)]
     expected = {(row["num_blocks"], row["block_size"]): row["output_tokens_per_s"] for row in map(run_point, points)}

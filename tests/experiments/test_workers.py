@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import WorkerDiedError
-from kvsim.experiments.workers import cluster, results
+from kvsim.experiments.batches import Batches
+from kvsim.experiments.workers import workers
 from kvsim.fitting import Search
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are counted in /proc")
 
 
-def children_of(process: int) -> set[int]:
+def children_of(_: object, process: int) -> set[int]:
     """The processes that `process` has started and that compute: joblib has one more, which watches semaphores."""
     tasks = Path(f"/proc/{process}/task").glob("*/children")
     found = {int(child) for task in tasks for child in task.read_text().split()}
@@ -31,15 +32,15 @@ def children_of(process: int) -> set[int]:
 @pytest.mark.parametrize("num_jobs", [300, -1])
 def test_there_are_no_more_workers_than_work(num_jobs: int) -> None:
     parent = os.getpid()
-    with cluster("loky", ""):
-        found = dict(results(children_of, {"a": parent, "b": parent}, num_jobs=num_jobs, backend="loky"))
+    with workers("loky", num_jobs=num_jobs) as loky:
+        found = dict(loky.results(children_of, {"a": (None, parent), "b": (None, parent)}))
     assert found.keys() == {"a", "b"}
     assert all(len(children) <= 2 for children in found.values())
 
 
 def test_a_worker_that_is_replaced_is_nothing_to_tell() -> None:
     """joblib warns of it in a thread of its own, where a warning that is an error ends all the work."""
-    with cluster("loky", ""):
+    with workers("loky"):
         warnings.warn("A worker stopped while some jobs were given to the executor.", UserWarning, stacklevel=1)
 
 
@@ -62,8 +63,8 @@ Search(num_jobs=2).results([lambda: time.sleep(100)] * 2)
 
 def test_workers_do_not_outlive_a_search_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", ENDLESS]) as process:
-        until(lambda: len(children_of(process.pid)) == 2)
-        children = children_of(process.pid)
+        until(lambda: len(children_of(None, process.pid)) == 2)
+        children = children_of(None, process.pid)
         process.kill()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
@@ -74,3 +75,24 @@ def until(holds: Callable[[], bool]) -> None:
             return
         time.sleep(0.05)
     pytest.fail("it never came to be")
+
+
+def test_a_batch_is_as_long_as_its_calls_allow_and_shorter_towards_the_end() -> None:
+    one, other = [1], [2]
+    tasks = {str(nth): (one if nth < 90 else other, nth) for nth in range(100)}
+    batches = Batches(tasks, num_workers=2)
+    assert dict(batches.shared()) == {id(one): one, id(other): other}
+    sent = list(batches.take(2))
+    assert sent == [(one, {"0": 0}), (one, {"1": 1})], "nothing is known of how long they take"
+    batches.came_back(2, 0.2)
+    while found := list(batches.take(1)):
+        sent += found
+    sizes = [len(own) for _, own in sent]
+    assert max(sizes) == sizes[2] == 5, "a tenth of a second each"
+    assert sizes[-1] == 1
+    assert [key for _, own in sent for key in own] == list(tasks)
+    assert all(common is (one if number < 90 else other) for common, own in sent for number in own.values())
+
+
+def test_what_one_call_has_is_not_shared() -> None:
+    assert not list(Batches({"a": ([1], 1), "b": ([1], 2)}, num_workers=2).shared())

@@ -1,0 +1,62 @@
+"""Calls in batches: a cluster takes about ten milliseconds to hand one over, which is as long as a short simulation."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_BATCH_S = 0.5
+"""Seconds that a batch should take: what is handed over costs little beside it, and little is lost with it."""
+
+
+class Batches:
+    """The tasks that have not been sent, and how many of them make a batch: one at first, and as many as take
+    `_BATCH_S` once it is known how long they take; fewer towards the end, so that all workers end together.
+    """
+
+    def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
+        """Args: see `kvsim.experiments.workers.Workers.results`."""
+        self._left = deque(tasks.items())
+        self._num_workers = num_workers
+        self._num_made, self._took_s = 0, 0.0
+
+    def shared(self) -> Iterator[tuple[int, Any]]:
+        """Each first argument that several tasks have, as the same object, with its `id`."""
+        by_id = [(id(common), common) for _, (common, _) in self._left]
+        times = Counter(number for number, _ in by_id)
+        yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
+
+    def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Up to so many batches: what the calls of each have in common, and their own arguments by key."""
+        for _ in range(most):
+            if not self._left:
+                return
+            _, (common, _) = self._left[0]
+            own: dict[str, Any] = {}
+            size = self._size()
+            while self._left and len(own) < size and self._left[0][1][0] is common:
+                key, (_, argument) = self._left.popleft()
+                own[key] = argument
+            yield common, own
+
+    def came_back(self, num_calls: int, took_s: float) -> None:
+        """A batch of so many calls took so long where it was made."""
+        self._num_made += num_calls
+        self._took_s += took_s
+
+    def _size(self) -> int:
+        fair = -(-len(self._left) // (2 * self._num_workers))
+        return max(1, min(fair, int(_BATCH_S * self._num_made / self._took_s))) if self._took_s else 1
+
+
+def make_batch(
+    call: Callable[[Any, Any], Result], common: Any, own: Mapping[str, Any]
+) -> tuple[list[tuple[str, Result]], float]:
+    """What the calls of a batch bring, with their keys, and the seconds that they took."""
+    begin_s = time.perf_counter()
+    made = [(key, call(common, argument)) for key, argument in own.items()]
+    return made, time.perf_counter() - begin_s

@@ -1,0 +1,77 @@
+"""Workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from distributed import Client, KilledWorker, LocalCluster, as_completed
+
+from kvsim.errors import WorkerDiedError
+from kvsim.experiments.batches import Batches, make_batch
+from kvsim.experiments.interrupts import interrupted_later
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
+    """The cluster that listens at `scheduler`; or one of this machine, with a process for each of `num_jobs`."""
+    with ExitStack() as stack:
+        with interrupted_later():
+            client = stack.enter_context(
+                Client(scheduler or stack.enter_context(_local(num_jobs)), set_as_default=False)
+            )
+        yield DaskWorkers(client, num_jobs if scheduler else -1)
+
+
+def _local(num_jobs: int) -> LocalCluster:
+    # Simulating holds the interpreter's lock, so there is a thread in each process. Nothing shows a dashboard.
+    number = {"n_workers": num_jobs} if num_jobs > 0 else {}
+    return LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR, **number)
+
+
+class DaskWorkers:
+    """See `kvsim.experiments.workers.Workers`."""
+
+    def __init__(self, client: Client, num_jobs: int) -> None:
+        """Make up to `num_jobs` calls at a time; -1 for one on each thread."""
+        self._client, self._num_jobs = client, num_jobs
+
+    def results(
+        self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
+    ) -> Generator[tuple[str, Result], None, None]:
+        """See `Workers.results`."""
+        client, num_threads = self._client, sum(self._client.nthreads().values())
+        batches = Batches(tasks, num_threads)
+        shared = {number: self._held(value) for number, value in batches.shared()}
+
+        def sent(most: int) -> list[Any]:
+            return [
+                client.submit(make_batch, call, shared.get(id(common), common), own, pure=False)
+                for common, own in batches.take(most)
+            ]
+
+        # Beside the batch that a thread makes stands the one after it.
+        under_way = as_completed(sent(self._num_jobs if self._num_jobs > 0 else 2 * num_threads), loop=client.loop)
+        for done in under_way:
+            try:
+                made, took_s = done.result()
+            except KilledWorker as error:
+                raise WorkerDiedError from error
+            batches.came_back(len(made), took_s)
+            under_way.update(sent(1))
+            yield from made
+
+    def _held(self, value: Any) -> Any:
+        """`value` as what a call gives back: the cluster can make that again when the worker that holds it dies."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+            return self._client.submit(_given, value, pure=False)
+
+
+def _given(value: Any) -> Any:
+    return value
