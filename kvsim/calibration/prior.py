@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.steptime import Roofline
+from kvsim.steptime.generate import streamed_bytes_per_s
 from kvsim.steptime.overheads import (
     ARITHMETIC_EFFICIENCY,
     ATTENTION_EFFICIENCY,
@@ -21,7 +22,6 @@ from kvsim.steptime.overheads import (
     KERNELS_PER_LAYER,
     LONE_SHARE,
     MAX_CAPTURED_TOKENS,
-    MEMORY_EFFICIENCY,
     NEW_SEQUENCE_S,
     PIECEWISE_LAYER_S,
     PIECEWISE_S,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def vllm_prior(gpu: Gpu, model: Model) -> Roofline:
     """vLLM serving `model` on `gpu`, as a fit first thinks of it."""
-    bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
+    bandwidth = streamed_bytes_per_s(gpu)
     return Roofline(
         label=f"uncalibrated roofline of {gpu.name} with {model.name}",
         request_s=REQUEST_S,

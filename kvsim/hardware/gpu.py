@@ -30,6 +30,8 @@ class Gpu:
     architecture: str
     sources: tuple[str, ...]
     """Sources of the figures."""
+    streamed_share: float | None = None
+    """Share of the peak bandwidth that streaming was measured to reach; None where no source says."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s in fp8, or None where the tensor cores have no fp8."""
     from_memory: tuple[str, ...] = ()

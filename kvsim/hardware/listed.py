@@ -39,8 +39,11 @@ GPUS: tuple[Gpu, ...] = (
         num_processors=40,
         boost_hz=1590e6,
         architecture="Turing TU104",
+        streamed_share=0.73,
         sources=(
             f"{_A4000_T4} (320.0 GB/s; FP16 65.13 TFLOPS; 40 SMs, 1590 MHz)",
+            "github.com/NANITY-project/NEON-Runtime-Beta-Variation @ 1ebe6b8fffb1 (cublasSgemv: 233 GB/s on Colab)",
+            "github.com/Vshiva27/cuda-transformer-performance @ 0041c306d558 (vectors added: 246 GB/s on Colab)",
             f"{_DEVICE_TOTAL} (14.56 to 14.74 GiB)",
         ),
         from_memory=("the datasheet says 300 GB/s or 320+", "no bf16 tensor cores: fp16 only"),

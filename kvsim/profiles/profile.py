@@ -9,7 +9,7 @@ from kvsim.errors import UsageError
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model
 from kvsim.models.listed import each_model
-from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_per_s
+from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_per_s, streamed_bytes_per_s
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
@@ -90,7 +90,7 @@ class Profile:
         What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
         goes by their number and clock; and fewer processors are occupied by fewer sequences.
         """
-        bandwidth = source.bandwidth_bytes_per_s / target.bandwidth_bytes_per_s
+        bandwidth = streamed_bytes_per_s(source) / streamed_bytes_per_s(target)
         copies = copy_bytes_per_s(source) / copy_bytes_per_s(target)
         arithmetic = source.dense_flops / target.dense_flops
         processors = source.num_processors / target.num_processors

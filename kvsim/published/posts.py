@@ -1,7 +1,7 @@
 """How fast posts and guides say that servers are, and how fast ours would be on the same GPU.
 
-Nothing is fitted to these figures. Profiles fitted on an H200 are carried to the other GPU by its data sheet; models
-without a profile run on its data sheet alone. Neither knows the host, which no post describes.
+Nothing is fitted to these figures. Step times are those that anybody gets who names the GPU and the model: on other
+GPUs than an H200 they follow from the data sheet alone. They do not know the host, which no post describes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim import profiles
 from kvsim.hardware import GIB, find_gpu
 from kvsim.importers import workload_of
 from kvsim.machines import step_times
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
     from kvsim.policies import Policy
     from kvsim.published.figures import ProgressCallback
     from kvsim.recording import Recording
-    from kvsim.steptime import StepTimeModel
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
 """Questions of the 500 that the recording has; the rate does not depend on how many follow."""
 _SHARE = 0.25
 _BAND = "25%: a data sheet is no better than that on a GPU where nothing was measured"
+_THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
+"""Recordings of those three on an H200, whose host is known."""
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
 
@@ -59,11 +59,6 @@ def _questions(count: int) -> Workload:
     )
 
 
-def _profile(name: str, gpu_name: str) -> StepTimeModel:
-    fitted = profiles.find(name)
-    return fitted if gpu_name == fitted.gpu else fitted.transfer(find_gpu(fitted.gpu), find_gpu(gpu_name))
-
-
 def _batches_of(rows: int) -> Static:
     return Static(scheduler=StaticSettings(batch_size=rows, max_model_len=4096))
 
@@ -73,16 +68,16 @@ def _three_ways(
 ) -> list[float]:
     """Tokens per second one by one, as one padded batch of 500, and with vLLM."""
     gpu, model = find_gpu(gpu_name), find_model(_GRANITE)
-    hugging_face, vllm = "hf-dynamic-h200-granite-350m", "vllm-h200-granite-350m"
     runs: list[tuple[str, Policy, int]] = [
-        (hugging_face, _batches_of(1), _ONE_BY_ONE),
-        (hugging_face, _batches_of(500), 500),
-        (vllm, Paged(scheduler=scheduler), 500),
+        ("hf-dynamic", _batches_of(1), _ONE_BY_ONE),
+        ("hf-dynamic", _batches_of(500), 500),
+        ("vllm", Paged(scheduler=scheduler), 500),
     ]
     rates = []
-    for done, (profile, policy, count) in enumerate(runs):
+    for done, ((engine, policy, count), recorded) in enumerate(zip(runs, _THREE_WAYS, strict=True)):
         progress(done, len(runs))
-        machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=_profile(profile, gpu_name))
+        times = step_times(gpu, model, engine, max_num_seqs=scheduler.max_num_seqs, recording=recorded)
+        machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
         rates.append(_rate(simulate(_questions(count), policy, machine)))
     return rates
 
@@ -123,8 +118,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
             output_tokens=np.full(count, _ANSWER),
             name="answers",
         )
-        slow = isinstance(policy, Static)
-        times = step_times(gpu, weights, "hf-dynamic" if slow else "vllm", source="none")
+        times = step_times(gpu, weights, "hf-dynamic" if isinstance(policy, Static) else "vllm")
         kv_bytes = round(0.9 * gpu.memory_bytes) - weights.weight_bytes
         machine = Machine(gpu=gpu, model=weights, kv_bytes=kv_bytes, step_time=times)
         rates.append(count / _seconds(simulate(workload, policy, machine, concurrency=256)))
@@ -136,13 +130,13 @@ def _t4(progress: ProgressCallback) -> list[float]:
     gpu, model = find_gpu("T4"), find_model("meta-llama/Llama-2-7b-hf")
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[256], name="one prompt")
     runs: list[tuple[str, Policy]] = [
-        ("hf-dynamic-h200-llama-2-7b", _batches_of(1)),
-        ("vllm-h200-llama-2-7b", Paged(scheduler=ContinuousSettings(max_model_len=1024))),
+        ("hf-dynamic", _batches_of(1)),
+        ("vllm", Paged(scheduler=ContinuousSettings(max_model_len=1024))),
     ]
     seconds = []
-    for done, (profile, policy) in enumerate(runs):
+    for done, (engine, policy) in enumerate(runs):
         progress(done, len(runs))
-        machine = Machine(gpu=gpu, model=model, kv_bytes=GIB, step_time=_profile(profile, gpu.name))
+        machine = Machine(gpu=gpu, model=model, kv_bytes=GIB, step_time=step_times(gpu, model, engine))
         seconds.append(_seconds(simulate(workload, policy, machine)))
     return seconds
 
@@ -151,8 +145,8 @@ ROWS = (
     Row(
         name="three-way",
         title="One engine after the other on one H200: 500 GSM8K questions, granite-4.0-350m, 128 new tokens",
-        source="recordings that come with kvsim: hf-h200-granite-350m-one-by-one (its first 20 questions), "
-        "hf-h200-granite-350m-batch500, vllm-h200-granite-350m-gsm8k",
+        source=f"recordings that come with kvsim: {_THREE_WAYS[0]} (its first 20 questions), "
+        f"{_THREE_WAYS[1]}, {_THREE_WAYS[2]}",
         band="5%, as promised for durations of fitted runs",
         figures=(
             Figure.near("Transformers, one by one", 60.7, 0.05, "tok/s"),
@@ -170,7 +164,7 @@ ROWS = (
     ),
     Row(
         name="a4000-speed",
-        title="The same questions on an RTX A4000, with profiles of the H200 carried over",
+        title="The same questions on an RTX A4000, by its data sheet",
         source="a blog post on vLLM, RTX A4000, granite-4.0-350m in float16",
         band=_BAND,
         figures=(
@@ -184,10 +178,10 @@ ROWS = (
             kv_bytes=round(12.52 * GIB),
             scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=4096),
         ),
-        note="One by one is the host's time, which is the H200's here. What a sequence costs beside its bytes goes by "
-        "processors and clock (48 at 1.56 GHz against 132 at 1.98 GHz: 3.5 times), not by FLOP/s (12.9 times). Strided "
-        "copies go by processors on an H200, whose memory could take twice as much, and by the memory here. Missing in "
-        "the batch: what makes it another 1.5 times as fast; which version of Transformers ran is not said.",
+        note="One by one is the host's time, which no post tells. In the batch, attention takes PyTorch's own kernels: "
+        "those of cuDNN, which plan for 30 ms at each new length, are preferred on Hopper and the data centre's "
+        "Blackwell alone. Strided copies go by processors on an H200, whose memory could take twice as much, and by "
+        "the memory here. Which version of Transformers ran is not said.",
     ),
     Row(
         name="a100-answers",
@@ -207,11 +201,11 @@ ROWS = (
         "times what its memory delivers, and 52.3 would take 1.4 times its arithmetic. No one length explains all: "
         "the first allows at most 117 tokens, with which ours answers 56 a second at 256 at a time, twice the printed. "
         "So these are other answers than ours, and the row tells nothing of either's speed. For AWQ ours has "
-        "smaller weights and the same arithmetic. The data sheet alone: no profile has this shape.",
+        "smaller weights and the same arithmetic.",
     ),
     Row(
         name="t4-one-prompt",
-        title="Llama-2-7B-chat on a T4, one prompt, 256 new tokens, with profiles of the H200 carried over",
+        title="Llama-2-7B-chat on a T4, one prompt, 256 new tokens, by its data sheet",
         source="a comparison on Colab",
         band=_BAND,
         figures=(
@@ -219,9 +213,9 @@ ROWS = (
             Figure.near("vLLM", 14.1, _SHARE, "s"),
         ),
         reproduce=_t4,
-        note="The same source's small batch (62 s against 41 to 43 s) has no stated size and is not predicted. "
-        "Missing: what a T4 reaches of its peak bandwidth, less than an H200 does: at the printed 320 GB/s the weights "
-        "alone take 10.6 s, and vLLM took 14.1 s.",
+        note="The same source's small batch (62 s against 41 to 43 s) has no stated size and is not predicted. At the "
+        "printed 320 GB/s the weights alone take 10.6 s; a T4 was measured by others to stream 0.73 of that, where an "
+        "H200 reaches 0.9.",
     ),
 )
 """Published figures of speed; none was used to fit anything."""

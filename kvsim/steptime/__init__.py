@@ -11,7 +11,7 @@ step before.
 stage of a pipeline, by `reduce_stages`. Nothing here knows of requests, blocks or scheduling.
 """
 
-from kvsim.steptime.generate import copy_bytes_per_s, generate_times
+from kvsim.steptime.generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
 from kvsim.steptime.reduction import reduce, reduce_stages
@@ -52,5 +52,6 @@ __all__ = [
     "size_place",
     "size_s",
     "smaller",
+    "streamed_bytes_per_s",
     "throttled_gpu_s",
 ]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
     """Hugging Face's `generate()` with `model` on `gpu`; context counts every slot of the rectangle, pads included."""
     static = cache == "static"
-    bandwidth = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
+    bandwidth = streamed_bytes_per_s(gpu)
     num_kernels = model.num_layers * (KERNELS_PER_LAYER if static else HF_KERNELS_PER_LAYER)
     times = Roofline(
         label=f"uncalibrated roofline of {gpu.name} with {model.name}, Hugging Face {cache} cache",
@@ -86,4 +86,9 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 def copy_bytes_per_s(gpu: Gpu) -> float:
     """How fast the dynamic cache is copied, bytes per second: by what the processors move, or the memory takes."""
     moved = HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
-    return min(moved, MEMORY_EFFICIENCY * gpu.bandwidth_bytes_per_s)
+    return min(moved, streamed_bytes_per_s(gpu))
+
+
+def streamed_bytes_per_s(gpu: Gpu) -> float:
+    """How fast weights, keys and values are streamed, bytes per second: as measured, or as on an H200."""
+    return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or MEMORY_EFFICIENCY)

@@ -1,10 +1,10 @@
 """Which kernels a process of `generate()` has used: the first batch of a shape is slow, whatever it holds.
 
-With a dynamic cache, attention asks cuDNN for a plan for every batch size and length that the process has not seen;
-and now and then the plan needs a kernel that has not been built yet, which takes ten times as long. Which one depends
-on whether the length fills its tiles, how it is aligned where a mask is involved, and how the heads share out the
-processors. With a static cache the decode step is compiled: for the first cache length as it is, for the second with
-the length left open, and then no more.
+With a dynamic cache, attention asks cuDNN, on chips for which PyTorch prefers it, for a plan for every batch size and
+length that the process has not seen; and now and then the plan needs a kernel that has not been built yet, which
+takes ten times as long. Which one depends on whether the length fills its tiles, how it is aligned where a mask is
+involved, and how the heads share out the processors. With a static cache the decode step is compiled: for the first
+cache length as it is, for the second with the length left open, and then no more.
 
 Seen with transformers 5.17 and PyTorch 2.11 on H200s: in the recordings, all of whose stalls it explains, and, for what
 they do not reach (up to 32 keys with a mask, beyond 256 without one, beyond 512 in few rows), in sixteen processes of
@@ -47,6 +47,10 @@ _LARGEST_ALIGNMENT = 8
 """Tokens: a length that is a multiple of more has no kernel of its own for that."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
 """Alignments by which kernels are numbered; 0 where attention has no mask, and so none matters."""
+_PLANNED = ("Hopper GH100", "Blackwell GB100")
+"""Chips (compute capability 9.0 and 10.0) on which PyTorch prefers attention by cuDNN, which plans. On all others it
+takes kernels of its own, which are there (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`).
+"""
 _PLAN = {"prefill": 1.4, "decode": 1.0}
 """Cost of choosing kernels, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
 1.5 in recordings on the host with the fitted profiles.
@@ -96,9 +100,10 @@ class KernelsSeen:
         """Begin with what `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
         """The most rows with a processor for every head; with half as many there are two."""
+        self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """Which of attention's kernels there are."""
+        """Kernels of attention that there are, by number."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
         """Whether so many rows, padded or not, have decoded at each length."""
         self._num_compilations = 0
@@ -117,6 +122,10 @@ class KernelsSeen:
             uses.kernels[0] = self._static_prefill(batch, length)
             if batch.new_tokens > 1:
                 uses.shapes[1] = self._static_decode(batch, length)
+        elif not self._plans:
+            if self._is_first("plan", batch.rows, width, batch.padded):
+                uses.shapes[0] = _PLAN["prefill"] - _PLAN["decode"]  # matrix products alone
+                uses.kernels[0] = self._is_first("products")
         else:
             if self._is_first("plan", batch.rows, width, batch.padded):
                 self._choose(batch, np.array([width]), uses, prefill=True)

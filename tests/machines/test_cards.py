@@ -6,16 +6,17 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from kvsim.cli.measure import command as measure_command
 from kvsim.errors import KvsimError, UsageError
-from kvsim.hardware import GPUS, find_gpu
+from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.machines import card_of, is_card, sheet_card, shipped_cards
 from kvsim.machines.cards import linked
 from kvsim.models import find_model
-from kvsim.steptime import StepShape, reduce
+from kvsim.steptime import StepShape, generate_times, reduce
 from kvsim.steptime.card import load_card, save_card
 from kvsim.steptime.curves import product_curve, reduce_s
 
@@ -108,6 +109,36 @@ def test_the_data_sheet_of_an_h100_comes_close_to_the_measured_card() -> None:
         StepShape(33, 232, 200, 16_200, 20_100),
     ):
         assert guessed.step_time(shape).gpu_s == pytest.approx(measured.step_time(shape).gpu_s, rel=0.1)
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "fp8"])
+def test_the_products_of_a_data_sheet_are_those_that_were_measured_there(weights: str) -> None:
+    """On an H100, told by an H200: what starting a kernel takes is no longer where the memory is slower."""
+    h100 = find_gpu("H100 SXM")
+    guessed, measured = (card.products[weights] for card in (sheet_card(h100), card_of(h100)))
+    off = np.log(np.array(guessed.seconds) / np.array(measured.seconds))
+    decodes = np.array(measured.sizes) <= 128
+    assert abs(np.median(off[:, decodes])) < 0.03
+    assert np.abs(off[:, decodes]).mean() < 0.08
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_no_product_of_a_data_sheet_is_faster_than_the_memory_and_the_arithmetic_of_its_gpu(gpu: Gpu) -> None:
+    for weights, products in sheet_card(gpu).products.items():
+        item_bytes, peak = (2, gpu.dense_flops) if weights == "bfloat16" else (1, gpu.fp8_dense_flops)
+        num_weights = np.prod(products.shapes, axis=1, dtype=float)[:, None]
+        assert peak is not None
+        streamed_s = item_bytes * num_weights / gpu.bandwidth_bytes_per_s
+        computed_s = 2 * num_weights * np.array(products.sizes) / peak
+        assert (np.array(products.seconds) >= np.maximum(streamed_s, computed_s)).all()
+
+
+def test_a_gpu_that_was_measured_to_stream_slowly_streams_as_slowly() -> None:
+    t4 = find_gpu("T4")
+    assert sheet_card(t4).read_bytes_per_s < 0.75 * t4.bandwidth_bytes_per_s
+    shape, llama = StepShape(1, 1, 0, 20, 0), find_model("Llama-2-7b-hf")
+    for times in (reduce(sheet_card(t4), llama), generate_times(t4, llama)):
+        assert times.step_time(shape).gpu_s > 13.4e9 / 234e9
 
 
 def test_what_was_measured_on_two_gpus_is_not_guessed() -> None:

@@ -57,6 +57,21 @@ def test_every_length_is_planned_once_and_a_kernel_is_built_once_for_every_align
     assert all(use.shapes and not use.kernels for use in other_rows), "planned anew, but built of the same kernels"
 
 
+@pytest.mark.parametrize(
+    ("name", "plans"), [("H100", True), ("B200", True), ("A4000", False), ("T4", False), ("L40S", False)]
+)
+def test_attention_is_planned_where_pytorch_prefers_cudnn(name: str, plans: bool) -> None:
+    """Elsewhere a process chooses matrix products once, and for a prompt of a new size."""
+    seen, what = KernelsSeen(find_gpu(name), find_model("llama-2-7b")), batch(24, 256, 20)
+    first = uses(seen, what)
+    assert [use.shapes > 0 for use in first] == [True] + 19 * [plans]
+    assert first[0].kernels
+    assert any(use.kernels for use in first[1:]) is plans
+    assert uses(seen, what) == [NOTHING] * 20
+    if not plans:
+        assert not any(use.kernels for use in uses(seen, batch(12, 300, 5)))
+
+
 def test_which_lengths_were_slow_in_llama() -> None:
     """`hf-h200-llama-2-7b-first-prefills` and the held-out recordings after it."""
     seen = process("llama-2-7b")
