@@ -7,6 +7,7 @@ between the moment at which a window leaves a block's first token and that at wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,11 @@ from kvsim.kv_groups import CacheKind
 from kvsim.metrics.ramps import Ramps, frames_of, running_sum
 from kvsim.recording.order import is_new, stable_order, units_of_runs
 from kvsim.replay import Replay
+from kvsim.replay.by_unit import running_refs
 from kvsim.replay.group_slots import TableGroup
+
+if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,7 +48,7 @@ def totals_of(replay: Replay) -> GroupTotals:
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
-    progress = Ramps(replay)
+    progress, holders = Ramps(replay), _Holders.of(replay)
     nothing = np.zeros(len(replay.full), np.int64)
     token_slots = sum(group.token_slots for group in replay.groups)
     written = token_slots * progress.total_between(nothing, np.full_like(nothing, _NO_LIMIT))
@@ -65,8 +70,8 @@ def totals_of(replay: Replay) -> GroupTotals:
             useful += alive(within * group.token_slots, runs)
             written -= _null_slots(replay, group, runs, born, dead, end)
         if group.leaves_tokens:
-            expired += _expired(replay, group, runs, born, dead)
-    return GroupTotals(written=written, useful=useful, shared=_shared(replay), expired=expired)
+            expired += _expired(replay, group, runs, born, dead, holders)
+    return GroupTotals(written=written, useful=useful, shared=_shared(replay, holders), expired=expired)
 
 
 def _end_of_tables(replay: Replay) -> Numbers:
@@ -90,22 +95,44 @@ def _null_slots(
     )
 
 
-def _shared(replay: Replay) -> Numbers:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holders:
+    """How many tables list the block of each operation after it, block by block."""
+
+    address: IntArray
+    seq: IntArray
+    refs: npt.NDArray[np.int32]
+    group: IntArray
+    order: npt.NDArray[np.int32]
+    """The operation of each of these rows."""
+
+    @classmethod
+    def of(cls, replay: Replay) -> _Holders:
+        """All operations of a recording."""
+        ledger = replay.ledger
+        part = ledger.part(0, ledger.num_ops)
+        assert part.group is not None
+        order = stable_order(part.address, ledger.end_of_pool)
+        refs = running_refs(part, np.zeros(ledger.end_of_pool, np.int32))
+        seq = replay.recording.memory.seq[part.row]
+        return cls(part.address[order], seq[order], refs[order], part.group[order], order)
+
+
+def _shared(replay: Replay, holders: _Holders) -> Numbers:
     """Written slots in tables beyond one for each block."""
-    ledger = replay.ledger
-    assert ledger.group is not None
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
-    order = stable_order(ledger.address, int(ledger.address.max(initial=0)) + 1)
-    after = (np.maximum(ledger.refs - 1, 0) * sizes[ledger.group])[order]
+    after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
-    before[is_new(ledger.address[order])] = 0
-    change = np.empty(len(order), np.int64)
-    change[order] = after - before
+    before[is_new(holders.address)] = 0
+    change = np.empty(len(after), np.int64)
+    change[holders.order] = after - before
     total = np.concatenate((np.zeros(1, np.int64), np.cumsum(change)))
-    return np.asarray(total[np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")])
+    return np.asarray(total[replay.ledger.ops_until(replay.frame_seq)])
 
 
-def _expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
+def _expired(
+    replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, holders: _Holders
+) -> Numbers:
     """Slots in blocks of a group that hold what no holder reads any more."""
     tables = replay.ledger.tables
     runs = runs[np.argsort(tables.address[runs], kind="stable")]
@@ -123,7 +150,7 @@ def _expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, de
         of, nth = units_of_runs(count[some])
         run, frame = runs[some][of], begin[some][of] + nth
         amount = _amount(replay, group, run, frame)
-        np.add.at(total, *_of_blocks(replay, tables.address[run].astype(np.int64), frame, amount))
+        np.add.at(total, *_of_blocks(replay, holders, tables.address[run].astype(np.int64), frame, amount))
     return total * slots
 
 
@@ -154,10 +181,11 @@ def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> 
     return np.asarray(np.clip(unread - tables.position[run].astype(np.int64) * group.block_size, 0, group.block_size))
 
 
-def _of_blocks(replay: Replay, address: Numbers, frame: Numbers, amount: Numbers) -> tuple[Numbers, Numbers]:
+def _of_blocks(
+    replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
+) -> tuple[Numbers, Numbers]:
     """Frames, and what has expired in one block in each, of amounts by holder: what is expired for all of them."""
-    ledger = replay.ledger
-    if not len(ledger.refs) or int(ledger.refs.max()) <= 1:
+    if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount
     key = address * replay.num_frames + frame
     order = np.lexsort((amount, key))
@@ -165,9 +193,8 @@ def _of_blocks(replay: Replay, address: Numbers, frame: Numbers, amount: Numbers
     num_holders = np.diff(first, append=len(order))
     least = amount[order][first]  # the smallest of each
     at = key[order][first]
-    in_order = stable_order(ledger.address, int(ledger.address.max()) + 1)
-    op_key = ledger.address[in_order].astype(np.int64) * replay.num_frames + np.minimum(
-        frames_of(replay, ledger.seq[in_order]), replay.num_frames - 1
+    op_key = holders.address.astype(np.int64) * replay.num_frames + np.minimum(
+        frames_of(replay, holders.seq), replay.num_frames - 1
     )
-    refs = ledger.refs[in_order][np.searchsorted(op_key, at, side="right") - 1]
+    refs = holders.refs[np.searchsorted(op_key, at, side="right") - 1]
     return at % replay.num_frames, np.where(refs == num_holders, least, 0)

@@ -22,6 +22,7 @@ from kvsim.recording import Recording
 if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
     from kvsim.replay import Replay
+    from kvsim.replay.by_unit import Successions
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 """A number above any number of slots, and far enough from overflow to be added to."""
@@ -201,24 +202,43 @@ class _Asked:
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Slots that requests hold, and free ones that still hold a prefix, at every frame."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
-    end_of_frame = np.searchsorted(ledger.seq, replay.frame_seq.astype(ledger.seq.dtype), side="right")
-
-    def total(changes: npt.NDArray[np.int8]) -> npt.NDArray[np.int64]:
-        units = changes if ledger.unit_by_unit else changes * ledger.length.astype(np.int64)
-        # Never more than there are units, of which an int32 can count all.
-        after_each = np.cumsum(units, dtype=np.int32)
-        after_frame = np.zeros(replay.num_frames, np.int64)
-        begun = end_of_frame > 0
-        after_frame[begun] = after_each[end_of_frame[begun] - 1]
-        return after_frame * unit_slots
-
-    held = total(ledger.held_change)
+    memory = replay.recording.memory
+    by_row = np.zeros((2, len(memory) + 1), np.int32)
+    if ledger.unit_by_unit:
+        by_row[0, :-1] = ledger.units_by_row()
+        if ledger.is_shared or replay.recording.meta.prefix_caching:
+            for part in ledger.successions(with_prefixes=True):
+                _note(part, *by_row)
+    else:
+        for _, operations in ledger.parts():
+            np.add.at(by_row[0], operations.row, (operations.change * operations.length).astype(np.int32))
+    # Never more than there are units, of which an int32 can count all.
+    np.cumsum(by_row, axis=1, out=by_row)
+    rows = np.searchsorted(memory.seq, replay.frame_seq, side="right")
+    held, cached = np.where(rows > 0, by_row[:, np.maximum(rows - 1, 0)], 0).astype(np.int64) * unit_slots
     growing = np.flatnonzero(tables.repeat > 1)
     if len(growing):  # the operation that takes a growing run takes what it has in its first step
         repeat, born = tables.repeat[growing], frames_of(replay, tables.birth_seq[growing])
         step_slots = tables.length[growing].astype(np.int64) // repeat * unit_slots
         held += ramp(replay.num_frames, born + 1, step_slots, step_slots * (repeat - 1))
-    return held, total(ledger.cached_change)
+    return held, cached
+
+
+def _note(part: Successions, held: npt.NDArray[np.int32], cached: npt.NDArray[np.int32]) -> None:
+    """Note, row by row, which units begin or cease to keep a prefix while nobody holds them; of those that are held,
+    of which each holder was counted, count one.
+    """
+    one = np.int32(1)  # of the same type, which is many times as fast
+    takes, is_held = part.until > part.row, part.is_held
+    joins = np.flatnonzero(takes & is_held)
+    np.subtract.at(held, part.row[joins], one)
+    np.add.at(held, np.minimum(part.until[joins], part.held_until[joins]), one)
+    is_last = takes & part.keeps
+    is_last[joins] &= part.until[joins] > part.held_until[joins]
+    np.add.at(cached, part.until[np.flatnonzero(is_last)], one)
+    np.subtract.at(cached, part.row[np.flatnonzero(part.kept & ~is_held)], one)
+    goes_on = joins[part.kept[joins] & (part.until[joins] > part.held_until[joins])]
+    np.subtract.at(cached, part.held_until[goes_on], one)
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:

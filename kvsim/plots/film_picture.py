@@ -20,7 +20,7 @@ from kvsim.files.overwriting import mark
 from kvsim.memory.waste import SlotState
 from kvsim.plots.memory_map import colors_of
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import os

@@ -13,7 +13,7 @@ from kvsim.plots.sampling import TimeBins
 from kvsim.plots.shared import replay_of, waste_of
 from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,17 +7,15 @@ between, a window gives back the units that it has left, one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.holdings import Holdings, Residencies
+from kvsim.recording.holdings import Holdings, Residencies, and_never
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
 NO_RUN = -1
-_OPS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,10 +27,6 @@ class Operations:
     run: IntArray
     """The run of `Holdings` that is taken or given back; `NO_RUN` for an eviction."""
     address: IntArray
-
-    def parts(self) -> list[tuple[int, int]]:
-        """Ranges of operations that are looked at together."""
-        return list(pairwise([*range(0, len(self.row), _OPS_AT_ONCE), len(self.row)]))
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
@@ -49,13 +43,12 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     death_row = ends.rows(request, residency, group, len(memory))
     let_go = _let_go(memory, request, group, address, run_row)
     death_row = np.minimum(death_row, let_go)
-    narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
-    seq: IntArray = np.append(memory.seq, np.iinfo(narrow).max).astype(narrow)
+    seq = and_never(memory.seq)
     begins = is_new(request) | is_new(residency)
     table_begins = begins | is_new(group)
     one = np.broadcast_to(np.int32(1), len(request))
     first_run = np.flatnonzero(begins)
-    end_seq = np.append(ends.seq, np.iinfo(narrow).max)
+    end_seq = np.append(ends.seq, seq[-1])
     is_ended = ends.is_of(request[first_run], residency[first_run])
     tables = Holdings(
         request=request.astype(np.int32),

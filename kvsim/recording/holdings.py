@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
@@ -61,47 +61,52 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunsOfRows:
-    """For each row of `memory.parquet`, the consecutive runs of `Holdings` that it hands out or takes back."""
+class Releases:
+    """The rows of `memory.parquet` in which requests give tables back, in order, and the runs of each."""
 
-    first: IntArray
-    count: IntArray
-    """0 for an eviction."""
+    row: IntArray
+    last_run: IntArray
+    """A table is given back from its end."""
+    num_runs: IntArray
 
 
-def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, RunsOfRows]:
-    """The runs of every table, and the runs that each row of `memory` speaks of."""
+def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
+    """The runs of every table, the rows that give them back, and, for each row of `memory` that hands out a run, the
+    row that gives it back: as many as there are rows where none does, 0 for rows that hand out nothing.
+    """
     num_rows = len(memory)
-    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
-    rows = rows[stable_order(memory.request[rows], num_requests)]
-    request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
-    num_runs = (~released).astype(np.int32) if not unit_by_unit else np.where(released, 0, memory.length[rows])
-    of_rows = _runs_of_rows(num_rows, rows, request, released, num_runs)
+    takes = _rows_by_request(memory, (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE))
+    releases = _rows_by_request(memory, memory.kind == MemoryKind.RELEASE)
+    request, whose = memory.request[takes], memory.request[releases]
+    first_take = np.searchsorted(request, np.arange(num_requests + 1))
+    # A release gives back what its request has taken since the one before.
+    end = np.searchsorted(request * np.int64(num_rows) + takes, whose * np.int64(num_rows) + releases)
+    begin = np.maximum(first_take[whose], np.concatenate((np.zeros(1, np.int64), end))[:-1])
+    death_row = _filled(begin, end, releases, len(takes), nothing=num_rows)
+    until = np.zeros(num_rows, np.int32)
+    until[takes] = death_row
 
-    # The release that ends a row's residency is the next one of the same request.
-    release_at = np.flatnonzero(released)
-    following = np.cumsum(released, dtype=np.int32) - released
-    ends = np.append(rows[release_at], np.int32(num_rows))[following]
-    whose = np.append(request[release_at], np.int32(-1))[following]
-    death_row = np.where(whose == request, ends, np.int32(num_rows))[~released]
-    birth_row, request = rows[~released], request[~released]
-
-    length = memory.length[birth_row]
-    position, address = memory.position[birth_row], memory.address[birth_row]
-    # One more for what is never given back.
-    narrow = np.int32 if not num_rows or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
-    seq = np.append(memory.seq, np.iinfo(narrow).max).astype(narrow)
-    birth_seq, death_seq = seq[birth_row], seq[death_row]
+    length, position, address = memory.length[takes], memory.position[takes], memory.address[takes]
+    seq = and_never(memory.seq)
+    birth_row: IntArray = takes
+    birth_seq, death_seq = seq[takes], seq[death_row]
+    one: IntArray = np.broadcast_to(np.int32(1), int(length.sum()) if unit_by_unit else len(takes))
     if unit_by_unit:
-        run, offset = units_of_runs(length)
-        request, birth_row = request[run], birth_row[run]
-        birth_seq, death_seq = birth_seq[run], death_seq[run]
-        position, address = position[run] + offset, address[run] + offset
-        length = requested = repeat = np.broadcast_to(np.int32(1), len(run))
+        units_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length, dtype=np.int64)))
+        begin, end, first_row = units_before[begin], units_before[end], units_before[first_take]
+        request, birth_row, birth_seq, death_seq, position, address, first_unit = (
+            np.repeat(column, length)
+            for column in (request, takes, birth_seq, death_seq, position, address, units_before[:-1].astype(np.int32))
+        )
+        nth = np.arange(len(request), dtype=np.int32)
+        nth -= first_unit
+        position += nth
+        address += nth
+        length = requested = repeat = one
     else:
-        repeat = np.broadcast_to(np.int32(1), len(request)) if memory.repeat is None else memory.repeat[birth_row]
-        requested = repeat * (length if memory.requested is None else memory.requested[birth_row])
-        length = length * repeat
+        repeat = one if memory.repeat is None else memory.repeat[takes]
+        requested = repeat * (length if memory.requested is None else memory.requested[takes])
+        length, first_row = length * repeat, first_take
     begins = position == 0
     first_run = np.flatnonzero(begins)
     tables = Holdings(
@@ -116,7 +121,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         birth_row=birth_row,
         birth_seq=birth_seq,
         death_seq=death_seq,
-        first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+        first_row=first_row,
         residencies=Residencies(
             request=request[first_run],
             first_run=first_run,
@@ -125,18 +130,29 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
             death_seq=death_seq[first_run],
         ),
     )
-    return tables, of_rows
+    in_order = np.argsort(releases)
+    back = Releases(row=releases[in_order], last_run=end[in_order] - 1, num_runs=(end - begin)[in_order])
+    return tables, back, until
 
 
-def _runs_of_rows(
-    num_rows: int, rows: IntArray, request: IntArray, released: npt.NDArray[np.bool_], num_runs: IntArray
-) -> RunsOfRows:
-    """For each of `rows`, in order of request, its runs: a release takes back what its table has."""
-    runs_before = np.cumsum(num_runs, dtype=np.int32) - num_runs
-    begins = is_new(request)
-    begins[1:] |= released[:-1]
-    table_begin = np.maximum.accumulate(np.where(begins, runs_before, 0))
-    first, count = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
-    first[rows] = np.where(released, table_begin, runs_before)
-    count[rows] = np.where(released, runs_before - table_begin, num_runs)
-    return RunsOfRows(first=first, count=count)
+def _rows_by_request(memory: Memory, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """The chosen rows, by request and then in order."""
+    rows = np.flatnonzero(chosen).astype(np.int32)
+    return rows[stable_order(memory.request[rows], int(memory.request.max(initial=0)) + 1)]
+
+
+def _filled(begin: IntArray, end: IntArray, values: IntArray, size: int, *, nothing: int) -> npt.NDArray[np.int32]:
+    """`values` in the ranges [begin, end), which ascend, and `nothing` between them."""
+    edges = np.zeros(2 * len(begin) + 2, np.int64)
+    edges[1:-1:2], edges[2:-1:2], edges[-1] = begin, end, size
+    filled = np.full(2 * len(begin) + 1, nothing, np.int32)
+    filled[1::2] = values
+    return np.repeat(filled, np.diff(edges))
+
+
+def and_never(seq: IntArray) -> IntArray:
+    """`seq`, which does not fall, and behind it a number above all of them; as narrow as they can be."""
+    narrow = np.int32 if not len(seq) or seq[-1] < np.iinfo(np.int32).max else np.int64
+    longer: IntArray = np.full(len(seq) + 1, np.iinfo(narrow).max, narrow)
+    longer[:-1] = seq
+    return longer

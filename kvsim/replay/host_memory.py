@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Copies, CopyKind, IntArray
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -9,29 +9,34 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.replay.ledger import Ledger
+from kvsim.replay.unfolding import NO_OWNER
 
 _OPS_PER_KEYFRAME = 16_384
 """Operations between two keyframes, where memory allows: about 100 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
 """The most bytes that all keyframes together may take."""
 
+_OPS = np.int64(1 << 31)
+"""More operations than a recording has."""
+
 Columns = tuple[npt.NDArray[Any], ...]
-"""Columns over the units, in address order: owner, position, number of holders, and whether it is cached; and, where
-there are several, the KV-cache group of the table that holds it.
+"""Columns over the units, in address order: owner, position, number of holders, and whether it is cached; where there
+are several, the KV-cache group of the table that holds it; and, where units are shared, of the operations that took it
+the one whose request leaves it last: the row in which it does, times 2**31, and the operation.
 """
 
 
 class Keyframes:
     """The pool after every so many operations.
 
-    Making all of them takes half a second for ten million operations, so they are made when a reader first goes that
+    Making all of them takes a second for ten million operations, so they are made when a reader first goes that
     far, or before that by another thread.
     """
 
     def __init__(self, ledger: Ledger, empty: Columns, first_unit: int) -> None:
         """`empty` is the pool before the first operation, which is the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
-        num_ops, frame_bytes = len(ledger.seq), sum(column.nbytes for column in empty)
+        num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
         """Number of operations before each keyframe."""
@@ -70,10 +75,28 @@ class Keyframes:
 
 def carry_out(ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int) -> None:
     """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands."""
-    owner, position, refs, cached, *group = columns
-    ops = slice(begin, end)
-    units = np.subtract(ledger.address[ops], first_unit, dtype=np.intp)
-    owner[units], position[units] = ledger.owner[ops], ledger.position[ops]
-    refs[units], cached[units] = ledger.refs[ops], ledger.cached[ops]
-    if group and ledger.group is not None:
-        group[0][units] = ledger.group[ops]
+    owner, position, refs, cached, *more = columns
+    newest = np.empty(len(owner), np.intp)
+    for first, part in ledger.parts(begin, end):
+        units = np.subtract(part.address, first_unit, dtype=np.intp)
+        np.add.at(refs, units, part.change.astype(refs.dtype))
+        nth = np.arange(len(units))
+        newest[units] = nth
+        last = np.flatnonzero(newest[units] == nth)
+        unit, gives_back = units[last], part.change[last] < 0
+        owner[unit], position[unit], cached[unit] = part.owner[last], part.position[last], False
+        if part.group is not None:
+            more[0][unit] = part.group[last]
+        freed = np.flatnonzero(gives_back & (refs[unit] == 0))
+        owner[unit[freed]] = NO_OWNER
+        cached[unit[freed]] = ledger.keeps(part.row[last[freed]], part.position[last[freed]])
+        if ledger.is_shared:
+            *_, longest = more
+            takes = np.flatnonzero(part.change > 0)
+            np.maximum.at(longest, units[takes], part.until[takes] * _OPS + (first + takes))
+            # Of all requests that have taken a unit so far, the one that leaves it last is still there if any is.
+            left = unit[gives_back & (refs[unit] > 0)]
+            heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
+            owner[left], position[left] = heirs.owner, heirs.position
+            if heirs.group is not None:
+                more[0][left] = heirs.group

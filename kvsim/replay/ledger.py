@@ -1,13 +1,15 @@
-"""The memory events of a recording, unfolded: after each operation, who holds which units.
+"""The memory events of a recording, unfolded: which units each operation is about, and whose they are.
 
-`memory.parquet` says "request 7 gives back its table"; the ledger says which units that were, in which order, and
-what each is afterwards. Everything is computed in bulk when a recording is opened, so that replay only copies.
+`memory.parquet` says "request 7 gives back its table"; the ledger says which units that were, and in which order. A
+long recording has tens of millions of operations, so they are not kept: a part of them is unfolded when a reader goes
+there. What is looked at when a recording is opened is that no unit is handed out twice.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -15,202 +17,129 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
-from kvsim.recording.grouped import NO_RUN, Operations, tables_of_groups
-from kvsim.recording.holdings import Holdings, RunsOfRows, tables_of
+from kvsim.recording.grouped import tables_of_groups
+from kvsim.recording.holdings import Holdings, tables_of
 from kvsim.recording.model import Recording
-from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
-from kvsim.replay.by_unit import ByUnit, Heirs
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
+from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
+from kvsim.replay.unfolding import CHANGE, Listed, Part, Rows, Unfolded
 
-NO_OWNER = -1
-"""The owner of a unit that is free."""
-_ALL = np.int64(1 << 40)
+_ALL = np.int64(np.iinfo(np.int32).max)
 """A number of units that no table has."""
-_OPS_AT_ONCE = 1 << 16
+_OPS_AT_ONCE = 1 << 15
 """Operations that are looked at together: what is known of them on the way stays in a processor's cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ledger:
-    """One row per operation on a run of units, in the order in which they happened, with the state that it leaves.
+    """The operations of a recording, and the tables that they make."""
 
-    A run that grows is taken with the units of its first step, and given back with all of them.
-    """
+    def __init__(self, recording: Recording, progress: Progress) -> None:
+        """Unfold the memory events of `recording`.
 
-    seq: IntArray
-    address: IntArray
-    length: IntArray
-    owner: IntArray
-    """A request that holds the run afterwards, or `NO_OWNER`."""
-    position: IntArray
-    """Position of the run in the owner's table, in units."""
-    group: IntArray | None
-    """The KV-cache group of that table; None where a model has one."""
-    refs: npt.NDArray[np.int32]
-    """Number of requests that hold the run afterwards."""
-    cached: npt.NDArray[np.bool_]
-    """Free afterwards, but still holding a prefix that could be hit."""
-    held_change: npt.NDArray[np.int8]
-    """1 where the run was free before and is held afterwards, -1 the other way round, 0 where neither."""
-    cached_change: npt.NDArray[np.int8]
-    """1 where the run is cached afterwards and was not before, -1 the other way round, 0 where neither."""
-    unit_by_unit: bool
-    """Whether every run has one unit."""
-    tables: Holdings
-
-
-def unfold(recording: Recording, progress: Progress) -> Ledger:
-    """Unfold the memory events of `recording`.
-
-    Raises:
-        RecordingError: a unit is handed out or evicted while a request holds it.
-    """
-    memory = recording.memory
-    unit_by_unit = _has_single_units(recording)
-    rows: _Rows | _Listed
-    if recording.meta.pool.groups:
-        tables, operations = tables_of_groups(memory, len(recording.requests))
-        rows, num_ops = _Listed(operations), len(operations.row)
-    else:
-        tables, of_rows = tables_of(memory, len(recording.requests), unit_by_unit=unit_by_unit)
-        rows = _Rows.of(memory, of_rows, unit_by_unit=unit_by_unit)
-        num_ops = int(rows.end[-1]) if len(memory) else 0
-    if not unit_by_unit:
-        _check_apart(recording)
-    ledger = Ledger(
-        seq=np.empty(num_ops, tables.birth_seq.dtype),
-        address=np.empty(num_ops, np.int32),
-        length=np.broadcast_to(np.int32(1), num_ops) if unit_by_unit else np.empty(num_ops, np.int32),
-        owner=np.empty(num_ops, np.int32),
-        position=np.empty(num_ops, np.int32),
-        group=np.zeros(num_ops, np.int16) if recording.meta.pool.groups else None,
-        refs=np.empty(num_ops, np.int32),
-        cached=np.zeros(num_ops, np.bool_),
-        held_change=np.empty(num_ops, np.int8),
-        cached_change=np.zeros(num_ops, np.int8),
-        unit_by_unit=unit_by_unit,
-        tables=tables,
-    )
-    end_of_pool = int(np.max(memory.address.astype(np.int64) + memory.length, initial=0)) if unit_by_unit else 0
-    holders, was_cached = np.zeros(end_of_pool, np.int32), np.zeros(end_of_pool, np.bool_)
-    # Asked for only where units are shared.
-    shares = unit_by_unit and bool((memory.kind == MemoryKind.SHARE).any())
-    heirs = Heirs.of(num_ops, len(tables.request), end_of_pool) if shares else None
-    for begin, end in rows.parts():
-        row, ops = rows.ops_of(begin, end)
-        runs = rows.write(ledger, memory, row, ops)
-        if heirs is not None:
-            heirs.note(ops, runs, _DELTA[memory.kind[row]])
-    for begin, end in rows.parts():
-        row, ops = rows.ops_of(begin, end)
-        changes, refs = _DELTA[memory.kind[row]], ledger.refs[ops]
-        by_unit = ByUnit.of(ledger.address[ops], end_of_pool) if unit_by_unit else None
-        if by_unit is not None:
-            refs[:] = by_unit.running_refs(changes, holders)
-            _check_free(recording, row, ledger.address[ops], refs)
+        Raises:
+            RecordingError: a unit is handed out or evicted while a request holds it.
+        """
+        self._recording, self._memory = recording, recording.memory
+        self.unit_by_unit = _has_single_units(recording)
+        """Whether every run has one unit."""
+        self.tables: Holdings
+        self._unfolded: Unfolded
+        num_requests = len(recording.requests)
+        if recording.meta.pool.groups:
+            self.tables, operations = tables_of_groups(self._memory, num_requests)
+            self._unfolded = Listed(self._memory, self.tables, operations)
         else:
-            refs[:] = changes > 0
-        ledger.held_change[ops] = (refs > 0).view(np.int8) - (refs > changes).view(np.int8)
-        released = np.flatnonzero((changes < 0) & (refs == 0))
-        if recording.meta.prefix_caching:
-            kept = _cached_units(recording, progress, row[released], ledger.owner[ops][released])
-            ledger.cached[ops][released] = ledger.position[ops][released] < kept
-            if by_unit is not None:
-                ledger.cached_change[ops] = by_unit.changes(ledger.cached[ops], was_cached)
-        ledger.owner[ops][released] = NO_OWNER
-        if heirs is not None and by_unit is not None:
-            left, stays = heirs.of_part(by_unit, ops, changes, refs)
-            ledger.owner[ops][left], ledger.position[ops][left] = tables.request[stays], tables.position[stays]
-    return ledger
+            self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
+            self._unfolded = Rows(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
+        self._before = np.zeros(len(self._memory) + 1, np.int32)
+        """Operations before each row, and before the end."""
+        np.cumsum(self._unfolded.num_ops(), out=self._before[1:])
+        self.has_groups = bool(recording.meta.pool.groups)
+        """Whether several KV-cache groups share the pool."""
+        self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
+        """Whether several requests hold a unit at some time."""
+        self._releases = np.flatnonzero(self._memory.kind == MemoryKind.RELEASE)
+        self._kept = _kept_units(recording, progress, self._releases)
+        if self.unit_by_unit:
+            self._check_free()
+        else:
+            _check_apart(recording)
 
+    @property
+    def num_ops(self) -> int:
+        """Operations of the whole recording."""
+        return int(self._before[-1])
 
-_DELTA = np.zeros(len(MemoryKind), np.int8)
-"""Holders that a run gains or loses, by the kind of the operation."""
-_DELTA[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
-_DELTA[MemoryKind.RELEASE] = -1
+    def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
+        """Operations up to and including each sequence number."""
+        return np.asarray(self._before[np.searchsorted(self._memory.seq, seq, side="right")])
 
+    def part(self, begin: int, end: int) -> Part:
+        """The operations [begin, end)."""
+        before = self._before
+        # Of the same type: to look for another, the whole column would be converted.
+        first = int(np.searchsorted(before, before.dtype.type(begin), "right")) - 1
+        behind = int(np.searchsorted(before, before.dtype.type(end), "left"))
+        edges = np.clip(before[first : behind + 1], begin, end)
+        row = np.repeat(np.arange(first, behind, dtype=np.int32), np.diff(edges).astype(np.intp))
+        ops = np.arange(begin, end, dtype=np.int32)
+        return self._unfolded.part(ops, row, ops - before.take(row))
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rows:
-    """How the rows of `memory.parquet` become operations. A table is given back from its end."""
+    def at(self, ops: npt.NDArray[np.int32]) -> Part:
+        """These operations, in any order."""
+        row = np.searchsorted(self._before, ops, side="right") - 1
+        return self._unfolded.part(ops, row, ops - self._before.take(row))
 
-    gives_back: npt.NDArray[np.bool_]
-    first_run: IntArray
-    """The run that the row begins with: the last of a table that it gives back."""
-    num_ops: IntArray
-    end: IntArray
-    """Operations up to and including the row."""
+    def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
+        """The operations [begin, end), some thousands at a time, each time with the number of the first."""
+        for first, behind in pairwise([*range(begin, end := self.num_ops if end is None else end, _OPS_AT_ONCE), end]):
+            yield first, self.part(first, behind)
 
-    @classmethod
-    def of(cls, memory: Memory, runs: RunsOfRows, *, unit_by_unit: bool) -> _Rows:
-        """The rows of `memory`, which speak of these runs."""
-        gives_back = memory.kind == MemoryKind.RELEASE
-        num_ops = np.where(memory.kind == MemoryKind.EVICT, memory.length if unit_by_unit else 1, runs.count)
-        return cls(
-            gives_back=gives_back,
-            first_run=runs.first + gives_back * (runs.count - 1),
-            num_ops=num_ops,
-            end=np.cumsum(num_ops, dtype=np.int32),
-        )
+    def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether a unit at `position` of its table keeps its prefix when `row`, a release, gives it back, if nobody
+        else has it.
+        """
+        if self._kept is None:
+            return np.zeros(len(row), np.bool_)
+        return np.asarray(position < self._kept[np.searchsorted(self._releases, row)])
 
-    def parts(self) -> list[tuple[int, int]]:
-        """Ranges of rows whose operations stay in a processor's cache."""
-        if not len(self.end):
-            return []
-        cuts = np.searchsorted(self.end, np.arange(_OPS_AT_ONCE, int(self.end[-1]), _OPS_AT_ONCE))
-        return list(pairwise([0, *np.unique(cuts[cuts > 0]).tolist(), len(self.end)]))
+    def units_by_row(self) -> npt.NDArray[np.int32]:
+        """Units that each row lets a request take, or less than 0 where it gives them back; each for itself."""
+        change: npt.NDArray[np.int32] = np.diff(self._before)
+        change *= CHANGE[self._memory.kind]
+        return change
 
-    def ops_of(self, begin: int, end: int) -> tuple[npt.NDArray[np.intp], slice]:
-        """The row of each operation of the rows [begin, end), and which operations these are."""
-        row = np.repeat(np.arange(begin, end), self.num_ops[begin:end])
-        last = int(self.end[end - 1])
-        return row, slice(last - len(row), last)
+    @cached_property
+    def end_of_pool(self) -> int:
+        """The address behind all units that are ever touched."""
+        memory = self._memory
+        return int(np.max(memory.address.astype(np.int64) + memory.length, initial=0))
 
-    def write(self, ledger: Ledger, memory: Memory, row: IntArray, ops: slice) -> IntArray:
-        """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
-        nth = np.arange(ops.start, ops.stop) - (self.end[row] - self.num_ops[row])
-        address, position, owner = ledger.address[ops], ledger.position[ops], ledger.owner[ops]
-        ledger.seq[ops], owner[:] = memory.seq[row], memory.request[row]
-        np.add(memory.address[row], nth, out=address, casting="same_kind")
-        np.add(memory.position[row], nth, out=position, casting="same_kind")
-        run: IntArray = self.first_run[row] + nth
-        back = np.flatnonzero(self.gives_back[row])
-        run[back] -= 2 * nth[back]
-        address[back], position[back] = ledger.tables.address[run[back]], ledger.tables.position[run[back]]
-        if not ledger.unit_by_unit:
-            ledger.length[ops] = memory.length[row]
-            ledger.length[ops][back] = ledger.tables.length[run[back]]
-        evictions = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
-        run[evictions], position[evictions], owner[evictions] = 0, 0, NO_OWNER
-        return run
+    def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
+        """Who has each unit after whom, some thousands of takes at a time; without prefixes, no unit is said to keep
+        one.
+        """
+        latest = np.zeros(self.end_of_pool, np.int64)
+        kept = None
+        if with_prefixes and self._kept is not None:
+            kept = np.zeros(len(self._memory) + 1, np.int32)
+            kept[self._releases] = self._kept
+        edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
+        for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
+            yield Successions.of(self._unfolded.takes(begin, end), latest, kept, is_shared=self.is_shared)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Listed:
-    """Operations where groups let go of units on the way: everything is listed, unit by unit."""
-
-    operations: Operations
-
-    def parts(self) -> list[tuple[int, int]]:
-        """Ranges of operations that stay in a processor's cache."""
-        return self.operations.parts()
-
-    def ops_of(self, begin: int, end: int) -> tuple[IntArray, slice]:
-        """The row of each of these operations, and which they are."""
-        return self.operations.row[begin:end], slice(begin, end)
-
-    def write(self, ledger: Ledger, memory: Memory, row: IntArray, ops: slice) -> IntArray:
-        """Write who takes or gives back what in the operations `ops`, of these rows; return the run of each."""
-        run, tables = self.operations.run[ops], ledger.tables
-        ledger.seq[ops], ledger.address[ops] = memory.seq[row], self.operations.address[ops]
-        ledger.owner[ops], ledger.position[ops] = NO_OWNER, 0
-        of_table = np.flatnonzero(run != NO_RUN)
-        at = ops.start + of_table
-        runs = run[of_table]
-        ledger.owner[at], ledger.position[at] = tables.request[runs], tables.position[runs]
-        assert ledger.group is not None
-        ledger.group[at] = tables.group[runs]
-        return np.maximum(run, 0)
+    def _check_free(self) -> None:
+        """Raise where a unit is handed out or evicted while a request holds it."""
+        for part in self.successions(with_prefixes=False):
+            held = np.flatnonzero(part.is_held)
+            wrong = held[self._memory.kind[part.row[held]] != MemoryKind.SHARE]
+            if len(wrong):
+                first = wrong[np.argmin(part.row[wrong])]
+                raise RecordingError(
+                    f"memory.parquet of {self._recording.name}, row {int(part.row[first])}: unit "
+                    f"{int(part.unit[first])} should be free."
+                )
 
 
 def _has_single_units(recording: Recording) -> bool:
@@ -221,17 +150,6 @@ def _has_single_units(recording: Recording) -> bool:
     if meta.policy_name == "paged" or meta.pool.unit_tokens > 1 or meta.prefix_caching:
         return True
     return bool(((kind == MemoryKind.SHARE) | (kind == MemoryKind.EVICT)).any())
-
-
-def _check_free(recording: Recording, row: IntArray, address: IntArray, refs: npt.NDArray[np.int32]) -> None:
-    """Raise where a unit is handed out or evicted while a request holds it."""
-    kind = recording.memory.kind[row]
-    wrong = ((kind == MemoryKind.APPEND) & (refs > 1)) | ((kind == MemoryKind.EVICT) & (refs > 0))
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise RecordingError(
-            f"memory.parquet of {recording.name}, row {int(row[first])}: unit {int(address[first])} should be free."
-        )
 
 
 def _check_apart(recording: Recording) -> None:
@@ -262,11 +180,11 @@ def _check_apart(recording: Recording) -> None:
         own.append(begin)
 
 
-def _cached_units(
-    recording: Recording, progress: Progress, rows: IntArray, requests: IntArray
-) -> npt.NDArray[np.integer[Any]]:
-    """How many leading units of the released table keep their prefix, for releases at `rows` of `memory`."""
+def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
+    """How many leading units of its table keep their prefix, for each release in `rows`; None without a cache."""
     memory = recording.memory
+    if not recording.meta.prefix_caching:
+        return None
     if memory.cached is not None:
         # Of a table that is given back, so many leading units; of a part of one, all of it or nothing.
         part = memory.address[rows] != WHOLE_TABLE
@@ -274,6 +192,7 @@ def _cached_units(
     # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the
     # token that was in flight when a request was preempted was not.
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
+    requests = memory.request[rows]
     computed = progress.computed(requests, step)
     known = np.where(computed >= progress.final[requests], computed, np.maximum(computed - 1, 0))
     sizes = np.array([group.block_size for group in recording.meta.pool.groups] or [recording.meta.pool.unit_tokens])

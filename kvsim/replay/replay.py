@@ -18,7 +18,7 @@ from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
-from kvsim.replay.ledger import unfold
+from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
 from kvsim.replay.unit_slots import Seen, slots_of_units
@@ -47,7 +47,7 @@ class Replay:
             raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to replay.")
         self.recording = recording = with_addresses(recording)
         self.progress = Progress(recording)
-        self.ledger = unfold(recording, self.progress)
+        self.ledger = Ledger(recording, self.progress)
         pool, steps = recording.meta.pool, recording.steps
         assert pool.num_units is not None  # with_addresses gave every recording a pool
         self.num_units: int = pool.num_units
@@ -57,7 +57,7 @@ class Replay:
         """The tables of each KV-cache group; one group of full attention in most models."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
-        self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), self.ledger.seq.max(initial=0)))
+        self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
         self._begin_residencies_anew()
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
@@ -97,9 +97,13 @@ class Replay:
 
     def num_ops(self, frame: int) -> int:
         """Operations of the ledger up to and including `frame`."""
-        # Of the same type: to look for another, the whole column would be converted.
-        seq = self.frame_seq[frame].astype(self.ledger.seq.dtype)
-        return int(np.searchsorted(self.ledger.seq, seq, side="right"))
+        return int(self.ledger.ops_until(self.frame_seq[frame]))
+
+    def freed_between(self, before: int, after: int) -> IntArray:
+        """Units from 0 that the last request which held them gives back after frame `before` up to frame `after`, as
+        often as that happens; with -1, from the beginning.
+        """
+        return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
     def warm_up(self) -> None:
         """Make every keyframe now, so that no seek is the first to go that far. Another thread may do this."""

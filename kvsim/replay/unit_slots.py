@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray

@@ -9,11 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
+from kvsim.replay.by_unit import running_refs
 from kvsim.replay.keyframes import Columns, Keyframes, carry_out
-from kvsim.replay.ledger import NO_OWNER, Ledger
+from kvsim.replay.ledger import Ledger
+from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
 """Operations on long runs that are carried out one after the other; beyond, it is faster to begin afresh."""
@@ -30,7 +33,7 @@ class UnitStates(ABC):
         self.position = np.zeros(num_units, np.int32)
         self.refs = np.zeros(num_units, np.int32)
         self.cached = np.zeros(num_units, np.bool_)
-        self.group = np.zeros(num_units if ledger.group is not None else 0, np.int16)
+        self.group = np.zeros(num_units if ledger.has_groups else 0, np.int16)
         """The KV-cache group of the table that holds each unit; empty where a model has one."""
         self._op = 0
 
@@ -49,6 +52,10 @@ class UnitStates(ABC):
     @abstractmethod
     def units_of(self, begin: int, end: int) -> IntArray:
         """The units that the operations [begin, end) touch, from 0 in address order."""
+
+    @abstractmethod
+    def freed(self, begin: int, end: int) -> IntArray:
+        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
 
     @abstractmethod
     def warm_up(self) -> None:
@@ -72,8 +79,10 @@ class SingleUnits(UnitStates):
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
         self._columns: Columns = (self.owner, self.position, self.refs, self.cached)
-        if ledger.group is not None:
+        if ledger.has_groups:
             self._columns = (*self._columns, self.group)
+        if ledger.is_shared:
+            self._columns = (*self._columns, np.zeros(num_units, np.int64))
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
@@ -88,7 +97,21 @@ class SingleUnits(UnitStates):
 
     def units_of(self, begin: int, end: int) -> IntArray:
         """The units that the operations [begin, end) touch, from 0 in address order."""
-        units: IntArray = np.subtract(self._ledger.address[begin:end], self._first_unit, dtype=np.intp)
+        units: IntArray = np.subtract(self._ledger.part(begin, end).address, self._first_unit, dtype=np.intp)
+        return units
+
+    def freed(self, begin: int, end: int) -> IntArray:
+        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
+        part = self._ledger.part(begin, end)
+        gone = part.change < 0
+        if self._ledger.is_shared:
+            columns = tuple(np.empty_like(column) for column in self._columns)
+            carry_out(self._ledger, self._keyframes.copy(self._keyframes.before(begin), columns), begin, columns,
+                      self._first_unit)  # fmt: skip
+            holders = np.zeros(max(self._ledger.end_of_pool, self._first_unit + len(self.refs)), np.int32)
+            holders[self._first_unit : self._first_unit + len(self.refs)] = columns[2]
+            gone &= running_refs(part, holders) == 0
+        units: IntArray = part.address[gone].astype(np.int64) - self._first_unit
         return units
 
     def warm_up(self) -> None:
@@ -111,11 +134,11 @@ class LongRuns(UnitStates):
                 length = int(tables.length[run]) // int(tables.repeat[run])
                 self.hold(int(tables.address[run]), length, int(tables.request[run]), int(tables.position[run]))
         else:
-            ledger = self._ledger
-            for nth in range(self._op, op):
-                address, length = int(ledger.address[nth]), int(ledger.length[nth])
-                if ledger.refs[nth]:
-                    self.hold(address, length, int(ledger.owner[nth]), int(ledger.position[nth]))
+            part = self._ledger.part(self._op, op)
+            for nth in range(op - self._op):
+                address, length = int(part.address[nth]), int(part.length[nth])
+                if part.change[nth] > 0:
+                    self.hold(address, length, int(part.owner[nth]), int(part.position[nth]))
                 else:
                     self.let_go(address, length)
         self._op = op
@@ -123,8 +146,17 @@ class LongRuns(UnitStates):
 
     def units_of(self, begin: int, end: int) -> IntArray:
         """The units that the operations [begin, end) touch, from 0 in address order."""
-        run, offset = units_of_runs(self._ledger.length[begin:end])
-        return self._ledger.address[begin:end][run] + offset - self._first_unit
+        return self._units(self._ledger.part(begin, end), slice(None))
+
+    def freed(self, begin: int, end: int) -> IntArray:
+        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
+        part = self._ledger.part(begin, end)
+        return self._units(part, part.change < 0)
+
+    def _units(self, part: Part, chosen: slice | npt.NDArray[np.bool_]) -> IntArray:
+        run, offset = units_of_runs(part.length[chosen].astype(np.int64))
+        units: IntArray = part.address[chosen][run].astype(np.int64) + offset - self._first_unit
+        return units
 
     def warm_up(self) -> None:
         """There is nothing to prepare."""

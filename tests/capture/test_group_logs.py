@@ -16,7 +16,7 @@ from kvsim.conformance import verify_recording
 from kvsim.metrics import waste
 from kvsim.recording import Recording, find, read, write
 from kvsim.replay import Replay
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..vllm_engine.recordings import BROKEN, GROUPED, Live
 from .test_logs import steps_of_the_engine

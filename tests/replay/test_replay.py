@@ -516,9 +516,8 @@ def assert_touched_is_what_the_tables_say(player: Replay, frames: list[tuple[int
         player.seek(after)
         expected = held_before ^ (player.refs > 0)  # a run that grows has no operation for it
         low, high = sorted((before, after))
-        operations = slice(*np.searchsorted(player.ledger.seq, player.frame_seq[[low, high]], side="right"))
-        begins = player.ledger.address[operations] - player.first_unit
-        for first, length in zip(begins, player.ledger.length[operations], strict=True):
+        operations = player.ledger.part(player.num_ops(low), player.num_ops(high))
+        for first, length in zip(operations.address - player.first_unit, operations.length, strict=True):
             expected[first : first + length] = True
         live = player.live_requests()
         old, new = (player.progress.computed(live, min(frame, player.num_frames - 2)) for frame in (low, high))
@@ -645,6 +644,26 @@ def test_units_that_only_lose_a_prefix_stay_free(make_meta: Callable[..., Meta])
     player.seek(player.num_frames)
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
     assert player.touched(0, 1).tolist() == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_unit_that_loses_its_prefix_while_a_request_holds_it_is_refused(
+    make_meta: Callable[..., Meta], *, shared: bool
+) -> None:
+    """Whoever gives it back first, the one who stays longest counts."""
+    builder = RecordingBuilder()
+    requests = [builder.arrived(f"r{nth}", 0.0, 4, 1) for nth in range(2)]
+    builder.next_seq()
+    builder.append_blocks(requests[0], 0, [1, 2])
+    if shared:
+        builder.share_blocks(requests[1], 0, [1])
+        builder.release(requests[1], 1, 0)
+    builder.evict([1])
+    row = 3 if shared else 1
+    close(builder, 4)
+    recording = builder.finish(make_meta(4, unit_tokens=2))
+    with pytest.raises(RecordingError, match=f"row {row}: unit 1 should be free"):
+        Replay(recording)
 
 
 def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> None:

@@ -12,7 +12,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.replay import Replay
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.events import EventFilter, EventKind, events_of

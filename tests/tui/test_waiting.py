@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.facts.waiting import kept_by, units_needed
 from kvsim.tui.lessons import Guided, find_lesson

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.state_names import STATE_NAMES
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.states import LOOKS
 from ..look.words import percent, plural, seconds

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.metrics.waiting import Limits
 from kvsim.replay.free_memory import free_run_lengths
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import plural
 

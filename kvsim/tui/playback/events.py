@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay

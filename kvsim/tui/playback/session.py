@@ -13,8 +13,8 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.recording.tables import RequestStatus
 from kvsim.replay.host_memory import HostMemory, host_memory
-from kvsim.replay.ledger import NO_OWNER
 from kvsim.replay.replay import Replay
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import plural
 from .events import NOTABLE, EventFilter, EventKind, Events, events_of

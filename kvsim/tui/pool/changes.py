@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
-from kvsim.replay.ledger import NO_OWNER
 
 from .paint import Change
 
@@ -57,7 +56,7 @@ class Changes:
 
 def changes_between(replay: Replay, before: int, after: int) -> Changes:
     """What happens after frame `before` up to frame `after`; with -1, from the beginning."""
-    memory, ledger = replay.recording.memory, replay.ledger
+    memory = replay.recording.memory
     since = int(replay.frame_seq[before]) if before >= 0 else -1
     begin, end = np.searchsorted(memory.seq, (since, int(replay.frame_seq[after])), side="right")
     rows = slice(int(begin), max(int(begin), int(end)))
@@ -68,26 +67,15 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
         run, offset = units_of_runs(length[runs].astype(np.int64))
         return _inside(address[runs][run] + offset, replay)
 
-    ops = slice(replay.num_ops(before) if before >= 0 else 0, replay.num_ops(after))
-    ownerless = np.flatnonzero(ledger.owner[ops] == NO_OWNER)
-    run, offset = units_of_runs(ledger.length[ops][ownerless].astype(np.int64))
-    gone = _inside(ledger.address[ops][ownerless][run].astype(np.int64) + offset, replay)
-    evicted = units(MemoryKind.EVICT)
+    freed = replay.freed_between(before, after).astype(np.int64)
     return Changes(
-        taken=units(MemoryKind.APPEND), freed=_without(gone, evicted), hit=units(MemoryKind.SHARE), evicted=evicted
+        taken=units(MemoryKind.APPEND),
+        freed=freed[(freed >= 0) & (freed < replay.num_units)],
+        hit=units(MemoryKind.SHARE),
+        evicted=units(MemoryKind.EVICT),
     )
 
 
 def _inside(addresses: npt.NDArray[np.int64], replay: Replay) -> npt.NDArray[np.int64]:
     units = addresses - replay.first_unit
     return units[(units >= 0) & (units < replay.num_units)]
-
-
-def _without(units: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`units` without one occurrence for each of `others`: evictions and releases leave units without an owner."""
-    if not len(others):
-        return units
-    counts = np.bincount(units) if len(units) else np.zeros(0, np.int64)
-    np.subtract.at(counts, others[others < len(counts)], 1)
-    found: npt.NDArray[np.int64] = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
-    return found

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from .brush import GLYPH, half_keys, keys_of
 from .paint import EMPTY, KEPT, Change

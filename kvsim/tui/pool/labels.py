@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import ending
 from .brush import text_keys

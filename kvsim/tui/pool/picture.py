@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
 from .kinds import places_of_units

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from .kinds import places_of_units
 from .paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy

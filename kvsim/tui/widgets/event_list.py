@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import ending, plural, seconds, shortened
 from ..playback.events import NOTABLE, WORDS, EventFilter, EventKind

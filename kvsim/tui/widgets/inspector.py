@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from textual.strip import Strip
 
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from ..facts.requests import RequestFacts, request_facts, request_lines
 from ..facts.units import unit_heading, unit_lines, unit_story

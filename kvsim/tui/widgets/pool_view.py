@@ -8,7 +8,7 @@ import numpy as np
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from kvsim.replay.ledger import NO_OWNER
+from kvsim.replay.unfolding import NO_OWNER
 
 from .pool_picture import PoolPicture
 
