@@ -153,7 +153,8 @@ class Numbered(Sequence[str]):
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.str_]:
         """All of them at once, for `np.asarray`."""
         digits = len(str(max(self._numbers, default=0)))
-        return np.strings.add(self._stem, np.array(self._numbers).astype(f"<U{digits}"))
+        numbers = np.arange(self._numbers.start, self._numbers.stop, self._numbers.step)  # asking a range takes long
+        return np.strings.add(self._stem, numbers.astype(f"<U{digits}"))
 
     def __repr__(self) -> str:
         return f"Numbered({self._stem!r}, {self._numbers})"
