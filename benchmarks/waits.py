@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,8 +32,8 @@ KVSIM = [sys.executable, "-m", "kvsim"]
 RUN = [*KVSIM, "run", "--no-band"]
 LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
 OPEN = "import sys; from kvsim.recording import read; from kvsim.replay import Replay; Replay(read(sys.argv[1]))"
-SWEEP = [*KVSIM, "sweep", "--arrivals", "poisson", "--rate", "30", "--num-requests", "5000"]
-"""Each point is nearly three minutes of traffic; to simulate one takes an eighth of a second."""
+SWEEP = [*KVSIM, "sweep", "--arrivals", "poisson", "--rate", "30", "--num-requests", "10000"]
+"""Each point is five and a half minutes of traffic; to simulate one takes an eighth of a second."""
 
 
 class Inputs:
@@ -177,25 +178,58 @@ def measure(command: list[str]) -> Measured:
 
 
 def shown_sweep(backend: str, inputs: Inputs) -> bool:
-    """Print how many times as fast a sweep is with a worker for each core as with one, per core, from process start to
-    exit; whether that is within what is tolerated. These are wall-clock times, so they mean something on a quiet
-    machine only.
+    """Print how many times as fast a sweep is with a worker for each core as with one, from process start to exit, as a
+    share of what these cores give; whether that is within what is tolerated. A cluster stands before the sweep comes,
+    as clusters do; what it takes with one that is started for it is printed too. These are wall-clock times, so they
+    mean something on a quiet machine only.
     """
     num_cores = len(os.sched_getaffinity(0))
     values = ",".join(map(str, range(2_000, 2_000 + SWEEP_POINTS)))
     command = [*SWEEP, "--vary", f"num-blocks={values}", "--backend", backend]
 
-    def wall_s(num_jobs: int) -> float:
-        return measure([*command, "--jobs", str(num_jobs), "-o", f"{inputs.scratch('sweep')}.parquet"]).wall_s
+    def wall_s(num_jobs: int, scheduler: str) -> float:
+        where = ["--scheduler", scheduler] if scheduler else []
+        table = f"{inputs.scratch('sweep')}.parquet"
+        return measure([*command, *where, "--jobs", str(num_jobs), "-o", table]).wall_s
 
-    one_s, all_s = wall_s(1), wall_s(num_cores)
-    share = one_s / all_s / num_cores
-    print(
-        f"sweep on {backend:25} {SWEEP_POINTS} points: {one_s:.1f} s with one worker, {all_s:.1f} s with {num_cores}: "
-        f"{share:.2f} of the cores, goal {SWEEP_GOAL}",
-        flush=True,
-    )
+    with standing(backend, num_cores) as scheduler:
+        one_s, all_s = wall_s(1, scheduler), wall_s(num_cores, scheduler)
+    own = f" ({wall_s(num_cores, ''):.1f} s with a cluster of its own)" if scheduler else ""
+    give = num_cores * concurrency(num_cores)
+    share = one_s / all_s / give
+    took = f"{one_s:.1f} s with one worker, {all_s:.1f} s with {num_cores}{own}"
+    scales = f"{share:.2f} of what the cores give, {give:.2f} times one; goal {SWEEP_GOAL}"
+    print(f"sweep on {backend:25} {SWEEP_POINTS} points: {took}: {scales}", flush=True)
     return share >= SWEEP_GOAL / TOLERATED
+
+
+@contextmanager
+def standing(backend: str, num_workers: int) -> Iterator[str]:
+    """The address of a cluster of this machine while this is open; nothing for processes that are no cluster."""
+    if backend == "dask":
+        from distributed import LocalCluster  # noqa: PLC0415
+
+        with LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None) as cluster:
+            yield cluster.scheduler_address
+    elif backend == "ray":
+        import ray  # noqa: PLC0415
+
+        with ray.init(num_cpus=num_workers, include_dashboard=False, log_to_driver=False) as started:
+            yield started.address_info["gcs_address"]
+    else:
+        yield ""
+
+
+def concurrency(num_processes: int) -> float:
+    """How fast each of so many processes that share nothing is, beside one alone: less than 1 where cores share."""
+
+    def wall_s(number: int) -> float:
+        begin_s = time.perf_counter()
+        for process in [subprocess.Popen([sys.executable, "-c", "sum(range(100_000_000))"]) for _ in range(number)]:
+            process.wait()
+        return time.perf_counter() - begin_s
+
+    return min(1.0, median(wall_s(1) for _ in range(3)) / median(wall_s(num_processes) for _ in range(3)))
 
 
 def slowness() -> float:
