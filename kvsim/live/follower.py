@@ -27,6 +27,8 @@ MAX_VALUES = 4_000_000
 """Rows of all tables, and keys of prompts, that a window may have; a server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
 """Requests of a window."""
+_WEIGHED_BYTES = 1 << 18
+"""A server may send so much before it is seen how much is kept; a byte makes less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
 """Units of a pool that is shown live."""
@@ -41,7 +43,11 @@ class Follower:
         self._mirror = Mirror()
         self._whole = _Window()
         self._windows = [self._whole]
+        self._growing = [self._whole]
+        """Each window that hears events, once."""
         self._meta: Meta | None = None
+        self._unweighed_bytes = 0
+        """Bytes of the lines since it was seen how much is kept."""
 
     @property
     def joined(self) -> bool:
@@ -65,12 +71,15 @@ class Follower:
             self._roll()
         try:
             event = self._mirror.apply(event)
-            for window in {id(window): window for window in (self._whole, *self._windows)}.values():
+            for window in self._growing:
                 window.apply(event)
         except (LookupError, ValueError, TypeError) as error:
             raise RecordingError(f"{event[0]!r} does not follow from the events before it: {error}") from error
-        if self._windows[-1].builder.num_values > 2 * MAX_VALUES:
-            raise RecordingError(_TOO_MUCH)
+        self._unweighed_bytes += len(text)
+        if self._unweighed_bytes > _WEIGHED_BYTES:
+            self._unweighed_bytes = 0
+            if self._windows[-1].builder.num_values > 2 * MAX_VALUES:
+                raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Recording | None:
         """The last steps; None before the first.
@@ -115,6 +124,7 @@ class Follower:
             self._windows = [window] if last.too_long else [last, window]
         if self._whole.is_full(MAX_STEPS):
             self._whole = self._windows[0]
+        self._growing = [window for window in self._windows if window is not self._whole] + [self._whole]
 
     def _window(self) -> _Window:
         window = _Window()

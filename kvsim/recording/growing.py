@@ -23,7 +23,7 @@ _ROWS_HELD = 1 << 16
 class GrowingTable:
     """Columns that grow; all but texts and lists."""
 
-    __slots__ = ("_full_at", "_specs", "columns", "first")
+    __slots__ = ("_counted", "_full_at", "_specs", "columns", "first")
 
     def __init__(self, table: type[Table]) -> None:
         self._specs = {name: spec for name, spec in table.columns() if not spec.dtype.startswith(("list", "str"))}
@@ -31,12 +31,13 @@ class GrowingTable:
             name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
         }
         """An optional column stays empty if nothing is reported for it."""
+        self._counted = next(iter(self.columns))
         self.first = 0
         """Rows that have been taken away: the number of the row that comes first now."""
         self._full_at = _ROWS_HELD
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(self.columns[self._counted])
 
     @property
     def is_full(self) -> bool:
