@@ -20,7 +20,7 @@ from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording
 
 if TYPE_CHECKING:
-    from kvsim.recording.tables import FloatArray
+    from kvsim.recording.tables import FloatArray, IntArray
     from kvsim.replay import Replay
     from kvsim.replay.by_unit import Successions
 
@@ -162,24 +162,32 @@ class _Asked:
 
     @classmethod
     def of(cls, replay: Replay) -> _Asked:
-        """Add up what each run of units adds to its table, some at a time: a long recording has tens of millions."""
+        """Add up what the runs of units add to their tables, some at a time: a long recording has tens of millions."""
         total = np.zeros((len(fields(cls)), replay.num_frames), np.int64)
-        for begin in range(0, len(replay.ledger.tables.request), _RUNS_AT_ONCE):
-            total += cls._of_runs(replay, begin, begin + _RUNS_AT_ONCE)
+        first = replay.ledger.tables.together()
+        behind = np.append(first[1:], len(replay.ledger.tables.request))
+        for begin in range(0, len(first), _RUNS_AT_ONCE):
+            some = slice(begin, begin + _RUNS_AT_ONCE)
+            total += cls._of_runs(replay, first[some], behind[some])
         return cls(**dict(zip((field.name for field in fields(cls)), total, strict=True)))
 
     @staticmethod
-    def _of_runs(replay: Replay, begin: int, end: int) -> npt.NDArray[np.int64]:
-        tables, rows, unit_tokens = replay.ledger.tables, slice(begin, end), replay.unit_tokens
-        request, repeat = tables.request[rows], tables.repeat[rows]
-        length = tables.length[rows].astype(np.int64) * unit_tokens
-        # A run holds what was asked for in [low, high); low is where the run before it in its table ends.
-        high = (tables.position[rows].astype(np.int64) + tables.requested[rows]) * unit_tokens
-        before = max(begin - 1, 0)
-        last_high = (int(tables.position[before]) + int(tables.requested[before])) * unit_tokens
-        low = np.where(tables.position[rows] == 0, 0, np.concatenate(([last_high], high))[:-1])
+    def _of_runs(replay: Replay, first: IntArray, behind: IntArray) -> npt.NDArray[np.int64]:
+        """What the runs [first, behind) of each table add, which came and went together."""
+        tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
+        request, repeat = tables.request[first], tables.repeat[first]
+        units = np.add.reduceat(tables.length[first[0] : behind[-1]], first - first[0], dtype=np.int64)
+        length = units * unit_tokens
+
+        def end(runs: IntArray) -> npt.NDArray[np.int64]:
+            """Place behind what was asked for up to each run."""
+            return (tables.position[runs].astype(np.int64) + tables.requested[runs]) * unit_tokens
+
+        # They hold what was asked for in [low, high); low is where the run before them in their table ends.
+        high = end(behind - 1)
+        low = np.where(tables.position[first] == 0, 0, end(np.maximum(first - 1, 0)))
         full, pad = replay.full[request], replay.pad[request]
-        born, dead = frames_of(replay, tables.birth_seq[rows]), frames_of(replay, tables.death_seq[rows])
+        born, dead = frames_of(replay, tables.birth_seq[first]), frames_of(replay, tables.death_seq[first])
         growing = np.flatnonzero(repeat > 1)
         step_slots = length[growing] // repeat[growing]
 
@@ -203,19 +211,24 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
     """Slots that requests hold, and free ones that still hold a prefix, at every frame."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
-    by_row = np.zeros((2, len(memory) + 1), np.int32)
+    rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames
+    held, cached = np.zeros((2, num_frames), np.int64)
     if ledger.unit_by_unit:
-        by_row[0, :-1] = ledger.units_by_row()
+        held = ledger.units_before(rows)
         if ledger.is_shared or replay.recording.meta.prefix_caching:
+            # The frame that shows each row, and one for what never happens.
+            frame = np.repeat(
+                np.arange(num_frames + 1, dtype=np.int32), np.diff(rows, prepend=0, append=len(memory) + 1)
+            )
+            change = np.zeros((2, num_frames + 1), np.int64)
             for part in ledger.successions(with_prefixes=True):
-                _note(part, *by_row)
+                _note(part, frame, *change)
+            held, cached = np.cumsum(change, axis=1)[:, :-1] + np.stack((held, cached))
     else:
         for _, operations in ledger.parts():
-            np.add.at(by_row[0], operations.row, (operations.change * operations.length).astype(np.int32))
-    # Never more than there are units, of which an int32 can count all.
-    np.cumsum(by_row, axis=1, out=by_row)
-    rows = np.searchsorted(memory.seq, replay.frame_seq, side="right")
-    held, cached = np.where(rows > 0, by_row[:, np.maximum(rows - 1, 0)], 0).astype(np.int64) * unit_slots
+            units = operations.change * operations.length.astype(np.int64)
+            held += running_sum(num_frames, (frames_of(replay, memory.seq[operations.row]), units))
+    held, cached = held * unit_slots, cached * unit_slots
     growing = np.flatnonzero(tables.repeat > 1)
     if len(growing):  # the operation that takes a growing run takes what it has in its first step
         repeat, born = tables.repeat[growing], frames_of(replay, tables.birth_seq[growing])
@@ -224,21 +237,24 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
     return held, cached
 
 
-def _note(part: Successions, held: npt.NDArray[np.int32], cached: npt.NDArray[np.int32]) -> None:
-    """Note, row by row, which units begin or cease to keep a prefix while nobody holds them; of those that are held,
-    of which each holder was counted, count one.
+def _note(part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]) -> None:
+    """Note in which frames units begin or cease to keep a prefix while nobody holds them; of those that several hold,
+    of which each holder was counted, count one. `frame` is the first that shows each row.
     """
-    one = np.int32(1)  # of the same type, which is many times as fast
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)
-    np.subtract.at(held, part.row[joins], one)
-    np.add.at(held, np.minimum(part.until[joins], part.held_until[joins]), one)
+    is_later = part.until[joins] > part.held_until[joins]
+
+    def add(to: npt.NDArray[np.int64], rows: IntArray, amount: int) -> None:
+        np.add.at(to, frame.take(rows), np.int64(amount))  # of one type, which is many times as fast
+
+    add(held, part.row[joins], -1)
+    add(held, np.minimum(part.until[joins], part.held_until[joins]), 1)
     is_last = takes & part.keeps
-    is_last[joins] &= part.until[joins] > part.held_until[joins]
-    np.add.at(cached, part.until[np.flatnonzero(is_last)], one)
-    np.subtract.at(cached, part.row[np.flatnonzero(part.kept & ~is_held)], one)
-    goes_on = joins[part.kept[joins] & (part.until[joins] > part.held_until[joins])]
-    np.subtract.at(cached, part.held_until[goes_on], one)
+    is_last[joins] &= is_later
+    add(cached, part.until[np.flatnonzero(is_last)], 1)
+    add(cached, part.row[np.flatnonzero(part.kept & ~is_held)], -1)
+    add(cached, part.held_until[joins[part.kept[joins] & is_later]], -1)
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:

@@ -13,10 +13,10 @@ from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
-from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.recording.order import is_new, units_of_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
     from matplotlib.axes import Axes
@@ -31,6 +31,8 @@ _MAX_PIECES = 32
 """Pieces of a run that grew for thousands of steps: a curve through more looks no different."""
 _MAX_USES = 32
 """The largest number of uses that is told apart: beyond it a curve has nothing to add."""
+_MOST_ROWS = np.int64(1 << 32)
+"""More rows than a recording has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,10 +43,8 @@ class Lifetimes:
     """Seconds that each run of units was in one request's hands; those never given back are left out."""
     num_units: IntArray
     """Units in each of those runs."""
-    uses: IntArray
-    """Requests that used each content ever written, at most 32; as long as `content_units`."""
-    content_units: IntArray
-    """Units of each content."""
+    units_by_uses: npt.NDArray[np.int64]
+    """Units whose content was used by 0, 1, 2, ... requests, and at last by 32 or more: int64[33]."""
 
     def quantiles_s(self) -> FloatArray:
         """Lifetimes at 501 even shares of the units, from the shortest to the longest; NaN where there is none."""
@@ -61,15 +61,14 @@ class Lifetimes:
 
     def used_by_at_least(self) -> FloatArray:
         """Percent of units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
-        counts = np.bincount(self.uses, weights=self.content_units, minlength=_MAX_USES + 1)[1:]
-        at_least = np.cumsum(counts[::-1])[::-1].astype(np.float64)
+        at_least = np.cumsum(self.units_by_uses[:0:-1])[::-1].astype(np.float64)
         return 100 * at_least / max(float(at_least[0]), 1.0)
 
 
 def lifetimes_of(replay: Replay) -> Lifetimes:
     """The lives of the units of a recording."""
     tables, recording = replay.ledger.tables, replay.recording
-    rows, steps_later, num_units = _pieces(tables, np.flatnonzero(tables.death_seq <= replay.frame_seq[-1]))
+    rows, steps_later, num_units = _pieces(tables, int(replay.frame_seq[-1]))
     steps = recording.steps
     seq = np.concatenate((steps.schedule_seq, steps.output_seq))
     time_s = np.concatenate((steps.start_s, steps.end_s))
@@ -83,37 +82,71 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows[grown]]) + steps_later[grown]
     begin_s[grown] = steps.start_s[np.minimum(born, len(steps) - 1)]
     held_s = when(tables.death_seq[rows]) - begin_s
-    in_time = stable_order(tables.birth_row, len(recording.memory))
-    by_place = in_time[stable_order(tables.address[in_time], int(tables.address.max(initial=0)) + 1)]
-    fresh = recording.memory.kind[tables.birth_row[by_place]] == MemoryKind.APPEND
-    uses = np.ones(int(fresh.sum()), np.int64)
-    if not fresh.all():
-        content: npt.NDArray[np.int64] = np.cumsum(fresh) - 1
-        # A request that was preempted and finds its own blocks again is no second user. A prefix that was there before
-        # the recording began has no first writer.
-        num_requests = len(recording.requests)
-        again = np.zeros(len(uses), np.bool_)
-        again[content[~fresh & (content >= 0)]] = True
-        rows = np.flatnonzero((content >= 0) & again[content])
-        users = np.sort(content[rows] * num_requests + tables.request[by_place][rows])
-        uses = np.where(again, np.bincount(users[is_new(users)] // num_requests, minlength=len(uses)), 1)
-    return Lifetimes(
-        held_s=np.maximum(held_s, 0.0),
-        num_units=num_units,
-        uses=np.minimum(uses, _MAX_USES),
-        content_units=tables.length[by_place][fresh],
-    )
+    return Lifetimes(held_s=np.maximum(held_s, 0.0), num_units=num_units, units_by_uses=_units_by_uses(replay))
 
 
-def _pieces(tables: Holdings, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Runs that came at once as they are, and those that grew by the step in pieces: run, steps later, units."""
+def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
+    """The runs that were given back by then, those that came and went together as one, and those that grew by the step
+    in pieces: run, steps later, units.
+    """
+    if not (tables.repeat > 1).any():
+        rows = tables.together()
+        num_units = np.add.reduceat(tables.length, rows, dtype=np.int64) if len(rows) else rows
+        gone = tables.death_seq[rows] <= end_seq
+        return rows[gone], np.zeros(int(gone.sum()), np.int32), num_units[gone]
+    rows = np.flatnonzero(tables.death_seq <= end_seq)
     repeat, length = tables.repeat[rows], tables.length[rows]
-    if not (repeat > 1).any():
-        return rows, np.zeros(len(rows), np.int32), length
     count = np.minimum(repeat, _MAX_PIECES)
     run, nth = units_of_runs(count)
     begin, end = nth * repeat[run] // count[run], (nth + 1) * repeat[run] // count[run]
     return rows[run], (begin + end - 1) // 2, (length // repeat)[run] * (end - begin)
+
+
+def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
+    """Units by the number of requests that used what was written in them: 0, 1, 2, ..., at last 32 or more."""
+    memory, ledger = replay.recording.memory, replay.ledger
+    num_units = np.zeros(_MAX_USES + 1, np.int64)
+    written = memory.kind == MemoryKind.APPEND
+    num_units[1] = memory.length.sum(where=written, dtype=np.int64)
+    if memory.repeat is not None:
+        num_units[1] = (memory.length.astype(np.int64) * memory.repeat).sum(where=written)
+    if not ledger.is_shared:
+        return num_units
+    # A request that was preempted and finds its own blocks again is no second user.
+    row, address, user = (np.concatenate(parts) for parts in zip(*_uses_of_others(replay), strict=True))
+    by_content = np.lexsort((user, address, row))
+    row, address, user = row[by_content], address[by_content], user[by_content]
+    content = is_new(row) | is_new(address)
+    number = np.cumsum(content) - 1
+    writer = memory.request[row]
+    others = np.bincount(number, weights=(content | is_new(user)) & (user != writer)).astype(np.int64)
+    several = np.bincount(np.minimum(1 + others, _MAX_USES), minlength=_MAX_USES + 1)
+    num_units += several
+    num_units[1] -= several.sum()
+    return num_units
+
+
+def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    """Whenever a request takes a unit as it is: the row in which its content was written, its address, the request."""
+    memory, ledger = replay.recording.memory, replay.ledger
+    written_in = np.full(ledger.end_of_pool, -1, np.int64)
+    is_found = np.zeros(ledger.end_of_pool, np.bool_)
+    for takes in ledger.takes():
+        kind = memory.kind.take(takes.row)
+        written = np.flatnonzero(kind == MemoryKind.APPEND)
+        found = np.flatnonzero(kind == MemoryKind.SHARE)
+        # Of what is written here, only what is found here is put in order.
+        is_found[takes.address[found]] = True
+        some = np.flatnonzero(is_found.take(takes.address) & (kind != MemoryKind.EVICT))
+        is_found[takes.address[found]] = False
+        some = some[np.argsort(takes.address[some], kind="stable")]
+        address, is_here = takes.address[some].astype(np.int64), kind[some] == MemoryKind.APPEND
+        row = np.where(is_here, takes.row[some], written_in[address])
+        row = np.maximum.accumulate(address * _MOST_ROWS + row + 1) - address * _MOST_ROWS - 1
+        # A prefix that was there before the recording began has no first writer.
+        known = ~is_here & (row >= 0)
+        yield row[known], address[known], memory.request[takes.row[some[known]]]
+        written_in[takes.address[written]] = takes.row[written]  # of several, the last one stands
 
 
 def lifetimes(
@@ -177,7 +210,7 @@ def _draw_reuse(axes: Axes, lives: Sequence[Lifetimes], *, marker_pt: float) -> 
     axes.set(yscale="log", ylim=(None, 150), ylabel="% of memory\nhanded out")
     axes.set_xlabel("used by at least so many requests")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(0.5, max(2, *(int(life.uses.max(initial=1)) for life in lives)) + 0.5)
+    axes.set_xlim(0.5, max(2, *(int(np.flatnonzero(life.units_by_uses).max(initial=1)) for life in lives)) + 0.5)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_title("how often what it holds is used", loc="left")
 

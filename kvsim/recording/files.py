@@ -125,7 +125,7 @@ def _read_tables(folder: Path) -> Recording:
     # Both cost more than the rest of kvsim together.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    from kvsim.recording.parquet import read_table  # noqa: PLC0415
+    from kvsim.recording.parquet import read_table, release_unused  # noqa: PLC0415
 
     with ThreadPoolExecutor() as pool:
         copies, memory, steps, schedule, requests = (
@@ -135,7 +135,7 @@ def _read_tables(folder: Path) -> Recording:
             pool.submit(read_table, folder, Schedule, identity),
             pool.submit(read_table, folder, Requests, identity),
         )
-        return Recording(
+        recording = Recording(
             meta=meta,
             requests=requests.result(),
             steps=steps.result(),
@@ -145,6 +145,8 @@ def _read_tables(folder: Path) -> Recording:
             copies=None if copies is None else copies.result(),
             name=folder.resolve().name,
         )
+    release_unused()
+    return recording
 
 
 def _read_log(folder: Path) -> Recording:

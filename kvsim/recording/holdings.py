@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import stable_order
+from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
@@ -59,6 +59,19 @@ class Holdings:
         rows: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
         return rows
 
+    def together(self) -> IntArray:
+        """The first of each sequence of runs that a table was given and that were taken from it together; a run that
+        grows is one by itself.
+        """
+        begins = is_new(self.request) | (self.position == 0)
+        begins |= is_new(self.birth_seq)
+        begins |= is_new(self.death_seq)
+        grows = self.repeat > 1
+        if grows.any():
+            begins |= grows
+            begins[1:] |= grows[:-1]
+        return np.flatnonzero(begins)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Releases:
@@ -74,39 +87,33 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     """The runs of every table, the rows that give them back, and, for each row of `memory` that hands out a run, the
     row that gives it back: as many as there are rows where none does, 0 for rows that hand out nothing.
     """
-    num_rows = len(memory)
-    takes = _rows_by_request(memory, (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE))
-    releases = _rows_by_request(memory, memory.kind == MemoryKind.RELEASE)
-    request, whose = memory.request[takes], memory.request[releases]
-    first_take = np.searchsorted(request, np.arange(num_requests + 1))
-    # A release gives back what its request has taken since the one before.
-    end = np.searchsorted(request * np.int64(num_rows) + takes, whose * np.int64(num_rows) + releases)
-    begin = np.maximum(first_take[whose], np.concatenate((np.zeros(1, np.int64), end))[:-1])
-    death_row = _filled(begin, end, releases, len(takes), nothing=num_rows)
-    until = np.zeros(num_rows, np.int32)
+    takes, turns = _turns(memory, num_requests)
+    until = np.zeros(len(memory), np.int32)
+    death_row = turns.death_rows(len(takes), nothing=len(memory))
     until[takes] = death_row
-
-    length, position, address = memory.length[takes], memory.position[takes], memory.address[takes]
-    seq = and_never(memory.seq)
+    seq, length = and_never(memory.seq), memory.length[takes]
+    first_row, begin, end = turns.first_take, turns.begin, turns.end
+    # A column at a time: a long recording has tens of millions of runs.
     birth_row: IntArray = takes
-    birth_seq, death_seq = seq[takes], seq[death_row]
-    one: IntArray = np.broadcast_to(np.int32(1), int(length.sum()) if unit_by_unit else len(takes))
+    death_seq = seq.take(death_row)
     if unit_by_unit:
         units_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length, dtype=np.int64)))
-        begin, end, first_row = units_before[begin], units_before[end], units_before[first_take]
-        request, birth_row, birth_seq, death_seq, position, address, first_unit = (
-            np.repeat(column, length)
-            for column in (request, takes, birth_seq, death_seq, position, address, units_before[:-1].astype(np.int32))
-        )
-        nth = np.arange(len(request), dtype=np.int32)
-        nth -= first_unit
+        first_row, begin, end = units_before[first_row], units_before[begin], units_before[end]
+        birth_row, death_seq = np.repeat(takes, length), np.repeat(death_seq, length)
+        nth = np.arange(len(birth_row), dtype=np.int32)
+        nth -= np.repeat(units_before[:-1].astype(np.int32), length)
+    position, address = memory.position.take(birth_row), memory.address.take(birth_row)
+    one: IntArray = np.broadcast_to(np.int32(1), len(birth_row))
+    requested = repeat = one
+    if unit_by_unit:
+        length = one
         position += nth
         address += nth
-        length = requested = repeat = one
     else:
         repeat = one if memory.repeat is None else memory.repeat[takes]
         requested = repeat * (length if memory.requested is None else memory.requested[takes])
-        length, first_row = length * repeat, first_take
+        length = length * repeat
+    request, birth_seq = memory.request.take(birth_row), seq.take(birth_row)
     begins = position == 0
     first_run = np.flatnonzero(begins)
     tables = Holdings(
@@ -130,24 +137,43 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
             death_seq=death_seq[first_run],
         ),
     )
-    in_order = np.argsort(releases)
-    back = Releases(row=releases[in_order], last_run=end[in_order] - 1, num_runs=(end - begin)[in_order])
+    in_order = np.argsort(turns.releases)
+    back = Releases(row=turns.releases[in_order], last_run=end[in_order] - 1, num_runs=(end - begin)[in_order])
     return tables, back, until
 
 
-def _rows_by_request(memory: Memory, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-    """The chosen rows, by request and then in order."""
-    rows = np.flatnonzero(chosen).astype(np.int32)
-    return rows[stable_order(memory.request[rows], int(memory.request.max(initial=0)) + 1)]
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Turns:
+    """The rows that give tables back, by request and then in order, among those that make them longer."""
+
+    releases: npt.NDArray[np.int32]
+    begin: npt.NDArray[np.int64]
+    """What a release gives back: the rows [begin, end) of those that make tables longer."""
+    end: npt.NDArray[np.int64]
+    first_take: npt.NDArray[np.int64]
+    """The first row of each request, of those; one more entry than there are requests."""
+
+    def death_rows(self, num_takes: int, *, nothing: int) -> npt.NDArray[np.int32]:
+        """For each row that makes a table longer, the one that gives it back; `nothing` where none does."""
+        edges = np.zeros(2 * len(self.releases) + 2, np.int64)
+        edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_takes
+        rows = np.full(2 * len(self.releases) + 1, nothing, np.int32)
+        rows[1::2] = self.releases
+        return np.repeat(rows, np.diff(edges))
 
 
-def _filled(begin: IntArray, end: IntArray, values: IntArray, size: int, *, nothing: int) -> npt.NDArray[np.int32]:
-    """`values` in the ranges [begin, end), which ascend, and `nothing` between them."""
-    edges = np.zeros(2 * len(begin) + 2, np.int64)
-    edges[1:-1:2], edges[2:-1:2], edges[-1] = begin, end, size
-    filled = np.full(2 * len(begin) + 1, nothing, np.int32)
-    filled[1::2] = values
-    return np.repeat(filled, np.diff(edges))
+def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _Turns]:
+    """The rows that make tables longer, by request and then in order, and those that give them back among them."""
+    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
+    rows = rows[stable_order(memory.request[rows], num_requests)]
+    released = memory.kind.take(rows) == MemoryKind.RELEASE
+    takes, at = rows[~released], np.flatnonzero(released)
+    releases, end = rows[at], at - np.arange(len(at))
+    first_take = np.searchsorted(memory.request.take(takes), np.arange(num_requests + 1, dtype=memory.request.dtype))
+    # A release gives back what its request has taken since the one before.
+    before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
+    begin = np.maximum(first_take[memory.request[releases]], before)
+    return takes, _Turns(releases=releases, begin=begin, end=end, first_take=first_take)
 
 
 def and_never(seq: IntArray) -> IntArray:

@@ -185,7 +185,16 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
         words = [name for name in texts if name in flat]
         with pq.ParquetFile(file, metadata=metadata, read_dictionary=words, page_checksum_verification=True) as parquet:
             # One after the other, so that a column is in memory twice at most, and never all of them.
-            return table(**{name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present})
+            columns = {name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present}
+    requested = columns.get("requested")
+    if requested is not None and np.array_equal(requested, columns["length"]):
+        columns["requested"] = columns["length"]  # nothing was rounded up, and tens of millions of rows say so
+    return table(**columns)
+
+
+def release_unused() -> None:
+    """Give back the memory that reading took on the way: pyarrow keeps some hundred MB of it for the next file."""
+    pa.default_memory_pool().release_unused()
 
 
 @contextmanager

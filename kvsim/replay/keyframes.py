@@ -45,6 +45,11 @@ class Keyframes:
         self._num_made = 0
         self._making = Lock()
 
+    def last_made(self, op: int) -> int:
+        """Number of operations before the last keyframe that there is already and that is not behind operation `op`."""
+        nth = int(np.searchsorted(self.op[: max(self._num_made, 1)], op, side="right")) - 1
+        return int(self.op[nth])
+
     def before(self, op: int) -> int:
         """The last keyframe before operation `op`."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1

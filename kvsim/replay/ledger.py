@@ -23,7 +23,7 @@ from kvsim.recording.model import Recording
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
-from kvsim.replay.unfolding import CHANGE, Listed, Part, Rows, Unfolded
+from kvsim.replay.unfolding import CHANGE, Listed, Part, Rows, Takes, Unfolded
 
 _ALL = np.int64(np.iinfo(np.int32).max)
 """A number of units that no table has."""
@@ -104,17 +104,25 @@ class Ledger:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept[np.searchsorted(self._releases, row)])
 
-    def units_by_row(self) -> npt.NDArray[np.int32]:
-        """Units that each row lets a request take, or less than 0 where it gives them back; each for itself."""
+    def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
+        """Units that requests take, less those that they give back, each for itself, in all rows before each of
+        `rows`, which ascend.
+        """
         change: npt.NDArray[np.int32] = np.diff(self._before)
-        change *= CHANGE[self._memory.kind]
-        return change
+        change *= CHANGE.take(self._memory.kind)
+        return np.asarray(np.cumsum(change, dtype=np.int32)[np.maximum(rows - 1, 0)] * (rows > 0), np.int64)
 
     @cached_property
     def end_of_pool(self) -> int:
         """The address behind all units that are ever touched."""
         memory = self._memory
         return int(np.max(memory.address.astype(np.int64) + memory.length, initial=0))
+
+    def takes(self) -> Iterator[Takes]:
+        """All takes of a pool whose runs have one unit each, some thousands at a time."""
+        edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
+        for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
+            yield self._unfolded.takes(begin, end)
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
         """Who has each unit after whom, some thousands of takes at a time; without prefixes, no unit is said to keep
@@ -125,9 +133,8 @@ class Ledger:
         if with_prefixes and self._kept is not None:
             kept = np.zeros(len(self._memory) + 1, np.int32)
             kept[self._releases] = self._kept
-        edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
-        for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
-            yield Successions.of(self._unfolded.takes(begin, end), latest, kept, is_shared=self.is_shared)
+        for takes in self.takes():
+            yield Successions.of(takes, latest, kept, is_shared=self.is_shared)
 
     def _check_free(self) -> None:
         """Raise where a unit is handed out or evicted while a request holds it."""

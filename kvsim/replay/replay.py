@@ -7,6 +7,7 @@ given back that was going to be. Stepping backward costs what stepping forward d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -277,6 +278,15 @@ class Replay:
         address: npt.NDArray[np.int64] = tables.address[rows] + begin - tables.position[rows]
         return address[run] + offset - self.first_unit
 
+    @cached_property
+    def _run_key(self) -> npt.NDArray[np.int64]:
+        """A number for each run: they ascend by table and then by position, so that any position of any table is found
+        at once.
+        """
+        tables = self.ledger.tables
+        key: npt.NDArray[np.int64] = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
+        return key
+
     def _begin_residencies_anew(self) -> None:
         """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back."""
         held, memory = self.ledger.tables.residencies, self.recording.memory
@@ -316,8 +326,6 @@ class Replay:
         self._residencies: npt.NDArray[np.int64] = np.argsort(held.birth_row, kind="stable")
         self._residency_birth = held.birth_seq[self._residencies]
         self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
-        # Runs ascend by table and then by position, so that any position of any table is found at once.
-        self._run_key: npt.NDArray[np.int64] = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
         first_of_table = np.flatnonzero(is_new(tables.table))
         whose = np.searchsorted(held.first_run, first_of_table, side="right") - 1

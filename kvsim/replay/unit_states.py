@@ -87,10 +87,10 @@ class SingleUnits(UnitStates):
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
         """Show the pool after the first `op` operations; return whether it was taken from a keyframe."""
-        nth = self._keyframes.before(op)
-        begins_afresh = not self._keyframes.op[nth] <= self._op <= op
+        # Who only goes forward needs no keyframes.
+        begins_afresh = not self._keyframes.last_made(op) <= self._op <= op
         if begins_afresh:
-            self._op = self._keyframes.copy(nth, self._columns)
+            self._op = self._keyframes.copy(self._keyframes.before(op), self._columns)
         carry_out(self._ledger, self._op, op, self._columns, self._first_unit)
         self._op = op
         return begins_afresh

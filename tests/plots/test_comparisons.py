@@ -135,7 +135,7 @@ def test_shared_prefixes_are_counted_by_request(sharing: Recording) -> None:
     life = lifetimes_of(Replay(sharing))
     assert sharing.requests.cached_tokens.tolist() == [0] + [32] * 5
     # Two blocks serve all six; each request has 3 more (its own 2, and one for its answer).
-    assert np.bincount(life.uses).tolist() == [0, 18, 0, 0, 0, 0, 2]
+    assert life.units_by_uses[:8].tolist() == [0, 18, 0, 0, 0, 0, 2, 0]
     assert life.used_by_at_least()[5] == pytest.approx(10.0)
     picture = lifetimes(sharing)
     assert len(picture.axes) == 2
@@ -148,6 +148,21 @@ def test_a_preempted_request_is_no_second_user_of_its_own_blocks(make_machine: C
     assert recording.num_preemptions
     assert (recording.memory.kind == 1).any(), "it finds its own blocks again"
     assert lifetimes_of(Replay(recording)).used_by_at_least()[1] == 0
+
+
+def test_a_prefix_from_before_the_recording_is_nobodys_second_use() -> None:
+    builder = RecordingBuilder()
+    requests = [builder.arrived(f"r{nth}", 0.0, 4, 1) for nth in range(2)]
+    builder.next_seq()
+    builder.append_blocks(requests[0], 0, [1])
+    builder.share_blocks(requests[1], 0, [2])
+    columns = {"prefill_tokens": 0, "decode_tokens": 0, "num_scheduled": 0, "running": 2, "waiting": 0}
+    number = builder.step(**columns, preempted=0, free_units=2, start_s=0.0)
+    builder.next_seq()
+    builder.output(number, 1.0)
+    pool = Pool(unit_tokens=4, num_units=4, bytes_per_unit=1)
+    meta = Meta(source="vllm", engine={}, gpu="", model={}, policy={"name": "paged"}, pool=pool)
+    assert lifetimes_of(Replay(builder.finish(meta))).units_by_uses[:3].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("num_steps", [5, 100])
