@@ -258,7 +258,7 @@ def main() -> None:
         print(*(wait.name for wait in chosen), sep="\n")
         return
     package = Path(__file__).parents[1] / "kvsim"
-    subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=True, env=ENVIRONMENT)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=False, env=ENVIRONMENT)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ traceback and exits with `exit_code`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -76,7 +76,9 @@ class IntegrityError(KvsimError):
 class WorkerDiedError(KvsimError):
     """A process that worked for this one was killed; whose fault it was is not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, under_way: Collection[str]) -> None:
+        """`under_way` are the keys of the calls that had been sent and had not come back."""
+        self.under_way = frozenset(under_way)
         super().__init__(
             "a process that simulated a part of this was killed, which a machine does when its memory is full; fewer "
             "at a time (--jobs) need less of it."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -23,6 +23,8 @@ class Batches:
         self._left = deque(tasks.items())
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0
+        self.under_way = set[str]()
+        """Keys of what has been taken and has not come back."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
         """Each first argument that several tasks have, as the same object, with its `id`."""
@@ -41,11 +43,13 @@ class Batches:
             while self._left and len(own) < size and self._left[0][1][0] is common:
                 key, (_, argument) = self._left.popleft()
                 own[key] = argument
+            self.under_way.update(own)
             yield common, own
 
-    def came_back(self, num_calls: int, took_s: float) -> None:
-        """A batch of so many calls took so long where it was made."""
-        self._num_made += num_calls
+    def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
+        """A batch has been made, by key, and took so long where it was made."""
+        self.under_way.difference_update(key for key, _ in made)
+        self._num_made += len(made)
         self._took_s += took_s
 
     def _size(self) -> int:

@@ -61,8 +61,8 @@ class DaskWorkers:
             try:
                 made, took_s = done.result()
             except KilledWorker as error:
-                raise WorkerDiedError from error
-            batches.came_back(len(made), took_s)
+                raise WorkerDiedError(batches.under_way) from error
+            batches.came_back(made, took_s)
             under_way.update(sent(1))
             yield from made
 

@@ -48,10 +48,19 @@ class LokyWorkers:
         # With one job, joblib would compute in this process, and die with it: one of two workers gets it.
         num_workers, num_sent = (2, 1) if at_a_time == 1 else (at_a_time, "n_jobs")
         parallel = Parallel(n_jobs=num_workers, return_as="generator_unordered", pre_dispatch=num_sent)
+        under_way = set[str]()
+
+        def calls() -> Iterator[Any]:
+            for key, arguments in tasks.items():
+                under_way.add(key)
+                yield delayed(_keyed)(call, key, *arguments)
+
         try:
-            yield from parallel(delayed(_keyed)(call, key, *arguments) for key, arguments in tasks.items())
+            for key, result in parallel(calls()):
+                under_way.discard(key)
+                yield key, result
         except TerminatedWorkerError as error:
-            raise WorkerDiedError from error
+            raise WorkerDiedError(under_way) from error
 
 
 def _keyed(call: Callable[[Any, Any], Result], key: str, common: Any, own: Any) -> tuple[str, Result]:

@@ -56,8 +56,8 @@ class RayWorkers:
             try:
                 made, took_s = ray.get(done)
             except (ActorDiedError, OutOfMemoryError) as error:
-                raise WorkerDiedError from error
-            batches.came_back(len(made), took_s)
+                raise WorkerDiedError(batches.under_way) from error
+            batches.came_back(made, took_s)
             send(under_way.pop(done), 1)
             yield from made
 

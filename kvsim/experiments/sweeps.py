@@ -169,24 +169,27 @@ def _sweep(
         if progress is not None:
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
-    def run(on: Workers, keys: Iterable[str]) -> bool:
-        """Run points, each result being kept as it comes; False if a worker died."""
+    def run(on: Workers, keys: Iterable[str]) -> frozenset[str]:
+        """Run points, each result being kept as it comes; those that were under way when a worker died, if one did."""
         tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
             with closing(on.results(_run, tasks)) as made:
                 for key, row in made:
                     keep(key, row)
-        except WorkerDiedError:
-            return False
-        return True
+        except WorkerDiedError as error:
+            return error.under_way
+        return frozenset()
 
     todo = [key for key in by_key if key not in rows]
     if todo:
         with workers(backend, scheduler, num_jobs=num_jobs) as found:
-            if not run(found, todo):
-                # Whose fault it was shows when the rest are run again, each with a process of its own.
-                for key in [key for key in todo if key not in rows]:
-                    if not run(found, [key]):
+            while todo:
+                under_way = run(found, todo)
+                todo = [key for key in todo if key not in rows]
+                # Whose fault it was that a worker died shows when each of them is run again by itself.
+                for key in [key for key in todo if key in under_way] or todo[:1]:
+                    todo.remove(key)
+                    if run(found, [key]):
                         outcome.lost.append(by_key[key].settings)
     outcome.rows = [rows[key] for key in by_key if key in rows]
     outcome.num_failed = sum(bool(row["error"]) for row in outcome.rows)

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps as sweeping
+from kvsim.experiments.on_loky import LokyWorkers, loky_workers
 from kvsim.experiments.sweeps import Point, run_point, sweep
-from kvsim.experiments.workers import Backend
+from kvsim.experiments.workers import Backend, Workers
 from kvsim.metrics import summarize
 from kvsim.plots.sweep import draw_sweep
 from kvsim.policies import Paged
@@ -146,7 +147,9 @@ def test_a_point_that_cannot_be_served_is_a_row_with_the_reason(points: list[Poi
     assert "hold no usable unit" in errors[3]
 
 
-def test_a_killed_worker_loses_its_point_and_not_the_sweep(points: list[Point], tmp_path: Path) -> None:
+def test_a_killed_worker_loses_its_point_and_not_the_sweep(
+    points: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Deadly:  # local, so that it travels to the worker as it stands
         label, calibrated = "deadly", False
 
@@ -154,15 +157,28 @@ def test_a_killed_worker_loses_its_point_and_not_the_sweep(points: list[Point], 
             os.kill(os.getpid(), signal.SIGKILL)
             return 0.0
 
-    deadly = replace(points[1], machine=replace(points[1].machine, step_time=Deadly()))  # type: ignore[arg-type]
-    outcome = sweep([points[0], deadly, *points[2:]], tmp_path / "t.parquet", num_jobs=2)
-    assert outcome.lost == [points[1].settings]
-    assert outcome.num_done == 3
-    assert sorted((row["num_blocks"], row["block_size"]) for row in rows_of(outcome.table)) == [
-        (20, 8),
-        (60, 8),
-        (60, 16),
-    ]
+    at_a_time = []
+
+    class Counted(LokyWorkers):
+        def results(self, call: Any, tasks: Any) -> Any:
+            at_a_time.append(len(tasks))
+            return super().results(call, tasks)
+
+    @contextmanager
+    def counted(*_: object, **settings: Any) -> Iterator[Workers]:
+        with loky_workers(settings["num_jobs"]):
+            yield Counted(settings["num_jobs"])
+
+    monkeypatch.setattr(sweeping, "workers", counted)
+    more = [replace(points[0], settings={"num_blocks": 20, "block_size": 8, "nth": nth}) for nth in range(30)]
+    deadly = replace(more[0], machine=replace(points[1].machine, step_time=Deadly()))  # type: ignore[arg-type]
+    outcome = sweep([deadly, *more[1:]], tmp_path / "t.parquet", num_jobs=2)
+    assert outcome.lost == [deadly.settings]
+    assert outcome.num_done == 29
+    assert sorted(row["nth"] for row in rows_of(outcome.table)) == list(range(1, 30))
+    assert at_a_time[0] == 30
+    assert at_a_time[-1] > 1, "what was not under way is run together again"
+    assert at_a_time[1:-1] == [1] * (len(at_a_time) - 2)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the cluster's own making

@@ -84,7 +84,9 @@ def test_a_batch_is_as_long_as_its_calls_allow_and_shorter_towards_the_end() -> 
     assert dict(batches.shared()) == {id(one): one, id(other): other}
     sent = list(batches.take(2))
     assert sent == [(one, {"0": 0}), (one, {"1": 1})], "nothing is known of how long they take"
-    batches.came_back(2, 0.2)
+    assert batches.under_way == {"0", "1"}
+    batches.came_back([("0", None), ("1", None)], 0.2)
+    assert not batches.under_way
     while found := list(batches.take(1)):
         sent += found
     sizes = [len(own) for _, own in sent]
