@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.fit import engine_of, residual_of
-from kvsim.calibration.observed import Observed, observe_on
+from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import predict, step_durations
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -42,20 +42,26 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     """`card` with the factors of the machine of `recordings`, and how far it is from each of those afterwards.
 
     Raises:
-        UsageError: there is no recording, or one is a simulation, of another GPU than the card, or not of vLLM.
+        UsageError: there is no recording, or one is a simulation, of another GPU than the card, not of vLLM, or there
+            twice.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the card on; give at least one recording.")
+    check_distinct(recordings)
     plain = replace(card, factors={})
-    awake = {item.name: awake_times(plain, item) for item in recordings}
-    observed = [observe_on(plain, item) for item in recordings]
-    times_with = {
-        item.name: partial(on_machine, awake[item.name], card.launch_s, in_process=is_in_process(item.meta))
+    observed = [
+        (
+            partial(on_machine, awake_times(plain, item), card.launch_s, in_process=is_in_process(item.meta)),
+            observe_on(plain, item),
+        )
         for item in recordings
-    }
-    factors = factors_of([(times_with[item.name], item) for item in observed])
-    residuals = tuple(residual_of(item, times_with[item.name](factors)) for item in observed)
-    told_by = {item.name: served_name(served_model(item.meta)) for item in recordings}
+    ]
+    factors = factors_of(observed)
+    residuals = tuple(residual_of(item, times_with(factors)) for times_with, item in observed)
+    told_by: dict[str, tuple[str, ...]] = {}
+    for item in recordings:
+        model = served_name(served_model(item.meta))
+        told_by[model] = (*told_by.get(model, ()), item.name)
     return replace(card, factors={**card.factors, **factors}, fitted_to=told_by), residuals
 
 

@@ -125,8 +125,10 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
     """Intercept and slope, neither negative, of a line through the points but for stalls; the given ones without
     points.
     """
-    if len(np.unique(x)) < 2:
+    if not len(x):
         return intercept, slope
     kept = y <= np.percentile(y, _STALL_PERCENTILE)
+    if len(np.unique(x[kept])) < 2:
+        return intercept, slope
     fitted_slope, fitted_intercept = np.polyfit(x[kept], y[kept], 1)
     return max(float(fitted_intercept), 0.0), max(float(fitted_slope), 0.0)

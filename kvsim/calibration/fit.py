@@ -21,7 +21,7 @@ from kvsim.calibration.corrections import (
     with_new_sequences,
 )
 from kvsim.calibration.machines import pace_of, relative_to_median
-from kvsim.calibration.observed import Observed, observe_on
+from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.prior import vllm_prior
 from kvsim.calibration.sizes import with_sizes
@@ -82,10 +82,12 @@ def calibrate(
         progress: called with the fits done and all.
 
     Raises:
-        UsageError: there is no recording, or they are of different machines, or one has no measured times.
+        UsageError: there is no recording, one is there twice, they are of different machines, or one has no measured
+            times.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate on; give at least one recording.")
+    check_distinct(recordings)
     gpu_name, engine = (
         _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]),
         _same("engine", [engine_of(item) for item in recordings]),
@@ -159,7 +161,6 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
     names = _FITTED[engine]
     start = np.array([getattr(prior, name) for name in names])
     read_off = READ_OFF.get(engine, {})
-    scales = {item.name: np.where(is_first_use(item, read_off), np.inf, error_scale_s(item)) for item in observed}
     reach = np.log(_REACH)
     fastest = _FASTEST if engine == "vllm" else {}
     bounds = ([np.log(fastest[name]) if name in fastest else -reach for name in names], reach)
@@ -172,7 +173,8 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
         return replace(before, **values)
 
     def errors(times: Roofline, item: Observed) -> Any:
-        return step_errors(machine_of(times, item), item) / scales[item.name]
+        scale_s = np.where(is_first_use(item, read_off), np.inf, error_scale_s(item))
+        return step_errors(machine_of(times, item), item) / scale_s
 
     def residuals(logarithms: Any, items: Sequence[Observed], before: Roofline) -> Any:
         times = model(logarithms, before)

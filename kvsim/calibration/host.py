@@ -14,7 +14,7 @@ from functools import partial
 from kvsim.calibration.corrections import is_first_use
 from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
 from kvsim.calibration.machines import pace_of
-from kvsim.calibration.observed import Observed, observe_on
+from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import counted_errors, machine_of, predict
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -32,6 +32,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the host on; give at least one recording.")
+    check_distinct(recordings)
     for item in recordings:
         shape = served_model(item.meta)
         of = (find_gpu(item.meta.gpu).name, listed_name(shape), engine_of(item))

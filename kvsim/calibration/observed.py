@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +110,19 @@ def observe(recording: Recording) -> Observed:
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
         offload_s=np.zeros(len(steps)),
     )
+
+
+def check_distinct(recordings: Sequence[Recording]) -> None:
+    """Refuse what would be fitted to twice, and be left out once.
+
+    Raises:
+        UsageError: two of `recordings` are one and the same run.
+    """
+    for index, item in enumerate(recordings):
+        for other in recordings[:index]:
+            if np.array_equal(item.steps.start_s, other.steps.start_s) and len(item.steps):
+                copy = "twice" if item.name == other.name else f"once more as {item.name}"
+                raise UsageError(f"{other.name} is there {copy}; give each recording once.")
 
 
 def observe_on(card: Card, recording: Recording) -> Observed:

@@ -54,12 +54,12 @@ def command(
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.errors import UsageError
     from kvsim.experiments.validation import matching_profile
-    from kvsim.files.overwriting import mark, may_replace
+    from kvsim.files.overwriting import mark, may_write
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
     from kvsim.recording import find, read
 
-    may_replace(output, "calibrate", overwrite=overwrite)
+    may_write(output, "calibrate", overwrite=overwrite)
     read_recordings = [read(find(name)) for name in recordings]
     if card is not None:
         if gpu_from is not None:

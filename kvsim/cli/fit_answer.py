@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import times_rows
@@ -43,7 +44,7 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
     """What was tried in vain, in a line."""
     if remedies:
         tried = "; ".join(
-            f"{each.change.words} ({each.outcome.output_tokens_per_s:,.0f} tokens/s, TTFT p99 "
+            f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
             f"{seconds(each.outcome.ttft_s.p99)}, TPOT p99 {seconds(each.outcome.tpot_s.p99)})"
             for each in remedies
         )
@@ -87,11 +88,16 @@ def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[st
         return f" ({seconds(low)} to {seconds(high)})" if time else f" ({low:,.0f} to {high:,.0f})"
 
     return (
-        f"{outcome.output_tokens_per_s:,.0f}{span('output_tokens_per_s', time=False)}",
+        f"{_rate(outcome.output_tokens_per_s)}{span('output_tokens_per_s', time=False)}",
         f"{seconds(outcome.ttft_s.p99)}{span('ttft_p99_s', time=True)}",
         f"{seconds(outcome.tpot_s.p99)}{span('tpot_p99_s', time=True)}",
         f"{outcome.preemptions_per_min:,.0f}{span('preemptions_per_min', time=False)}",
     )
+
+
+def _rate(per_s: float) -> str:
+    """A dash where nothing was served."""
+    return "–" if isnan(per_s) else f"{per_s:,.0f}"
 
 
 def load_words(answer: Answer) -> str:

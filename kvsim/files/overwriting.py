@@ -74,6 +74,19 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
     raise UsageError(f"{target} is {what}; --overwrite replaces it, or choose another name.")
 
 
+def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
+    """Make sure, before minutes are spent on a file, that its folder is there, and that `may_replace` allows it.
+
+    Raises:
+        UsageError: there is no such folder, or something else is at `path`.
+    """
+    may_replace(path, command, overwrite=overwrite)
+    if not Path(path).parent.is_dir():
+        raise UsageError(
+            f"cannot write {path}: No such file or directory; choose a folder that exists and may be written."
+        )
+
+
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
     """A name for a folder that `kvsim COMMAND` makes, which becomes `path` when the block ends without an exception.

@@ -18,6 +18,9 @@ def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str
     """What limits: what keeps requests waiting once the first rush is over, else what steps spend their time on."""
     if outcome.error:
         return "memory: nothing can be served."
+    if outcome.refused_share == 1:
+        longest = server.max_model_len
+        return f"the length of a sequence: every prompt is too long for max_model_len, which is {longest:,} tokens."
     missed = {"preemptions", "waiting"} & set(goal.misses(outcome))
     if missed and outcome.limit is Limit.MEMORY:
         said = _memory(outcome, server, load)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvsim.errors import RecordingError, UsageError
+from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
@@ -194,12 +195,16 @@ def from_card(
     unnamed = ["fitted to recordings that the card does not name"] if card.factors and not card.fitted_to else []
     of = "".join(f", {words}" for words in (*unnamed, *_never_measured(model)))
     label = with_error(f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})", basis)
-    return replace(times, label=label, calibrated=basis is not Basis.SHEET, fitted_to=tuple(card.fitted_to))
+    told_by = card.fitted_to.get(served_name(model), ())
+    return replace(times, label=label, calibrated=basis is not Basis.SHEET, fitted_to=told_by)
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
     # A GPU of the user's own is not listed, and its card is made of its data sheet, under its name.
-    if card.gpu != gpu.name and find_gpu(card.gpu).name != gpu.name:
+    names = {card.gpu}
+    with suppress(UnknownNameError):
+        names.add(find_gpu(card.gpu).name)
+    if gpu.name not in names:
         raise UsageError(f"the machine card is of {card.gpu}, not of {gpu.name}; take one of {gpu.name}, or none.")
 
 
@@ -265,7 +270,7 @@ def _basis(card: Card, model: Model, engine: str) -> Basis:
     if not card.measured:
         return Basis.SHEET_FITTED if card.factors else Basis.SHEET
     if card.factors:  # recordings of vLLM alone tell them
-        is_told = engine == "vllm" and served_name(model) in card.fitted_to.values()
+        is_told = engine == "vllm" and served_name(model) in card.fitted_to
         return Basis.FITTED_THERE if is_told else Basis.FITTED
     return Basis.GPU if card in shipped_cards() else Basis.MACHINE
 

@@ -54,6 +54,8 @@ def load(path: str | os.PathLike[str]) -> Profile:
             ranges={name: _range(name, ends) for name, ends in document["ranges"].items()},
             residuals=tuple(_residual(residual) for residual in document["residuals"]),
         )
+    except KeyError as error:
+        raise UsageError(f"the profile {file} is incomplete or wrong: {error.args[0]} is missing.") from error
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else "a field is missing"
         raise UsageError(f"the profile {file} is incomplete or wrong: {reason}.") from error

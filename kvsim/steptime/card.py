@@ -80,8 +80,8 @@ class Card:
     """Factors by which an engine takes longer here than the card says, by part (gpu, host, woken: a host that has
     slept, front_end), as fitted to recordings; 1 where it is not said.
     """
-    fitted_to: Mapping[str, str] = field(default_factory=dict)
-    """The names of the recordings that told the factors, each with the name of its model as it was served."""
+    fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The recordings that told the factors, by their model as it was served."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
@@ -107,28 +107,28 @@ def load_card(path: str | os.PathLike[str]) -> Card:
 
 
 def _card(document: Mapping[str, Any]) -> Card:
-    rates = document["rates"]
+    rates, filled = _table(document, "rates"), {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
     return Card(
         gpu=_text(document, "gpu"),
         num_gpus=_whole(document, "num_gpus"),
         source=_text(document, "source"),
-        measured=bool(document["measured"]),
+        measured=_yes_or_no(document, "measured"),
         **{name: _positive(rates, name) for name in _RATES},
         products={
             dtype: Products(
                 sizes=tuple(_whole({"sizes": size}, "sizes") for size in table["sizes"]),
-                shapes=tuple((_whole(row, "n"), _whole(row, "k")) for row in table["weights"]),
-                seconds=tuple(_microseconds(row, len(table["sizes"])) for row in table["weights"]),
+                shapes=tuple((_whole(row, "n"), _whole(row, "k")) for row in _rows(table, "weights")),
+                seconds=tuple(_microseconds(row, len(table["sizes"])) for row in _rows(table, "weights")),
             )
-            for dtype, table in document["products"].items()
+            for dtype, table in _tables(document, "products").items()
         },
         attention=tuple(
             Attention(**{name: int(row[name]) for name in _ATTENTION}, seconds=_positive(row, "us") / 1e6)
-            for row in document["attention"]
+            for row in _rows(document, "attention")
         ),
-        all_reduce=tuple((_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in document.get("all_reduce", ())),
-        factors={name: _positive(document["factors"], name) for name in document.get("factors", {})},
-        fitted_to={name: _text(document["fitted_to"], name) for name in document.get("fitted_to", {})},
+        all_reduce=tuple((_whole(row, "bytes"), _positive(row, "us") / 1e6) for row in _rows(filled, "all_reduce")),
+        factors={_factor(name): _positive(filled["factors"], name) for name in _table(filled, "factors")},
+        fitted_to={model: _names(filled["fitted_to"], model) for model in _table(filled, "fitted_to")},
     )
 
 
@@ -136,6 +136,7 @@ _RATES = (
     *("read_bytes_per_s", "copy_bytes_per_s", "kernel_s", "launch_s"),
     *("to_gpu_bytes_per_s", "to_host_bytes_per_s"),
 )
+_FACTORS = ("gpu", "host", "woken", "front_end")
 _FACTOR = (1e-3, 1e3)
 _BOUNDS = {
     **{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES},
@@ -146,6 +147,42 @@ _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
 )
+
+
+def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(table[name], dict):
+        raise TypeError(f"{name} should be a table, not {shortened(table[name])}")
+    return table[name]  # type: ignore[no-any-return]
+
+
+def _tables(table: Mapping[str, Any], name: str) -> dict[str, Mapping[str, Any]]:
+    return {key: _table(_table(table, name), key) for key in _table(table, name)}
+
+
+def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    rows = table[name]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TypeError(f"{name} should be a list of tables, not {shortened(rows)}")
+    return rows
+
+
+def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    names = table[name]
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f"fitted_to.{name} should be a list of recordings' names, not {shortened(names)}")
+    return tuple(names)
+
+
+def _factor(name: str) -> str:
+    if name not in _FACTORS:
+        raise ValueError(f"factors has {shortened(name)}, which is none of {', '.join(_FACTORS)}")
+    return name
+
+
+def _yes_or_no(table: Mapping[str, Any], name: str) -> bool:
+    if not isinstance(table[name], bool):
+        raise TypeError(f"{name} should be true or false, not {shortened(table[name])}")
+    return bool(table[name])
 
 
 def _text(table: Mapping[str, Any], name: str) -> str:
@@ -205,8 +242,9 @@ def _lines(card: Card, header: str) -> Iterator[str]:
         yield from ("", "[factors]  # how many times longer an engine takes here than the curves say")
         yield from (f"{name} = {value:.4f}" for name, value in card.factors.items())
     if card.fitted_to:
-        yield from ("", "[fitted_to]  # recordings that told the factors, and the model of each")
-        yield from (f"{_quoted(name)} = {_quoted(model)}" for name, model in card.fitted_to.items())
+        yield from ("", "[fitted_to]  # recordings that told the factors, by their model")
+        for model, names in card.fitted_to.items():
+            yield f"{_quoted(model)} = [{', '.join(map(_quoted, names))}]"
     yield from ("", "[rates]")
     yield from (f"{name} = {getattr(card, name):.4g}" for name in _RATES)
     for dtype, products in card.products.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kvsim.calibration import calibrate_card
+from kvsim.calibration import calibrate, calibrate_card
 from kvsim.cli.calibrate import command
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -60,6 +61,25 @@ def test_what_tells_nothing_of_the_machine_is_refused() -> None:
         calibrate_card(card_of(find_gpu("H200")), [read(find("hf-h200-granite-350m-batch500"))])
 
 
+def test_recordings_of_one_name_are_told_apart() -> None:
+    """A folder's name says little: `with` and `without` a remedy lie in the folders of several models."""
+    qwen, llama = (read(find(f"vllm-h100-{name}-light")) for name in ("qwen3-8b", "llama-3-8b"))
+    usual, _ = calibrate_card(H100, [qwen, llama])
+    named, _ = calibrate_card(H100, [replace(qwen, name="light"), replace(llama, name="light")])
+    assert named.factors == usual.factors
+    assert named.fitted_to == {"Qwen/Qwen3-8B": ("light",), "meta-llama/Meta-Llama-3-8B": ("light",)}
+
+
+@pytest.mark.parametrize("fit", [lambda items: calibrate_card(H100, items), calibrate])
+def test_a_recording_that_is_there_twice_is_refused(fit: Callable[[list[Recording]], object]) -> None:
+    """Left out once, it would still be fitted to."""
+    recording = read(find("vllm-h100-qwen3-8b-light"))
+    with pytest.raises(UsageError, match=r"vllm-h100-qwen3-8b-light is there twice; give each recording once\."):
+        fit([recording, recording])
+    with pytest.raises(UsageError, match="is there once more as copy"):
+        fit([recording, replace(recording, name="copy")])
+
+
 def test_what_an_offload_costs_the_host_is_not_its_pace() -> None:
     """The copies of the same run, left out of the account, would make its host seem slower."""
     card, recording = card_of(find_gpu("H200")), read(find("vllm-h200-llama-3-8b-offload"))
@@ -81,6 +101,14 @@ def test_the_command_writes_a_card_that_runs_take(tmp_path: object) -> None:
     assert np.all([0.5 < value < 2 for value in card.factors.values()])
     told = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
     assert json.loads(told.output)["factors"] == pytest.approx(card.factors, abs=1e-3)
+
+
+def test_where_nothing_can_be_written_nothing_is_fitted(tmp_path: Path) -> None:
+    """A fit takes minutes; a name without a folder is known before."""
+    done = CliRunner().invoke(command, ["vllm-h100-qwen3-8b-light", "-o", f"{tmp_path}/none/mine.toml"])
+    assert isinstance(done.exception, UsageError)
+    assert "choose a folder that exists" in str(done.exception)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_profile_is_no_card(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration import calibrate
-from kvsim.calibration.corrections import with_mean_excess, with_new_sequences
+from kvsim.calibration.corrections import _line, with_mean_excess, with_new_sequences
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import observe
 from kvsim.calibration.predict import counted_errors, predict, step_errors
@@ -202,3 +202,10 @@ def test_a_shared_prefix_is_seen_in_the_free_blocks() -> None:
     alone = observe(read(find("vllm-h200-llama-3-8b-pressure"))).shape
     assert 0.3 < np.sum(shared.shared_tokens) / np.sum(shared.context_tokens) < 0.6
     assert np.sum(alone.shared_tokens) < 0.01 * np.sum(alone.context_tokens)
+
+
+def test_points_that_differ_in_stalls_alone_tell_no_slope(recwarn: pytest.WarningsRecorder) -> None:
+    """Where the one point that is elsewhere is a stall, what is left has no line."""
+    where, took_s = np.array([1.0] * 999 + [2.0]), np.array([1e-3] * 999 + [5.0])
+    assert _line(where, took_s, 3.0, 4.0) == (3.0, 4.0)
+    assert not recwarn.list

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.cli.fit_answer import cells
 from kvsim.errors import UsageError
 from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
 from kvsim.fitting.largest import largest_load
+from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import price_words
 from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
@@ -235,6 +237,17 @@ def test_a_band_is_at_least_as_wide_as_the_known_error_and_holds_what_moved() ->
     low, high = band["ttft_p99_s"]
     assert (0.5 - low) == pytest.approx(high - 0.5)
     assert high > 0.55
+
+
+def test_requests_that_are_all_too_long_are_what_limits() -> None:
+    """Nothing ran, so no step can be to blame, and there is no rate to print."""
+    on, load = server(200, max_model_len=48), users(2)
+    outcome = run(on, load)
+    assert outcome.refused_share == 1
+    assert limit_words(outcome, on, load, Goal()) == (
+        "the length of a sequence: every prompt is too long for max_model_len, which is 48 tokens."
+    )
+    assert cells(outcome, {})[:3] == ("–", "–", "–")
 
 
 def test_few_preemptions_are_less_certain_than_many() -> None:

@@ -54,6 +54,12 @@ def test_a_file_that_takes_minutes_to_read_is_refused_at_once(tmp_path: Path) ->
     [
         (r"^gpu = .*", "gpu = 5", "gpu should be text, not 5"),
         (r"^gpu = .*", "", "gpu is missing"),
+        (r"^measured = .*", 'measured = "false"', "measured should be true or false, not 'false'"),
+        (r"^gpu = ", "factors = 3\ngpu = ", "factors should be a table, not 3"),
+        (r"^gpu = ", "factors = { speed = 3 }\ngpu = ", "factors has 'speed', which is none of gpu, host, woken"),
+        (r"^gpu = ", 'fitted_to = ["x"]\ngpu = ', "fitted_to should be a table, not ['x']"),
+        (r"^gpu = ", 'fitted_to = { x = "y" }\ngpu = ', "fitted_to.x should be a list of recordings' names, not 'y'"),
+        (r"^gpu = ", "all_reduce = [3]\ngpu = ", "all_reduce should be a list of tables, not [3]"),
         (r"^launch_s = .*", "launch_s = nan", "launch_s should be a number from 1e-09 to 1000, not nan"),
         (r"^launch_s = .*", "launch_s = -1", "launch_s should be a number from 1e-09 to 1000, not -1"),
         (r"^num_gpus = .*", "num_gpus = 0", "num_gpus should be a whole number from 1 on, not 0"),

@@ -75,13 +75,19 @@ def test_a_fitted_card_says_whether_this_model_told_its_factors(tmp_path: Path) 
     qwen, llama = read(find("vllm-h100-qwen3-8b-light")), read(find("vllm-h100-llama-3-8b-light"))
     card, _ = calibrate_card(card_of(H100), [qwen])
     file = str(save_card(card, tmp_path / "mine.toml"))
-    assert load_card(file).fitted_to == {qwen.name: "Qwen/Qwen3-8B"}
+    assert load_card(file).fitted_to == {"Qwen/Qwen3-8B": (qwen.name,)}
     told, other = (times_of(recording, file) for recording in (qwen, llama))
     assert Basis.FITTED_THERE.value in told.label
     assert Basis.FITTED.value in other.label
     assert Basis.FITTED.value in step_times(H100, QWEN.served(kv_cache_dtype="fp8"), "vllm", source=file).label
     assert Basis.FITTED.value in step_times(H100, QWEN, "hf-dynamic", source=file).label, "recordings of vLLM told it"
     assert [validate(times, item).held_out for times, item in ((told, qwen), (other, llama))] == [False, True]
+
+
+def test_a_card_of_a_gpu_that_is_not_listed_is_refused_as_one_of_another(tmp_path: Path) -> None:
+    file = save_card(replace(card_of(H100), gpu="H300"), tmp_path / "mine.toml")
+    with pytest.raises(UsageError, match="the machine card is of H300, not of H200"):
+        step_times(H200, QWEN, "vllm", source=str(file))
 
 
 def test_a_fitted_card_of_which_nobody_knows_the_recordings_says_so(tmp_path: Path) -> None:
@@ -98,7 +104,9 @@ def test_a_fitted_data_sheet_is_no_longer_uncalibrated(tmp_path: Path) -> None:
 
 
 def test_names_of_any_characters_come_back_from_a_card(tmp_path: Path) -> None:
-    card = replace(card_of(H100), factors={"gpu": 1.0}, fitted_to={'a "b" \\ c\n\x7f': "ä", "": "m"}, source='"')
+    card = replace(
+        card_of(H100), factors={"gpu": 1.0}, fitted_to={'a "b" \\ c\n\x7f': ("ä", ""), "": ("m",)}, source='"'
+    )
     found = load_card(save_card(card, tmp_path / "mine.toml"))
     assert (found.fitted_to, found.source) == (card.fitted_to, card.source)
 

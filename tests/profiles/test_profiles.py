@@ -120,7 +120,8 @@ def test_a_step_beyond_the_fitted_range_is_named() -> None:
     [
         (None, "cannot be read"),
         ("gpu = ", "is not TOML"),
-        ("gpu = 'H200'", "is incomplete or wrong: 'model'"),
+        ("gpu = 'H200'", "is incomplete or wrong: model is missing"),
+        ("", "is incomplete or wrong: gpu is missing"),
     ],
 )
 def test_a_bad_profile_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
