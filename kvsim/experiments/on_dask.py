@@ -21,10 +21,11 @@ Result = TypeVar("Result")
 def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
     """The cluster that listens at `scheduler`; or one of this machine, with a process for each of `num_jobs`."""
     with ExitStack() as stack:
-        with interrupted_later():
-            client = stack.enter_context(
-                Client(scheduler or stack.enter_context(_local(num_jobs)), set_as_default=False)
-            )
+        if scheduler:
+            client = stack.enter_context(Client(scheduler, set_as_default=False))
+        else:
+            with interrupted_later():
+                client = stack.enter_context(Client(stack.enter_context(_local(num_jobs)), set_as_default=False))
         yield DaskWorkers(client, num_jobs if scheduler else -1)
 
 

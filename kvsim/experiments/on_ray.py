@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,15 +17,33 @@ from kvsim.experiments.interrupts import interrupted_later
 
 Result = TypeVar("Result")
 
+_ANSWER_S = 10.0
+"""A cluster accepts a connection within."""
+
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
     """The cluster that listens at `scheduler`; or one of this machine, with a core for each of `num_jobs`."""
-    own = {} if scheduler else {"num_cpus": num_jobs if num_jobs > 0 else None, "include_dashboard": False}
-    with interrupted_later():
-        cluster = ray.init(address=scheduler or None, log_to_driver=False, logging_level=logging.ERROR, **own)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if scheduler:
+        _knock(scheduler)
+        cluster = ray.init(address=scheduler, **quiet)
+    else:
+        with interrupted_later():
+            cluster = ray.init(num_cpus=num_jobs if num_jobs > 0 else None, include_dashboard=False, **quiet)
     with cluster:
         yield RayWorkers(num_jobs if num_jobs > 0 else max(1, int(ray.cluster_resources().get("CPU", 1))))
+
+
+def _knock(address: str) -> None:
+    """Make sure that something listens there: Ray would try for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
 
 
 class RayWorkers:

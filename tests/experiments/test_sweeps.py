@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,10 @@ def test_misuse(points: list[Point], tmp_path: Path) -> None:
         sweep([], tmp_path / "t.parquet")
     with pytest.raises(UsageError, match="address of a cluster"):
         sweep(points, tmp_path / "t.parquet", scheduler="tcp://nowhere:1")
+    for backend, module, address in (("dask", "distributed", "nonsense"), ("ray", "ray", "127.0.0.1:1")):
+        if find_spec(module) is not None:
+            with pytest.raises(UsageError, match=f"no {backend} cluster answers at '{address}'"):
+                sweep(points, tmp_path / "t.parquet", backend=backend, scheduler=address)  # type: ignore[arg-type]
     (tmp_path / "other.parquet").write_text("no table")
     with pytest.raises(UsageError, match="is no table of a sweep"):
         sweep(points, tmp_path / "other.parquet")
