@@ -38,6 +38,8 @@ def parse(text: bytes) -> list[Any]:
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
     match event:
+        case ["emit", request, time_s, count]:  # nearly all of what comes
+            return _count(request) and _count(count) and _time(time_s)
         case ["seq"] | ["meta", dict()]:
             return True
         case ["refused", str()]:
@@ -56,8 +58,6 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
             return _counts([request, num_units, num_cached])
         case ["evict", list(units)]:
             return _counts(units)
-        case ["emit", request, time_s, count]:
-            return _counts([request, count]) and _time(time_s)
         case ["preempt", request]:
             return _count(request)
         case ["end", request, status, time_s]:

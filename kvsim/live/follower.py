@@ -182,6 +182,8 @@ class _Numbers:
     def translate(self, event: list[Any]) -> list[Any] | None:
         """The event in our numbers; None if it is about a step from before we joined."""
         match event:
+            case ["emit" | "append" | "share" | "release" | "preempt" as kind, row, *rest]:
+                return [kind, self._row[row], *rest]
             case ["arrive", *_]:
                 self._row[self._next_row] = self._next_local
                 self._next_row += 1
@@ -193,7 +195,5 @@ class _Numbers:
                 return ["tokens", time_s, [[self._row[row], *rest] for row, *rest in rows]]
             case ["end", row, *rest]:
                 return ["end", self._row.pop(row), *rest]
-            case ["append" | "share" | "release" | "emit" | "preempt" as kind, row, *rest]:
-                return [kind, self._row[row], *rest]
             case _:
                 return event

@@ -45,6 +45,8 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
     """
     try:
         match event:
+            case ["emit", request, time_s, count]:  # nearly all of a log
+                builder.emitted(_row(builder, request), time_s, count)
             case ["seq"]:
                 builder.next_seq()
             case ["again", time_s]:
@@ -74,8 +76,6 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.copies.report(number, slots)
             case ["evict", list(units)]:
                 builder.evict(units)
-            case ["emit", request, time_s, count]:
-                builder.emitted(_row(builder, request), time_s, count)
             case ["preempt", request]:
                 builder.preempted(_row(builder, request))
             case ["end", request, str(status), time_s]:
