@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.tables import IntArray
+
+
+AnyScalar = TypeVar("AnyScalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,32 +47,49 @@ def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> 
     ended = np.flatnonzero(kind == UPDATE)
     impossible = (in_flight > depth) | (in_flight < 0)
     impossible[ended] |= row[ended] != np.arange(len(ended))
+    del ended
     # Before an output is looked at although the pipeline is not full, nothing more was found to schedule.
     looks = (kind == UPDATE) & (in_flight < depth - 1) & (not tells_every_step)
+    del in_flight  # as long as all moments, as is much of what follows
     taker, is_late = _takers(np.flatnonzero(kind != ADD).astype(np.int32), seq, recording.memory.seq)
-    del seq  # as long as all moments, as is much of what follows
+    del seq
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[taker[is_late]] = True
     leaving, leaving_before = _leaving(recording)
     leaving_before = np.flatnonzero(kind == SCHEDULE)[leaving_before]
 
-    inserted = catches_up.astype(np.int32) + looks
-    np.add.at(inserted, leaving_before, 1)
-    place = np.arange(len(kind), dtype=np.int32) + np.cumsum(inserted, dtype=np.int32)
+    inserted = catches_up.astype(np.int32)
+    inserted += looks
+    np.add.at(inserted, leaving_before, np.int32(1))
+    place = np.cumsum(inserted, dtype=np.int32)
     """The index of each moment, behind what is inserted before it."""
-    first = place - inserted
-    kinds, rows = np.repeat(kind, inserted + 1), np.repeat(row, inserted + 1)
-    kinds[first[catches_up]] = NOTHING
+    place += np.arange(len(kind), dtype=np.int32)
+    kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
+    kinds[place[catches_up] - inserted[catches_up]] = NOTHING
     kinds[place[looks] - 1] = LOOK
     nth = np.arange(len(leaving)) - np.searchsorted(leaving_before, leaving_before)
-    at = first[leaving_before] + catches_up[leaving_before] + nth
+    at = place[leaving_before] - inserted[leaving_before] + catches_up[leaving_before] + nth
     kinds[at], rows[at] = LEAVE, leaving
     return Timeline(
         kind=kinds,
         row=rows,
-        of_change=np.where(is_late, first[taker], place[taker]),
+        of_change=place[taker] - np.where(is_late, inserted[taker], 0),
         breaks_off_at=int(place[np.argmax(impossible)]) if impossible.any() else len(kinds),
     )
+
+
+def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray) -> npt.NDArray[AnyScalar]:
+    """What `np.repeat(values, inserted + 1)` returns, in less memory where little is inserted; the last stands at
+    `place`.
+    """
+    spread = np.empty(int(place[-1]) + 1 if len(place) else 0, values.dtype)
+    spread[place] = values
+    several = np.flatnonzero(inserted)
+    if len(several):
+        is_free = np.ones(len(spread), np.bool_)
+        is_free[place] = False
+        spread[is_free] = np.repeat(values[several], inserted[several])
+    return spread
 
 
 def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:

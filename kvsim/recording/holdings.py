@@ -148,7 +148,7 @@ class _Turns:
 
     releases: npt.NDArray[np.int32]
     begin: npt.NDArray[np.int64]
-    """What a release gives back: the rows [begin, end) of those that make tables longer."""
+    """First of the rows [begin, end), among those that make tables longer, that a release gives back."""
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
     """The first row of each request, of those; one more entry than there are requests."""
