@@ -42,6 +42,7 @@ class Keyframes:
         """Number of operations before each keyframe."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
         self._newest: Columns = tuple(column.copy() for column in empty)
+        self._scratch = np.empty(len(empty[0]), np.intp)
         self._num_made = 0
         self._making = Lock()
 
@@ -72,36 +73,45 @@ class Keyframes:
     def _make_next(self) -> None:
         nth = self._num_made
         begin, end = self.op[max(nth - 1, 0)], self.op[nth]
-        carry_out(self._ledger, int(begin), int(end), self._newest, self._first_unit)
+        carry_out(self._ledger, int(begin), int(end), self._newest, self._first_unit, self._scratch)
         for column, kept in zip(self._newest, self._kept, strict=True):
             kept[nth] = column
         self._num_made += 1  # only now may others read it
 
 
-def carry_out(ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int) -> None:
-    """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands."""
+def carry_out(
+    ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
+) -> None:
+    """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands.
+
+    `newest` has room for a number of each unit, whatever stands there.
+    """
     owner, position, refs, cached, *more = columns
-    newest = np.empty(len(owner), np.intp)
+    # Methods of arrays: stepping through a recording, most of the time goes into calls.
     for first, part in ledger.parts(begin, end):
         units = np.subtract(part.address, first_unit, dtype=np.intp)
         np.add.at(refs, units, part.change.astype(refs.dtype))
         nth = np.arange(len(units))
         newest[units] = nth
-        last = np.flatnonzero(newest[units] == nth)
-        unit, gives_back = units[last], part.change[last] < 0
+        last = (newest[units] == nth).nonzero()[0]
+        unit, is_held = units[last], refs[units[last]] > 0
         owner[unit], position[unit], cached[unit] = part.owner[last], part.position[last], False
         if part.group is not None:
             more[0][unit] = part.group[last]
-        freed = np.flatnonzero(gives_back & (refs[unit] == 0))
-        owner[unit[freed]] = NO_OWNER
-        cached[unit[freed]] = ledger.keeps(part.row[last[freed]], part.position[last[freed]])
+        gives_back = part.change[last] < 0
+        freed = (gives_back & ~is_held).nonzero()[0]
+        if len(freed):
+            unit_freed, last_freed = unit[freed], last[freed]
+            owner[unit_freed] = NO_OWNER
+            cached[unit_freed] = ledger.keeps(part.row[last_freed], part.position[last_freed])
         if ledger.is_shared:
-            *_, longest = more
-            takes = np.flatnonzero(part.change > 0)
+            longest = more[-1]
+            takes = (part.change > 0).nonzero()[0]
             np.maximum.at(longest, units[takes], part.until[takes] * _OPS + (first + takes))
-            # Of all requests that have taken a unit so far, the one that leaves it last is still there if any is.
-            left = unit[gives_back & (refs[unit] > 0)]
-            heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
-            owner[left], position[left] = heirs.owner, heirs.position
-            if heirs.group is not None:
-                more[0][left] = heirs.group
+            left = unit[gives_back & is_held]
+            if len(left):
+                # Of all requests that have taken a unit so far, the one that leaves it last is still there if any is.
+                heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
+                owner[left], position[left] = heirs.owner, heirs.position
+                if heirs.group is not None:
+                    more[0][left] = heirs.group

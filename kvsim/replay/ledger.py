@@ -73,28 +73,30 @@ class Ledger:
 
     def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
         """Operations up to and including each sequence number."""
-        return np.asarray(self._before[np.searchsorted(self._memory.seq, seq, side="right")])
+        return np.asarray(self._before[self._memory.seq.searchsorted(seq, "right")])
 
     def part(self, begin: int, end: int) -> Part:
         """The operations [begin, end)."""
         before = self._before
         # Of the same type: to look for another, the whole column would be converted.
-        first = int(np.searchsorted(before, before.dtype.type(begin), "right")) - 1
-        behind = int(np.searchsorted(before, before.dtype.type(end), "left"))
-        edges = np.clip(before[first : behind + 1], begin, end)
-        row = np.repeat(np.arange(first, behind, dtype=np.int32), np.diff(edges).astype(np.intp))
+        first = int(before.searchsorted(np.int32(begin), "right")) - 1
+        behind = max(int(before.searchsorted(np.int32(end), "left")), first)
+        edges = before[first : behind + 1].copy()
+        edges[0], edges[-1] = begin, end
+        row = np.arange(first, behind, dtype=np.int32).repeat(edges[1:] - edges[:-1])
         ops = np.arange(begin, end, dtype=np.int32)
         return self._unfolded.part(ops, row, ops - before.take(row))
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
         """These operations, in any order."""
-        row = np.searchsorted(self._before, ops, side="right") - 1
+        row = self._before.searchsorted(ops, "right") - 1
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
         """The operations [begin, end), some thousands at a time, each time with the number of the first."""
-        for first, behind in pairwise([*range(begin, end := self.num_ops if end is None else end, _OPS_AT_ONCE), end]):
-            yield first, self.part(first, behind)
+        end = self.num_ops if end is None else end
+        for first in range(begin, end, _OPS_AT_ONCE):
+            yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
         """Whether a unit at `position` of its table keeps its prefix when `row`, a release, gives it back, if nobody
@@ -102,7 +104,7 @@ class Ledger:
         """
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
-        return np.asarray(position < self._kept[np.searchsorted(self._releases, row)])
+        return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
         """Units that requests take, less those that they give back, each for itself, in all rows before each of

@@ -110,16 +110,16 @@ class Rows:
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
-        owner[np.flatnonzero(change == 0)] = NO_OWNER
-        address, position, back = memory.address.take(row), memory.position.take(row), np.flatnonzero(change < 0)
+        owner[change == 0] = NO_OWNER
+        address, position, back = memory.address.take(row), memory.position.take(row), (change < 0).nonzero()[0]
         if self._unit_by_unit:
-            length: IntArray = np.broadcast_to(np.int32(1), len(row))
+            length: IntArray = np.ones(len(row), np.int32)
             address += nth
             position += nth
         else:
             length = memory.length.take(row)
         if len(back):
-            release = np.searchsorted(releases.row, row[back].astype(releases.row.dtype))
+            release = releases.row.searchsorted(row[back].astype(releases.row.dtype))
             run = releases.last_run.take(release) - nth[back]
             address[back], position[back] = tables.address.take(run), tables.position.take(run)
             if not self._unit_by_unit:

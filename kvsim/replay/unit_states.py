@@ -83,6 +83,7 @@ class SingleUnits(UnitStates):
             self._columns = (*self._columns, self.group)
         if ledger.is_shared:
             self._columns = (*self._columns, np.zeros(num_units, np.int64))
+        self._scratch = np.empty(num_units, np.intp)
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
@@ -91,7 +92,7 @@ class SingleUnits(UnitStates):
         begins_afresh = not self._keyframes.last_made(op) <= self._op <= op
         if begins_afresh:
             self._op = self._keyframes.copy(self._keyframes.before(op), self._columns)
-        carry_out(self._ledger, self._op, op, self._columns, self._first_unit)
+        carry_out(self._ledger, self._op, op, self._columns, self._first_unit, self._scratch)
         self._op = op
         return begins_afresh
 
@@ -106,8 +107,8 @@ class SingleUnits(UnitStates):
         gone = part.change < 0
         if self._ledger.is_shared:
             columns = tuple(np.empty_like(column) for column in self._columns)
-            carry_out(self._ledger, self._keyframes.copy(self._keyframes.before(begin), columns), begin, columns,
-                      self._first_unit)  # fmt: skip
+            since = self._keyframes.copy(self._keyframes.before(begin), columns)
+            carry_out(self._ledger, since, begin, columns, self._first_unit, self._scratch)
             holders = np.zeros(max(self._ledger.end_of_pool, self._first_unit + len(self.refs)), np.int32)
             holders[self._first_unit : self._first_unit + len(self.refs)] = columns[2]
             gone &= running_refs(part, holders) == 0
@@ -133,7 +134,7 @@ class LongRuns(UnitStates):
             for run in np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq)).tolist():
                 length = int(tables.length[run]) // int(tables.repeat[run])
                 self.hold(int(tables.address[run]), length, int(tables.request[run]), int(tables.position[run]))
-        else:
+        elif op > self._op:
             part = self._ledger.part(self._op, op)
             for nth in range(op - self._op):
                 address, length = int(part.address[nth]), int(part.length[nth])
