@@ -112,7 +112,9 @@ class Ledger:
         """
         change: npt.NDArray[np.int32] = np.diff(self._before)
         change *= CHANGE.take(self._memory.kind)
-        return np.asarray(np.cumsum(change, dtype=np.int32)[np.maximum(rows - 1, 0)] * (rows > 0), np.int64)
+        before = np.zeros(len(change) + 1, np.int32)
+        np.cumsum(change, out=before[1:])
+        return before[rows].astype(np.int64)
 
     @cached_property
     def end_of_pool(self) -> int:
