@@ -28,8 +28,6 @@ TOLERATED = 1.5
 REFERENCE_S = 0.046
 """A million additions on the machine for which the goals were set."""
 SWEEP_POINTS, SWEEP_GOAL = 200, 0.9
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Bytecode is kept, as that of an installed package is: to compile kvsim's takes a tenth of a short command."""
 KVSIM = [sys.executable, "-m", "kvsim"]
 RUN = [*KVSIM, "run", "--no-band"]
 LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
@@ -171,7 +169,7 @@ class Measured:
 def measure(command: list[str]) -> Measured:
     """Run `command` to its end, which must be a good one."""
     begin_s = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -186,15 +184,15 @@ def shown_sweep(backend: str, inputs: Inputs) -> bool:
     mean something on a quiet machine only.
     """
     num_cores = len(os.sched_getaffinity(0))
-    values = ",".join(map(str, range(2_000, 2_000 + SWEEP_POINTS)))
-    command = [*SWEEP, "--vary", f"num-blocks={values}", "--backend", backend]
 
-    def wall_s(num_jobs: int, scheduler: str) -> float:
+    def wall_s(num_jobs: int, scheduler: str, num_points: int = SWEEP_POINTS) -> float:
+        values = ",".join(map(str, range(2_000, 2_000 + num_points)))
+        command = [*SWEEP, "--vary", f"num-blocks={values}", "--backend", backend, "--jobs", str(num_jobs)]
         where = ["--scheduler", scheduler] if scheduler else []
-        table = f"{inputs.scratch('sweep')}.parquet"
-        return measure([*command, *where, "--jobs", str(num_jobs), "-o", table]).wall_s
+        return measure([*command, *where, "-o", f"{inputs.scratch('sweep')}.parquet"]).wall_s
 
     with standing(backend, num_cores) as scheduler:
+        wall_s(num_cores, scheduler, 4 * num_cores)  # a worker imports once, whoever sends it its first point
         one_s, all_s = wall_s(1, scheduler), wall_s(num_cores, scheduler)
     own = f" ({wall_s(num_cores, ''):.1f} s with a cluster of its own)" if scheduler else ""
     give = num_cores * concurrency(num_cores)
@@ -257,8 +255,9 @@ def main() -> None:
     if arguments.list:
         print(*(wait.name for wait in chosen), sep="\n")
         return
-    package = Path(__file__).parents[1] / "kvsim"
-    subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=False, env=ENVIRONMENT)
+    # Bytecode is kept, as that of an installed package is: to compile kvsim's takes a tenth of a short command.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", Path(__file__).parents[1] / "kvsim"], check=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
