@@ -60,6 +60,21 @@ class Requests:
         if request_id is not None:
             self.ids.append(request_id)
 
+    def add_plain(self, arrival_s: Sequence[float], prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> None:
+        """Add requests of which nothing else is known."""
+        if not (all(prompt_tokens) and all(output_tokens)):
+            for request in zip(arrival_s, prompt_tokens, output_tokens, strict=True):
+                self.add(*request)
+            return
+        count = len(arrival_s)
+        self.arrival_s += arrival_s
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+        self.max_tokens += output_tokens
+        self.priority += [0] * count
+        self.prefix += [None] * count
+        self.hashes += [()] * count
+
     def workload(self, note: str = "", *, from_first: bool = False) -> Workload:
         """The requests as a workload.
 

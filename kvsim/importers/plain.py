@@ -17,7 +17,7 @@ from kvsim.importers.collect import NO_ARRIVALS, Requests
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.importers.source import Row, Source
+    from kvsim.importers.source import Block, Row, Source
     from kvsim.workload import Workload
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -92,27 +92,34 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
     requests = Requests(source=source, what="lengths" if names.arrival is None else "CSV")
     lines_by_id: dict[str, int] = {}
     scale = _MILLI if names.arrival is not None and _folded(names.arrival) in _MILLISECONDS else 1.0
-    for row in source.csv_rows(names.required, tuple(names.optional.values())):
-        arrival_s = 0.0 if names.arrival is None else _seconds(row, names.arrival, scale)
-        output_tokens = row.whole(names.output)
-        if not names.optional:
-            requests.add(arrival_s, row.whole(names.prompt), output_tokens)
+    for block in source.csv_blocks(names.required, tuple(names.optional.values())):
+        plain = None if names.optional else _plain(block, names, scale)
+        if plain is not None:
+            requests.add_plain(*plain)
             continue
-        ours = row._replace(fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()})
-        limit = ours.whole("max_tokens", minimum=output_tokens) if _given(ours, "max_tokens") else None
-        priority = ours.whole("priority", minimum=-_INT32) if _given(ours, "priority") else 0
-        name = ours.fields.get("id")
-        if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
-            raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
-        requests.add(
-            arrival_s,
-            row.whole(names.prompt),
-            output_tokens,
-            max_tokens=limit,
-            priority=priority,
-            prefix=_prefix(ours, names.prompt),
-            request_id=name,
-        )
+        for row in block.rows():
+            arrival_s = 0.0 if names.arrival is None else _seconds(row, names.arrival, scale)
+            output_tokens = row.whole(names.output)
+            if not names.optional:
+                requests.add(arrival_s, row.whole(names.prompt), output_tokens)
+                continue
+            ours = row._replace(
+                fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()}
+            )
+            limit = ours.whole("max_tokens", minimum=output_tokens) if _given(ours, "max_tokens") else None
+            priority = ours.whole("priority", minimum=-_INT32) if _given(ours, "priority") else 0
+            name = ours.fields.get("id")
+            if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
+                raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
+            requests.add(
+                arrival_s,
+                row.whole(names.prompt),
+                output_tokens,
+                max_tokens=limit,
+                priority=priority,
+                prefix=_prefix(ours, names.prompt),
+                request_id=name,
+            )
     dated = names.arrival not in (None, "arrival_s")
     return requests.workload(NO_ARRIVALS if names.arrival is None else "", from_first=dated)
 
@@ -147,6 +154,15 @@ def _found(source: Source, ours: str, columns: Mapping[str, str]) -> str | None:
 
 def _folded(name: str) -> str:
     return re.sub(r"[\s\-]+", "_", name.strip().casefold())
+
+
+def _plain(block: Block, names: _Names, scale: float) -> tuple[list[float], list[int], list[int]] | None:
+    """Arrivals, prompts and outputs of rows in which they are plain numbers; None where one is not."""
+    prompt, output = block.whole(names.prompt), block.whole(names.output)
+    arrival = [0.0] * len(block.lines) if names.arrival is None else block.numbers(names.arrival)
+    if prompt is None or output is None or arrival is None:
+        return None
+    return [seconds * scale for seconds in arrival], prompt, output
 
 
 def _seconds(row: Row, name: str, scale: float) -> float:

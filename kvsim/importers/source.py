@@ -8,6 +8,8 @@ import io
 import json
 import zlib
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_DIGITS = 20
 """Digits of a whole number that fits into any column."""
+_FEW_DIGITS = 9
+"""So many say no number that is out of range."""
+_ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _GZIP = b"\x1f\x8b"
 
@@ -90,6 +95,15 @@ class Source:
         Raises:
             WorkloadError: a column is missing or there twice, or a row has another number of fields.
         """
+        for block in self.csv_blocks(required, optional):
+            yield from block.rows()
+
+    def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Block]:
+        """The rows of `csv_rows`, some thousands at a time.
+
+        Raises:
+            WorkloadError: a column is missing or there twice, or a line is no CSV.
+        """
         columns = self.header
         missing = [name for name in required if name not in columns]
         if missing:
@@ -101,16 +115,19 @@ class Source:
         if twice:
             raise WorkloadError(f"{self.path}, line 1: the column {twice[0]} is there more than once.")
         reader = csv.reader(self.lines[1:], delimiter=self.delimiter, strict=True)
-        try:
-            for fields in reader:
-                line = reader.line_num + 1
-                if len(fields) != len(columns):
-                    raise WorkloadError(
-                        f"{self.path}, line {line}: there are {len(fields)} fields, not {len(columns)}, one per column."
-                    )
-                yield Row(path=self.path, line=line, fields=dict(zip(columns, fields, strict=True)))
-        except csv.Error as error:
-            raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {error}.") from error
+        more = True
+        while more:
+            block, wrong = Block(self.path, columns, [], []), None
+            try:
+                for fields in islice(reader, _ROWS_AT_ONCE):
+                    block.fields.append(fields)
+                    block.lines.append(reader.line_num + 1)
+            except csv.Error as error:
+                wrong = error
+            yield block  # what is wrong in an earlier line is said first
+            if wrong is not None:
+                raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {wrong}.") from wrong
+            more = len(block.lines) == _ROWS_AT_ONCE
 
     def json_rows(self) -> Iterator[Row]:
         """The objects of a JSON Lines file, one per line.
@@ -156,6 +173,54 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
             raise WorkloadError(
                 f"{file} is no text: line {number} is not UTF-8; requests are imported from CSV and JSON."
             ) from error
+
+
+class Block(NamedTuple):
+    """Some rows of a CSV file."""
+
+    path: Path
+    columns: tuple[str, ...]
+    fields: list[list[str]]
+    """The fields of each row."""
+    lines: list[int]
+    """The line in which each row ends."""
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, one after the other.
+
+        Raises:
+            WorkloadError: a row has another number of fields than there are columns.
+        """
+        for line, fields in zip(self.lines, self.fields, strict=True):
+            if len(fields) != len(self.columns):
+                raise WorkloadError(
+                    f"{self.path}, line {line}: there are {len(fields)} fields, not {len(self.columns)}, one per "
+                    "column."
+                )
+            yield Row(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
+
+    def texts(self, name: str) -> list[str] | None:
+        """The fields of a column; None where a row has another number of fields than there are columns."""
+        if any(len(fields) != len(self.columns) for fields in self.fields):
+            return None
+        nth = self.columns.index(name)
+        return [fields[nth] for fields in self.fields]
+
+    def whole(self, name: str) -> list[int] | None:
+        """What `Row.whole` says of each row; None where a text is more than a few digits, or a row is wrong."""
+        texts = self.texts(name)
+        if not texts or min(map(len, texts)) == 0 or max(map(len, texts)) > _FEW_DIGITS:
+            return None
+        digits = "".join(texts)
+        return list(map(int, texts)) if digits.isascii() and digits.isdigit() else None
+
+    def numbers(self, name: str) -> list[float] | None:
+        """What `Row.number` says of each row; None where a text is no plain number, or a row is wrong."""
+        try:
+            numbers = list(map(float, self.texts(name) or []))
+        except ValueError:
+            return None
+        return numbers if all(0 <= number < inf for number in numbers) else None
 
 
 class Row(NamedTuple):

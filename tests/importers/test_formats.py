@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
-from kvsim.importers import FORMATS, Source, detect, read_workload
+from kvsim.importers import FORMATS, Source, detect, read_workload, source
 from kvsim.importers.json_list import entries
 from kvsim.importers.sharegpt import read as read_sharegpt
 
@@ -137,6 +138,57 @@ def test_plain_lengths_arrive_at_once(put: Put, answer: str) -> None:
     workload = read_workload(put(f"prompt_tokens,{answer}\n43,158\n80,7\n"))
     assert lengths(workload) == [(0.0, 43, 158), (0.0, 80, 7)]
     assert workload.description == "the 2 requests of trace.txt (lengths); it has no arrival times"
+
+
+ODD = {
+    "a number as pandas writes it": ("5,472.0,1", (5.0, 472, 1)),
+    "a comma in a time": ('"5,5",4,1', (5.5, 4, 1)),
+    "a date": ("1970-01-01T00:00:05,4,1", (5.0, 4, 1)),
+    "no answer": ("5,4,0", None),
+    "spaces": (" 5 , 4 ,1", (5.0, 4, 1)),
+    "leading zeros and many digits": ("5.0e0,00000000000000000004,1", (5.0, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", range(5))
+def test_rows_that_are_read_together_are_those_that_are_read_one_by_one(
+    put: Put, monkeypatch: pytest.MonkeyPatch, odd: str, place: int
+) -> None:
+    monkeypatch.setattr(source, "_ROWS_AT_ONCE", 2)
+    text, request = ODD[odd]
+    rows = ["0,1,2", "1,3,4", "2,5,6", "3,7,8"]
+    rows.insert(place, text)
+    expected = [(float(n), 2 * n + 1, 2 * n + 2) for n in range(4)]
+    expected[place:place] = [] if request is None else [request]
+    workload = read_workload(put("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n"))
+    assert lengths(workload) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("4,-1,2", "prompt_tokens should be a whole number"),
+        ("4,2147483648,2", "prompt_tokens should be a whole number from 0 to 2147483647, not '2147483648'"),
+        ("4,\u0662,2", "prompt_tokens should be a whole number"),
+        ("4,,2", "prompt_tokens should be a whole number"),
+        ("nan,1,2", "arrival_s should be a finite number of at least 0, not 'nan'"),
+        ("inf,1,2", "arrival_s should be a finite number"),
+        ("-1,1,2", "arrival_s should be a finite number"),
+        ("4,1", "there are 2 fields, not 3"),
+        ('4,"1,2', "this is no CSV"),
+    ],
+)
+@pytest.mark.parametrize("place", range(5))
+def test_what_is_wrong_among_rows_that_are_read_together_is_named_with_its_line(
+    put: Put, monkeypatch: pytest.MonkeyPatch, wrong: str, sentence: str, place: int
+) -> None:
+    monkeypatch.setattr(source, "_ROWS_AT_ONCE", 2)
+    rows = ["0,1,2", "1,3,4", "2,5,6", "3,7,8"]
+    rows.insert(place, wrong)
+    line = 6 if "CSV" in sentence else place + 2  # a quotation mark that is not closed is noticed at the end
+    with pytest.raises(WorkloadError, match=f"line {line}: {re.escape(sentence)}"):
+        read_workload(put("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n"))
 
 
 def test_vidur_columns_with_and_without_arrivals(put: Put) -> None:
