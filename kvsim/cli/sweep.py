@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ def command(
         with progress("sweep") as report:
             outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=count)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library takes half a second to leave
         echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
         raise
     if figure is not None:

@@ -32,7 +32,7 @@ def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
 def _local(num_jobs: int) -> LocalCluster:
     # Simulating holds the interpreter's lock, so there is a thread in each process. Nothing shows a dashboard.
     number = {"n_workers": num_jobs} if num_jobs > 0 else {}
-    return LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR, **number)
+    return LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL, **number)
 
 
 class DaskWorkers:

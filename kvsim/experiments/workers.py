@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 from kvsim.errors import MissingExtraError, UsageError
+from kvsim.experiments.interrupts import interrupted_later
 
 Backend = Literal["loky", "dask", "ray"]
 Result = TypeVar("Result")
@@ -51,7 +52,11 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
             raise MissingExtraError(f"the backend {backend}", "cluster") from error
         except (OSError, ValueError) as error:
             raise UsageError(f"no {backend} cluster answers at {scheduler!r}: {error}.") from error
-        yield found
+        try:
+            yield found
+        finally:
+            with interrupted_later():  # a cluster takes a second or two to end
+                stack.close()
 
 
 def _opened(backend: Backend, scheduler: str, num_jobs: int) -> AbstractContextManager[Workers]:
