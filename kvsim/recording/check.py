@@ -47,11 +47,11 @@ def _check_memory(recording: Recording, file: Path) -> None:
     require(rises(memory.seq), file, "seq should not decrease")
     # After the last step, memory may still be given back.
     require(within(memory.step, len(recording.steps) + 1), file, "step is not a row of steps.parquet")
-    before = np.append(np.int64(-1), recording.steps.schedule_seq)[memory.step]
+    before = np.append(np.int64(-1), recording.steps.schedule_seq).take(memory.step)
     require(memory.seq > before, file, "seq should come after that of the step before")
     placed = memory.kind != MemoryKind.RELEASE
     if len(recording.steps):
-        upto = np.append(recording.steps.schedule_seq, np.iinfo(np.int64).max)[memory.step]
+        upto = np.append(recording.steps.schedule_seq, np.iinfo(np.int64).max).take(memory.step)
         require(~placed | (memory.seq <= upto), file, "seq should not come after that of its step")
     if not pool.groups:
         require(
@@ -99,10 +99,11 @@ def _check_block_tables(recording: Recording, folder: Path) -> None:
     memory, schedule, steps = recording.memory, recording.schedule, recording.steps
     rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
     rows = rows[stable_order(memory.request[rows], len(recording.requests))]
-    request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
-    position, seq = memory.position[rows].astype(np.int64), memory.seq[rows]
+    request, released = memory.request.take(rows), memory.kind.take(rows) == MemoryKind.RELEASE
+    position, seq, length = memory.position.take(rows).astype(np.int64), memory.seq.take(rows), memory.length.take(rows)
     repeat = np.broadcast_to(np.int32(1), len(rows)) if memory.repeat is None else memory.repeat[rows]
-    end = np.where(released, 0, position + memory.length[rows] * repeat)
+    end = position + length * repeat
+    end[released] = 0
     first = is_new(request)
     held_before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     held_before[first] = 0
@@ -110,9 +111,9 @@ def _check_block_tables(recording: Recording, folder: Path) -> None:
     file = folder / "memory.parquet"
     require(released | (position == held_before), file, "position should be where the request's table ends", rows)
     require(~released | (held_before > 0), file, "the request gives back a table that it does not have", rows)
-    whole = ~released | (memory.length[rows] == held_before)
+    whole = ~released | (length == held_before)
     require(whole, file, "length should be that of the table that is given back", rows)
-    _check_free_units(recording, folder / "steps.parquet", rows, held_before)
+    _check_free_units(recording, folder / "steps.parquet", rows[released], held_before[released])
     if memory.repeat is not None:
         grown_seq = steps.schedule_seq[np.minimum(memory.step[rows] + repeat, len(steps)) - 1]
         grown = first[1:] | (repeat[:-1] == 1) | (seq[1:] > grown_seq[:-1])
@@ -133,15 +134,16 @@ def _check_block_tables(recording: Recording, folder: Path) -> None:
     require(holds_all, folder / "schedule.parquet", "more is computed than the request holds memory for")
 
 
-def _check_free_units(recording: Recording, file: Path, rows: np.ndarray, held_before: np.ndarray) -> None:
-    """Where no unit is shared and no row grows, `free_units` follow from the changes of ownership."""
+def _check_free_units(recording: Recording, file: Path, releases: np.ndarray, given_back: np.ndarray) -> None:
+    """Where no unit is shared and no row grows, `free_units` follow from the changes of ownership: the rows `releases`
+    give so many units back.
+    """
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     grows = memory.repeat is not None and (memory.repeat > 1).any()
     if num_units is None or grows or (memory.kind == MemoryKind.SHARE).any():
         return
-    released = memory.kind[rows] == MemoryKind.RELEASE
-    change = np.zeros(len(memory), np.int64)
-    change[rows] = np.where(released, -held_before, memory.length[rows])
+    change = memory.length * (memory.kind == MemoryKind.APPEND).astype(np.int64)
+    change[releases] = -given_back
     held = np.append(0, change.cumsum())[
         np.cumsum(np.bincount(_shown_in(memory, steps), minlength=len(steps) + 1))[:-1]
     ]
@@ -156,7 +158,7 @@ def _shown_in(memory: Memory, steps: Steps) -> IntArray:
     It is the row's own, but for what is given back behind it.
     """
     shown = memory.step.astype(np.int64)
-    upto = np.append(steps.schedule_seq, np.iinfo(np.int64).max)[shown]
+    upto = np.append(steps.schedule_seq, np.iinfo(np.int64).max).take(shown)
     later = np.flatnonzero(memory.seq > upto)
     shown[later] = np.searchsorted(steps.schedule_seq, memory.seq[later])
     return shown
