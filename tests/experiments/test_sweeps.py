@@ -107,9 +107,11 @@ CLUSTERS = [pytest.param(backend, marks=pytest.mark.slow) for backend in ("dask"
 @pytest.mark.parametrize("backend", ["loky", *CLUSTERS])
 def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"loky": "joblib", "dask": "distributed", "ray": "ray"}[backend])
+    # Two at a time, and each takes long enough that many are left when the first is done.
     seeds = ",".join(map(str, range(40)))
-    arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={seeds}", "-o", "s.parquet", "--backend", backend]
-    command, parts = [sys.executable, "-m", "kvsim", *arguments], tmp_path / "s.parquet.parts"
+    work = ["--arrivals", "poisson", "--rate", "20", "--num-requests", "6000", "--vary", f"seed={seeds}", "--jobs", "2"]
+    command = [sys.executable, "-m", "kvsim", "sweep", *work, "-o", "s.parquet", "--backend", backend]
+    parts = tmp_path / "s.parquet.parts"
     # A terminal tells every process of its session.
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         until(lambda: any(parts.glob("*.json")))

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are co
 
 
 def children_of(_: object, process: int) -> set[int]:
-    """The processes that `process` has started and that compute: joblib has one more, which watches semaphores."""
+    """The workers that `process` has started; the process of a test has other children, too."""
     tasks = Path(f"/proc/{process}/task").glob("*/children")
     found = {int(child) for task in tasks for child in task.read_text().split()}
-    return {child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()}
+    return {child for child in found if b"popen_loky" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 @pytest.mark.parametrize("num_jobs", [300, -1])
@@ -35,7 +35,7 @@ def test_there_are_no_more_workers_than_work(num_jobs: int) -> None:
     with workers("loky", num_jobs=num_jobs) as loky:
         found = dict(loky.results(children_of, {"a": (None, parent), "b": (None, parent)}))
     assert found.keys() == {"a", "b"}
-    assert all(len(children) <= 2 for children in found.values())
+    assert all(0 < len(children) <= 2 for children in found.values())
 
 
 def test_a_worker_that_is_replaced_is_nothing_to_tell() -> None:
