@@ -103,7 +103,18 @@ def test_an_interrupted_sweep_goes_on(points: list[Point], tmp_path: Path) -> No
 CLUSTERS = [pytest.param(backend, marks=pytest.mark.slow) for backend in ("dask", "ray")]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let processes that a test starts hear of Ctrl-C: a shell that runs the tests in the background tells all of them
+    to ignore it.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("backend", ["loky", *CLUSTERS])
 def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"loky": "joblib", "dask": "distributed", "ray": "ray"}[backend])
