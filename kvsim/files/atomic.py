@@ -31,7 +31,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             file.replace(target)
     except OSError as error:
         reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise UsageError(f"cannot write {target}: {reason}; choose a folder that exists and may be written.") from error
+        raise unwritable(target, reason) from error
+
+
+def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
+    """What is raised where a file cannot be written for `reason`, as the operating system words it."""
+    return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
 
 
 @contextmanager

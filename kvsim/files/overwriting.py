@@ -16,11 +16,12 @@ import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import KvsimError, UsageError
-from kvsim.files.atomic import whole_folder
+from kvsim.files.atomic import unwritable, whole_folder
 
 MARKED = (
     "animate", "calibrate", "explain", "fit", "import", "measure", "plot", "reproduce", "sweep", "tui", "validate",
@@ -82,9 +83,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
     """
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
-        raise UsageError(
-            f"cannot write {path}: No such file or directory; choose a folder that exists and may be written."
-        )
+        raise unwritable(path, os.strerror(ENOENT))
 
 
 @contextmanager

@@ -31,6 +31,8 @@ from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 
+from .waiting import until
+
 MakeMachine = Callable[[int], Machine]
 
 
@@ -332,11 +334,3 @@ def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
     process.wait()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     assert children
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if holds():
-            return
-        time.sleep(0.05)
-    pytest.fail("it never came to be")

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,8 @@ from kvsim.errors import WorkerDiedError
 from kvsim.experiments.batches import Batches
 from kvsim.experiments.workers import workers
 from kvsim.fitting import Search
+
+from .waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are counted in /proc")
 
@@ -67,14 +67,6 @@ def test_workers_do_not_outlive_a_search_that_is_killed() -> None:
         children = children_of(None, process.pid)
         process.kill()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if holds():
-            return
-        time.sleep(0.05)
-    pytest.fail("it never came to be")
 
 
 def test_a_batch_is_as_long_as_its_calls_allow_and_shorter_towards_the_end() -> None:
