@@ -6,8 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
+import click
 import pyarrow.parquet as pq
+import pytest
+
+from kvsim.cli import cli
+from kvsim.cli.workload import workload_and_source
 
 Kvsim = Callable[..., "CompletedProcess[str]"]
 FLAGS = ("--num-requests", 20, "--arrivals", "poisson", "--rate", 20, "--max-model-len", 1024, "--refuse-misfits")
@@ -33,6 +39,34 @@ def test_a_grid_is_one_table_and_a_figure(kvsim: Kvsim, tmp_path: Path) -> None:
     assert f"{best['output_tokens_per_s']:,.0f} tokens/s" in said[0]
     assert len([line for line in said if line.split()[:1] in (["200"], ["400"])]) == 8, "a row for each point"
     assert said[-1] == f"{table}: 0 done, 8 kept, 0 failed, 0 lost"
+
+
+class Asked(dict[str, Any]):
+    """Flags that remember which of them were asked for."""
+
+    def __init__(self, flags: dict[str, Any]) -> None:
+        super().__init__(flags)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize("drawn", [(), ("--arrivals", "poisson", "--rate", "20", "--num-requests", "4")])
+def test_flags_that_tell_requests_apart_stand_in_their_section(drawn: tuple[str, ...]) -> None:
+    """Points that differ in no flag of that section share their requests."""
+    command = cli.get_command(click.Context(cli), "sweep")
+    assert command is not None
+    flags = Asked(command.make_context("sweep", ["--vary", "seed=0", "-o", "t.parquet", *drawn]).params)
+    workload_and_source(flags)
+    asked = {option.name: getattr(option, "section", "") for option in command.params if option.name in flags.names}
+    assert "seed" in asked or not drawn
+    assert set(asked.values()) == {"Requests"}
 
 
 def test_a_flag_that_cannot_vary_is_named(kvsim: Kvsim, tmp_path: Path) -> None:
