@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.rules import is_time, require, rises, within
+from kvsim.recording.rules import is_time, require, require_of, rises, within
 from kvsim.recording.tables import MemoryKind, RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
@@ -24,12 +24,19 @@ def check_steps(recording: Recording, file: Path) -> None:
         RecordingError: naming `file` and the row of the first step that cannot be right.
     """
     steps, pool = recording.steps, recording.meta.pool
-    require(steps.step == np.arange(len(steps)), file, "step should count the rows from 0")
+    require_of(
+        lambda rows: steps.step[rows] == np.arange(rows.start, rows.stop),
+        steps, file, "step should count the rows from 0",
+    )  # fmt: skip
     require(rises(steps.schedule_seq, np.greater), file, "schedule_seq should increase")
     require(steps.output_seq > steps.schedule_seq, file, "output_seq should come after schedule_seq")
     require(rises(steps.output_seq, np.greater), file, "output_seq should increase")
-    timed = is_time(steps.start_s) & is_time(steps.end_s) & (steps.end_s >= steps.start_s)
-    require(timed, file, "start_s and end_s should be finite times in this order")
+    require_of(
+        lambda rows: is_time(steps.start_s[rows])
+        & is_time(steps.end_s[rows])
+        & (steps.end_s[rows] >= steps.start_s[rows]),
+        steps, file, "start_s and end_s should be finite times in this order",
+    )  # fmt: skip
     require(rises(steps.start_s, least=-np.inf), file, "start_s should not decrease")
     require(steps.start_s >= 0, file, "start_s should not be negative")
     require(rises(steps.end_s), file, "end_s should not decrease")
@@ -77,31 +84,37 @@ def check_agreement(recording: Recording, folder: Path) -> None:
     requests, steps, file = recording.requests, recording.steps, folder / "steps.parquet"
     # There are fewer requests than steps to look for.
     came = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
-    arrived = np.cumsum(np.bincount(came, minlength=len(steps) + 1))[:-1]
-    there = steps.running.astype(np.int64) + steps.waiting <= arrived
-    require(there, file, "running and waiting should not be more than have arrived")
-    preempted = np.cumsum(steps.preempted, dtype=np.int64) <= int(requests.preemptions.sum(dtype=np.int64))
-    require(preempted, file, "preempted should add up to the preemptions of requests.parquet")
+    arrived = np.bincount(came, minlength=len(steps) + 1)
+    np.cumsum(arrived, out=arrived)
+    require_of(
+        lambda rows: np.add(steps.running[rows], steps.waiting[rows], dtype=np.int64) <= arrived[rows],
+        steps, file, "running and waiting should not be more than have arrived",
+    )  # fmt: skip
+    rows = np.flatnonzero(steps.preempted)
+    preempted = np.cumsum(steps.preempted[rows], dtype=np.int64) <= int(requests.preemptions.sum(dtype=np.int64))
+    require(preempted, file, "preempted should add up to the preemptions of requests.parquet", rows)
     lost = requests.preemptions.cumsum(dtype=np.int64) <= int(steps.preempted.sum(dtype=np.int64))
     require(lost, folder / "requests.parquet", "preemptions should add up to preempted of steps.parquet")
 
 
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
     schedule, steps = recording.schedule, recording.steps
-    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int64))
+    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32))
     require(scheduled == steps.num_scheduled, file, "num_scheduled should be what schedule.parquet has for the step")
     tokens = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64))
-    said = steps.prefill_tokens.astype(np.int64) + steps.decode_tokens
     rule = "prefill_tokens and decode_tokens should add up to the tokens of schedule.parquet"
-    require(tokens == said, file, rule)
+    require_of(
+        lambda rows: tokens[rows] == np.add(steps.prefill_tokens[rows], steps.decode_tokens[rows], dtype=np.int64),
+        steps, file, rule,
+    )  # fmt: skip
 
 
 def _per_step(schedule: Schedule, num_steps: int, amount: np.ndarray) -> np.ndarray:
     """`amount` of the rows of the schedule, added up for each step."""
-    change = np.zeros(num_steps + 1, np.int64)
+    change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
     np.add.at(change, schedule.step.astype(np.int64) + schedule.repeats, -amount)
-    return change.cumsum()[:-1]
+    return np.cumsum(change, dtype=change.dtype, out=change)[:-1]
 
 
 def _check_rows_of_requests(recording: Recording, file: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.errors import RecordingError, shortened
 from kvsim.recording.model import Recording
-from kvsim.recording.rules import require
+from kvsim.recording.rules import require_of
+from kvsim.recording.tables import IntArray
 
 
 def check_settings(recording: Recording, folder: Path) -> None:
@@ -22,16 +24,29 @@ def check_settings(recording: Recording, folder: Path) -> None:
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
         return
     steps = recording.steps
-    tokens = steps.prefill_tokens.astype(np.int64) + steps.decode_tokens
-    for name, amount, what in (
-        ("max_num_seqs", steps.running, "running"),
-        ("max_num_batched_tokens", tokens, "prefill_tokens and decode_tokens together"),
-    ):
+    amounts: tuple[tuple[str, tuple[IntArray, ...], str], ...] = (
+        ("max_num_seqs", (steps.running,), "running"),
+        (
+            "max_num_batched_tokens",
+            (steps.prefill_tokens, steps.decode_tokens),
+            "prefill_tokens and decode_tokens together",
+        ),
+    )
+    for name, columns, what in amounts:
         for part, settings in (("policy", recording.meta.policy), ("engine", recording.meta.engine)):
             most = settings.get(name)
             if isinstance(most, int):
                 rule = f"{what} should not be more than {part}.{name} of meta.json, which is {most}"
-                require(amount <= most, folder / "steps.parquet", rule)
+                holds = partial(_add_up_to, columns, most)
+                require_of(holds, steps, folder / "steps.parquet", rule)
+
+
+def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
+    """Where the `rows` of columns are not more than `most` together."""
+    total = np.zeros(rows.stop - rows.start, np.int64)
+    for column in columns:
+        total += column[rows]
+    return total <= most
 
 
 def _check_unit(recording: Recording, file: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.recording.tables import IntArray
+from kvsim.recording.tables import IntArray, Table
 from kvsim.workload import LONGEST_S
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows of a long table that are looked at together: what is computed of them stays in a processor's cache."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
@@ -20,6 +24,24 @@ def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = 
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
         raise RecordingError(f"{file}, row {int(row)}: {rule}.")
+
+
+def require_of(holds: Callable[[slice], np.ndarray], table: Table, file: Path, rule: str) -> None:
+    """Raise as `require` does, for a rule that takes more memory than the column: it is asked of some rows at a time.
+
+    Raises:
+        RecordingError: naming `file` and the first row of which `holds` is not true.
+    """
+    for rows in in_parts(len(table)):
+        found = holds(rows)
+        if not found.all():
+            raise RecordingError(f"{file}, row {rows.start + int(np.argmin(found))}: {rule}.")
+
+
+def in_parts(num_rows: int) -> Iterator[slice]:
+    """The rows of a long table, some at a time."""
+    for begin in range(0, num_rows, ROWS_AT_ONCE):
+        yield slice(begin, min(begin + ROWS_AT_ONCE, num_rows))
 
 
 def is_time(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,189 @@
+"""What must hold for the block tables of a pool without several KV-cache groups, row after row of `memory.parquet`.
+
+Rows are looked at some thousands at a time, and in each part by request: to put all rows of a long recording in the
+order of their requests costs more than everything else that is checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import RecordingError
+from kvsim.recording.model import Recording
+from kvsim.recording.order import is_new, stable_order
+from kvsim.recording.rules import in_parts, require_of
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, Steps
+
+_NO_ROW = -1
+_OF_TABLES = (
+    "position should be where the request's table ends",
+    "the request gives back a table that it does not have",
+    "length should be that of the table that is given back",
+)
+_OF_GROWTH = "the request's table still grows by an earlier row"
+_CHANGE = np.zeros(len(MemoryKind), np.int8)
+"""Units that a request holds more or less, by the kind of the row."""
+_CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
+
+
+def check_block_tables(recording: Recording, folder: Path) -> None:
+    """Check that each request's table grows at its end, is given back only if there is one, and holds whatever is
+    computed.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    memory, schedule, file = recording.memory, recording.schedule, folder / "memory.parquet"
+    repeats = schedule.repeats
+    last_step = schedule.step + repeats - 1
+    tables = _Tables(recording, recording.steps.schedule_seq[last_step])
+    for rows in in_parts(len(memory)):
+        tables.follow(rows)
+    for rule in _OF_TABLES:
+        tables.require(rule, file)
+    _check_free_units(recording, folder / "steps.parquet")
+    tables.require(_OF_GROWTH, file)
+
+    asked = memory.length if memory.requested is None else memory.requested
+
+    def has_room(rows: slice) -> np.ndarray:
+        row = tables.newest_row[rows]
+        held = memory.position[row].astype(np.int64)
+        held += asked[row] * _repeat(memory, row)
+        held[(row == _NO_ROW) | (memory.kind[row] == MemoryKind.RELEASE)] = 0
+        if memory.repeat is not None:  # so far
+            left = np.maximum(memory.step[row] + memory.repeat[row] - 1 - last_step[rows], 0)
+            held -= np.minimum(left * memory.length[row].astype(np.int64), held)
+        computed = schedule.computed_before[rows] + schedule.tokens[rows].astype(np.int64) * repeats[rows]
+        found: np.ndarray = computed <= held * recording.meta.pool.unit_tokens
+        return found
+
+    require_of(has_room, schedule, folder / "schedule.parquet", "more is computed than the request holds memory for")
+
+
+class _Tables:
+    """The tables as they are behind the rows that were followed so far, and the first row that breaks each rule."""
+
+    def __init__(self, recording: Recording, moments: IntArray) -> None:
+        """`moments` says, for each row of the schedule, at which `seq` its table is asked for."""
+        self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
+        num_requests = len(recording.requests)
+        self._held = np.zeros(num_requests, np.int64)
+        """Units of each request's table."""
+        self._grows_upto = np.full(num_requests, -1, np.int64)
+        """The `seq` up to which each request's table grows by its newest row."""
+        self._newest = np.full(num_requests, _NO_ROW, np.int32)
+        """The newest row of each request."""
+        self._broken_by: dict[str, int] = {}
+        self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
+        """For each row of the schedule, the newest row of its request at its moment; -1 where there is none."""
+        self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
+        """The newest row of any request at that moment."""
+        self._in_order = np.argsort(self._upto, kind="stable")
+
+    def follow(self, part: slice) -> None:
+        """Go on to the end of `part`, the rows behind those that were followed so far."""
+        memory = self._memory
+        rows = np.flatnonzero(memory.kind[part] != MemoryKind.EVICT).astype(np.int32) + np.int32(part.start)
+        rows = rows[stable_order(memory.request[rows], len(self._held))]
+        request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
+        position, length = memory.position[rows], memory.length[rows].astype(np.int64)
+        of_request = _ByRequest.of(request)
+        before = of_request.before(np.where(released, 0, position + length * _repeat(memory, rows)), self._held)
+        self._note(_OF_TABLES[0], released | (position == before), rows)
+        self._note(_OF_TABLES[1], ~released | (before > 0), rows)
+        self._note(_OF_TABLES[2], ~released | (length == before), rows)
+        if memory.repeat is not None:
+            upto = np.full(len(rows), -1, np.int64)
+            grows = np.flatnonzero(memory.repeat[rows] > 1)
+            last_step = memory.step[rows[grows]] + memory.repeat[rows[grows]] - 1
+            upto[grows] = self._steps.schedule_seq[last_step]
+            self._note(_OF_GROWTH, memory.seq[rows] > of_request.before(upto, self._grows_upto), rows)
+        self._answer(part, rows, request)
+        self._newest[request[of_request.is_last]] = rows[of_request.is_last]
+
+    def require(self, rule: str, file: Path) -> None:
+        """Raise where a row breaks `rule`."""
+        if rule in self._broken_by:
+            raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
+
+    def _note(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
+        if rule not in self._broken_by and not holds.all():
+            self._broken_by[rule] = int(rows[~holds].min())
+
+    def _answer(self, part: slice, rows: IntArray, request: IntArray) -> None:
+        """Say which row is the newest for what the schedule asks about the moments between those of `part`."""
+        begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
+        asked = self._in_order[begin:end]
+        whose = self._schedule.request[asked]
+        key = request.astype(np.int64) * len(self._memory) + rows
+        at = np.searchsorted(key, whose.astype(np.int64) * len(self._memory) + self._upto[asked], side="right") - 1
+        newest = self._newest[whose]
+        here = np.flatnonzero(at >= 0)
+        here = here[request[at[here]] == whose[here]]
+        newest[here] = rows[at[here]]
+        self.newest_row[asked] = newest
+
+
+class _ByRequest(NamedTuple):
+    """Some rows in the order of their requests, and for each request in their own."""
+
+    request: IntArray
+    is_first: npt.NDArray[np.bool_]
+    is_last: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, request: IntArray) -> _ByRequest:
+        is_first = is_new(request)
+        return cls(request, is_first, np.append(is_first, True)[1:])
+
+    def before(self, values: IntArray, newest: IntArray) -> IntArray:
+        """The value of the row before each, of the same request; `newest` has those of all rows before, by request,
+        and follows.
+        """
+        found = np.empty_like(newest, shape=len(values))
+        found[1:] = values[:-1]
+        found[self.is_first] = newest[self.request[self.is_first]]
+        newest[self.request[self.is_last]] = values[self.is_last]
+        return found
+
+
+def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
+    return 1 if memory.repeat is None else memory.repeat[rows].astype(np.int64)
+
+
+def _check_free_units(recording: Recording, file: Path) -> None:
+    """Where no unit is shared and no row grows, `free_units` follow from the changes of ownership."""
+    memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
+    grows = memory.repeat is not None and (memory.repeat > 1).any()
+    if num_units is None or grows or (memory.kind == MemoryKind.SHARE).any():
+        return
+    held = np.zeros(len(steps) + 1, np.int64)
+    for rows in in_parts(len(memory)):
+        shown = _shown_in(memory, steps, rows)
+        first = int(shown.min())
+        change = np.bincount(shown - first, weights=memory.length[rows] * _CHANGE.take(memory.kind[rows]))
+        held[first : first + len(change)] += change.astype(np.int64)
+    np.cumsum(held, out=held)
+    require_of(lambda rows: held[rows] <= num_units, steps, file, f"more units are held than the pool's {num_units}")
+    require_of(
+        lambda rows: (steps.free_units[rows] == -1) | (steps.free_units[rows] == num_units - held[rows]),
+        steps, file, "free_units should be what memory.parquet leaves of the pool",
+    )  # fmt: skip
+
+
+def _shown_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
+    """The first step that is scheduled when each of `rows` has happened; the number of steps where none is.
+
+    It is the row's own, but for what is given back behind it.
+    """
+    shown = memory.step[rows].copy()
+    back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))
+    seq = memory.seq[rows][back]
+    later = seq > steps.schedule_seq[shown[back]]
+    shown[back[later]] = np.searchsorted(steps.schedule_seq, seq[later])
+    return shown
