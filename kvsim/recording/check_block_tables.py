@@ -80,7 +80,7 @@ class _Tables:
         """The newest row of each request."""
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """For each row of the schedule, the newest row of its request at its moment; -1 where there is none."""
+        """The newest row of the request of each row of the schedule, at its moment; -1 where there is none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
         """The newest row of any request at that moment."""
         self._in_order = np.argsort(self._upto, kind="stable")
