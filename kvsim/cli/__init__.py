@@ -116,6 +116,9 @@ def main() -> None:
     # a short command, while they are made and again when the interpreter takes them down.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
+    # NumPy's library of linear algebra starts a thread for each further core, which spins for a while in case there is
+    # work: an eighth of a short command, on two cores. Nothing here multiplies matrices that are worth a second thread.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli(standalone_mode=False, prog_name="kvsim")
     except click.ClickException as error:
