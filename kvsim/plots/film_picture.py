@@ -20,7 +20,6 @@ from kvsim.files.overwriting import mark
 from kvsim.memory.waste import SlotState
 from kvsim.plots.memory_map import colors_of
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
-from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import os
@@ -202,8 +201,7 @@ class _Layout:
     def _draw_reel(
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
-        owners = reel.owners[frame] if reel.by_owner else np.full_like(reel.owners[frame], NO_OWNER)
-        colors = colors_of(reel.states[frame], owners)
+        colors = colors_of(reel.states[frame], reel.owners[frame] if reel.by_owner else None)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
         pen.text((x, 60), self._cut(reel.about, self._small), MUTED, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.colors import ListedColormap, NoNorm
 
 from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 MAX_COLUMNS, MAX_ROWS = 1500, 800
+
+
+def _colors() -> npt.NDArray[np.uint8]:
+    table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
+    table[:] = np.array([channels_of(STATE_COLORS[state]) for state in SlotState], np.uint8)[:, None]
+    for state, of_owners in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
+        table[state, 1:] = [channels_of(color) for color in of_owners]
+    return table.reshape(-1, 3)
+
+
+COLORS = _colors()
+"""Colours of units: for each state that of all such units, then those of units that some request holds, by its hue."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples fill [0, 1) evenly and follow no period, so that no pattern of the pool is mistaken for another."""
 
@@ -47,12 +60,14 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
     shares = waste_shares(waste_of(recording)).pool_percent
-    colors = colors_of(states, owners if by_owner else np.full_like(owners, NO_OWNER))
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.68)
         axes = picture.subplots()
         axes.imshow(
-            colors,
+            codes_of(states, owners if by_owner else None),
+            cmap=ListedColormap(COLORS / 255),
+            norm=NoNorm(),
+            interpolation_stage="data",  # of colours, matplotlib makes four large numbers for each pixel
             origin="lower",
             aspect="auto",
             interpolation="nearest",
@@ -70,13 +85,18 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     return picture
 
 
-def colors_of(states: npt.NDArray[np.uint8], owners: IntArray) -> npt.NDArray[np.uint8]:
-    """The colour of each unit by its state, and of what a request holds by the request: uint8[..., 3]."""
-    table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
-    table[:] = np.array([channels_of(STATE_COLORS[state]) for state in SlotState], np.uint8)[:, None]
-    for state, of_owners in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
-        table[state, 1:] = [channels_of(color) for color in of_owners]
-    return table[states, np.where(owners == NO_OWNER, 0, 1 + owners % NUM_HUES)]
+def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
+    """The row of `COLORS` for each unit by its state, and of what a request holds by the request, if it is told."""
+    first = states * np.uint8(1 + NUM_HUES)
+    if owners is None:
+        return first
+    hues = np.where(owners == NO_OWNER, 0, 1 + owners % NUM_HUES)
+    return first + hues.astype(np.uint8)
+
+
+def colors_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
+    """The colour of each unit by its state, and of what a request holds by the request, if told: uint8[..., 3]."""
+    return COLORS[codes_of(states, owners)]
 
 
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:

@@ -301,11 +301,12 @@ class Picture(Figure):
         A PNG is written here. It has no transparent places; to matplotlib it might, which takes twice as long.
         """
         with style(self.purpose):  # ticks and hashes are made while drawing
-            self.settle()
             if kind != "png":
+                self.settle()
                 self.savefig(file, format=kind, metadata=metadata)
                 return
-            canvas: Any = FigureCanvasAgg(self)
+            canvas: Any = FigureCanvasAgg(self)  # measures texts once, for the layout and to draw them
+            self.settle()
             canvas.draw()
         text = PngInfo()
         for name, value in metadata.items():

@@ -186,7 +186,8 @@ def test_a_big_pool_is_mapped_in_few_pixels_of_about_the_right_shares(
 def test_a_map_is_drawn_in_the_hues_of_owners_and_the_colours_of_other_states(by_hand: Recording) -> None:
     picture = memory_map(by_hand)
     image = picture.axes[0].images[0]
-    colours = {tuple(pixel) for pixel in np.asarray(image.get_array()).reshape(-1, 3).tolist()}
+    drawn = image.to_rgba(np.asarray(image.get_array()), bytes=True, norm=False)[..., :3]
+    colours = {tuple(pixel) for pixel in drawn.reshape(-1, 3).tolist()}
     named = {text.get_text() for text in picture.legends[0].get_texts()}
     of_states = {channels_of(STATE_COLORS[state]) for state, label in STATE_LABELS.items() if label in named}
     of_owners = {channels_of(colour) for colour in (*OWNER_COLORS, *OWNER_TINTS)}
