@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from kvsim.simulation import simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.playback.session import Session
 from kvsim.workload import Ragged, Workload
+
+from .idle import TICK_S, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +38,14 @@ def _same_terminal_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
+
+
+@pytest.fixture(autouse=True)
+def _no_longer_than_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = waiting(set(threading.enumerate()))
+    monkeypatch.setattr("textual.app.wait_for_idle", wait)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", wait)
+    monkeypatch.setattr("textual.screen.UPDATE_PERIOD", TICK_S)
 
 
 @pytest.fixture(scope="session")
