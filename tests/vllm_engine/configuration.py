@@ -40,8 +40,10 @@ _LONGEST_MODEL = 131_072
 _DTYPE = torch.bfloat16
 _STATE_PAGE = 4096
 _RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+ARCHITECTURES = _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
+"""What kinds of models there are here, in the names that vLLM has for them."""
 _CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
+    "architectures": [_PLAIN],
     "model_type": "llama",
     "vocab_size": 32_000,
     "hidden_size": 64,
@@ -53,7 +55,7 @@ _CONFIG = {
     "torch_dtype": "bfloat16",
 }
 _LATENTS = _CONFIG | {
-    "architectures": ["DeepseekV2ForCausalLM"],
+    "architectures": [_COMPRESSED],
     "model_type": "deepseek_v2",
     "kv_lora_rank": 48,
     "qk_rope_head_dim": 16,

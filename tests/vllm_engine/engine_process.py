@@ -40,7 +40,11 @@ def main() -> None:
     import vllm.v1.engine.core  # noqa: F401
 
     from . import fake_model  # noqa: F401
+    from .configuration import ARCHITECTURES
+    from .decoder import stand_in_for
 
+    for architecture in ARCHITECTURES:
+        stand_in_for(architecture)
     gc.enable()
     with tempfile.TemporaryDirectory() as scratch:
 
