@@ -1,4 +1,4 @@
-"""Calls in batches: a cluster takes about ten milliseconds to hand one over, which is as long as a short simulation."""
+"""Calls in batches: to hand one over takes milliseconds, on a cluster ten, which is as long as a short simulation."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from kvsim.errors import WorkerDiedError
+from kvsim.experiments.batches import Batches, make_batch
 
 Result = TypeVar("Result")
 
@@ -47,24 +48,15 @@ class LokyWorkers:
         at_a_time = max(1, min(effective_n_jobs(self._num_jobs), len(tasks)))
         # With one job, joblib would compute in this process, and die with it: one of two workers gets it.
         num_workers, num_sent = (2, 1) if at_a_time == 1 else (at_a_time, "n_jobs")
-        parallel = Parallel(n_jobs=num_workers, return_as="generator_unordered", pre_dispatch=num_sent)
-        under_way = set[str]()
-
-        def calls() -> Iterator[Any]:
-            for key, arguments in tasks.items():
-                under_way.add(key)
-                yield delayed(_keyed)(call, key, *arguments)
-
+        parallel = Parallel(n_jobs=num_workers, return_as="generator_unordered", pre_dispatch=num_sent, batch_size=1)
+        batches = Batches(tasks, at_a_time)
+        calls = (delayed(make_batch)(call, common, own) for common, own in batches.take(len(tasks)))
         try:
-            for key, result in parallel(calls()):
-                under_way.discard(key)
-                yield key, result
+            for made, took_s in parallel(calls):
+                batches.came_back(made, took_s)
+                yield from made
         except TerminatedWorkerError as error:
-            raise WorkerDiedError(under_way) from error
-
-
-def _keyed(call: Callable[[Any, Any], Result], key: str, common: Any, own: Any) -> tuple[str, Result]:
-    return key, call(common, own)
+            raise WorkerDiedError(batches.under_way) from error
 
 
 def _begin(parent: int) -> None:

@@ -25,7 +25,7 @@ from kvsim.display.text import in_full
 from kvsim.errors import KvsimError, UsageError, WorkerDiedError
 from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
-from kvsim.files.atomic import whole_file
+from kvsim.files.atomic import unwritable, whole_file
 from kvsim.files.overwriting import MARK_KEY, mark
 from kvsim.files.scratch import alone_in
 from kvsim.memory.waste import SlotState
@@ -164,8 +164,7 @@ def _sweep(
     def keep(key: str, row: Row) -> None:
         rows[key] = row
         outcome.num_done += 1
-        with whole_file(parts / f"{key}.json") as scratch:
-            scratch.write_text(json.dumps(row), encoding="utf-8")
+        _keep(row, parts / f"{key}.json")
         if progress is not None:
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
@@ -248,6 +247,16 @@ def _figures(measured: Measured) -> Row:
     return summary.as_row() | figures
 
 
+def _keep(row: Row, file: Path) -> None:
+    """Write `row` as `file`, which appears when it is whole. Nobody else writes to its folder while the sweep runs."""
+    half = file.with_name("half")
+    try:
+        half.write_text(json.dumps(row), encoding="utf-8")
+        half.replace(file)
+    except OSError as error:
+        raise unwritable(file, error.strerror or str(error)) from error
+
+
 def _rows_of_parts(parts: Path) -> dict[str, Row]:
     rows = {}
     for file in sorted(parts.glob("*.json")):
@@ -285,11 +294,13 @@ def _write(rows: Mapping[str, Row], file: Path) -> None:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    from kvsim.files.arrow_columns import from_values  # noqa: PLC0415
+
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    columns = {name: [row.get(name) for row in rows.values()] for name in names}
+    columns = {"point": list(rows)} | {name: [row.get(name) for row in rows.values()] for name in names}
     with whole_file(file) as scratch:
         try:
-            contents = pa.table({"point": list(rows), **columns})
+            contents = pa.table({name: from_values(values) for name, values in columns.items()})
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise UsageError(
                 f"the rows that {file} has do not go with those of this sweep: a column would have two types; "

@@ -89,12 +89,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def _array(values: Any, *, as_text: bool) -> pa.Array:
     import pyarrow as pa  # noqa: PLC0415
 
-    if as_text and not isinstance(values, Ragged) and values.dtype.kind == "U":
-        return pa.array(
-            [f"'{value}" if value.startswith(_FORMULA) else value for value in values.tolist()], pa.string()
-        )
-    if not isinstance(values, Ragged):
-        # An unknown time is an empty cell, not the word nan.
-        return pa.array(values, from_pandas=True)
-    rows = [values[row].tolist() for row in range(len(values))]
-    return pa.array([" ".join(map(str, row)) for row in rows]) if as_text else pa.array(rows, pa.list_(pa.int64()))
+    from kvsim.files.arrow_columns import from_numpy, from_texts  # noqa: PLC0415
+
+    if isinstance(values, Ragged):
+        if as_text:
+            return from_texts([" ".join(map(str, values[row].tolist())) for row in range(len(values))])
+        return pa.ListArray.from_arrays(from_numpy(values.offsets, pa.int32()), from_numpy(values.values, pa.int64()))
+    if values.dtype.kind == "U":
+        texts = values.tolist()
+        return from_texts([f"'{text}" if text.startswith(_FORMULA) else text for text in texts] if as_text else texts)
+    # An unknown time is an empty cell, not the word nan.
+    return from_numpy(values, pa.from_numpy_dtype(values.dtype), nan_is_missing=True)

@@ -1,10 +1,11 @@
-"""Columns of numbers between numpy and pyarrow, without a copy and without pandas.
+"""Columns between numpy, Python and pyarrow, without pandas, and those of numbers without a copy.
 
 pyarrow's own conversions import pandas wherever it is installed, which takes half a second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,56 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Numbers as an array of `kind`, one of pyarrow's whole or floating-point types; NaN stays NaN."""
+def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
+    """Numbers as an array of `kind`, one of pyarrow's whole or floating-point types; NaN stays NaN, or is missing."""
     values = np.ascontiguousarray(values, kind.to_pandas_dtype())
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    unknown = np.isnan(values) if nan_is_missing and values.dtype.kind == "f" else np.zeros(0, bool)
+    present = _bits(~unknown) if unknown.any() else None
+    return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(values)])
+
+
+def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
+    """Values of one type as an array of it; None is a missing one. Of whole and other numbers, all are the latter.
+
+    Raises:
+        TypeError: they are of several types, or of another one. OverflowError: one does not fit into 64 bits.
+    """
+    there = [value for value in values if value is not None]
+    kinds = {_kind_of(value) for value in there}
+    present = None if len(there) == len(values) else _bits([value is not None for value in values])
+    if not kinds:
+        return pa.Array.from_buffers(pa.null(), len(values), [None])
+    if kinds == {str}:
+        return from_texts(["" if value is None else str(value) for value in values], present)
+    if kinds == {bool}:
+        return pa.Array.from_buffers(pa.bool_(), len(values), [present, _bits([bool(value) for value in values])])
+    if not kinds <= {int, float}:
+        raise TypeError(f"a column of {' and '.join(sorted(kind.__name__ for kind in kinds))}")
+    kind = pa.float64() if float in kinds else pa.int64()
+    numbers: npt.NDArray[Any] = np.array([0 if value is None else value for value in values], kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(numbers)])
+
+
+def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
+    """Texts as an array of them; with `present`, a bit for each, those whose bit is 0 are missing.
+
+    Raises:
+        OverflowError: they have more than two billion bytes together.
+    """
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise OverflowError("texts of more than two billion bytes in a column")
+    parts = [present, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), parts)
+
+
+def _kind_of(value: object) -> type:
+    return next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), type(value))
+
+
+def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.asarray(flags, bool), bitorder="little"))
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -40,7 +40,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    from kvsim.files.arrow_columns import from_numpy  # noqa: PLC0415
+    from kvsim.files.arrow_columns import from_numpy, from_texts  # noqa: PLC0415
 
     columns: dict[str, pa.Array] = {"arrival_s": from_numpy(workload.arrival_s, pa.float64())}
     columns |= {name: from_numpy(getattr(workload, name), pa.int32()) for name in _SCALARS}
@@ -48,7 +48,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
     if not (isinstance(workload.ids, Numbered) and repr(workload.ids) == repr(Numbered("r", range(len(workload))))):
-        columns["id"] = pa.array(list(workload.ids), pa.string())
+        columns["id"] = from_texts(list(workload.ids))
     about = {
         "format": FORMAT,
         "version": VERSION,

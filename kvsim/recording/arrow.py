@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kvsim.files.arrow_columns import from_numpy
+from kvsim.files.arrow_columns import from_numpy, from_texts
 from kvsim.workload import Ragged
 
 
@@ -46,10 +46,10 @@ def to_arrow(table: Columns) -> pa.Table:
                 from_numpy(value.offsets, pa.int32()), from_numpy(value.values, pa.int64())
             )
         elif spec.names is not None:
-            words = [member.name.lower() for member in spec.names]
+            words = from_texts([member.name.lower() for member in spec.names])
             arrays[name] = pa.DictionaryArray.from_arrays(from_numpy(value, pa.int8()), words).cast(pa.string())
         elif spec.dtype == "str":
-            arrays[name] = pa.array(value.tolist(), pa.string())
+            arrays[name] = from_texts(value.tolist())
         else:
             arrays[name] = from_numpy(value, pa.type_for_alias(spec.dtype))
     return pa.table(arrays)
