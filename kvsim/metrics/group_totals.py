@@ -77,7 +77,7 @@ def totals_of(replay: Replay) -> GroupTotals:
 def _end_of_tables(replay: Replay) -> Numbers:
     """For each run, the frame at which its request gives everything back."""
     held = replay.ledger.tables.residencies
-    length = np.diff(held.first_run, append=len(replay.ledger.tables.request))
+    length = np.diff(held.first_run, append=len(replay.ledger.tables.birth_row))
     return np.repeat(frames_of(replay, held.death_seq), length)
 
 

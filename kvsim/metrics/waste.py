@@ -165,7 +165,7 @@ class _Asked:
         """Add up what the runs of units add to their tables, some at a time: a long recording has tens of millions."""
         total = np.zeros((len(fields(cls)), replay.num_frames), np.int64)
         first = replay.ledger.tables.together()
-        behind = np.append(first[1:], len(replay.ledger.tables.request))
+        behind = np.append(first[1:], len(replay.ledger.tables.birth_row))
         for begin in range(0, len(first), _RUNS_AT_ONCE):
             some = slice(begin, begin + _RUNS_AT_ONCE)
             total += cls._of_runs(replay, first[some], behind[some])
@@ -175,19 +175,21 @@ class _Asked:
     def _of_runs(replay: Replay, first: IntArray, behind: IntArray) -> npt.NDArray[np.int64]:
         """What the runs [first, behind) of each table add, which came and went together."""
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
-        request, repeat = tables.request[first], tables.repeat[first]
-        units = np.add.reduceat(tables.length[first[0] : behind[-1]], first - first[0], dtype=np.int64)
+        runs = tables.at(first)
+        request, repeat = runs.request, runs.repeat
+        units = np.add.reduceat(tables.at(slice(first[0], behind[-1])).length, first - first[0], dtype=np.int64)
         length = units * unit_tokens
 
-        def end(runs: IntArray) -> npt.NDArray[np.int64]:
-            """Place behind what was asked for up to each run."""
-            return (tables.position[runs].astype(np.int64) + tables.requested[runs]) * unit_tokens
+        def end(of: IntArray) -> npt.NDArray[np.int64]:
+            """Place behind what was asked for up to each of some runs."""
+            upto = tables.at(of)
+            return (upto.position.astype(np.int64) + upto.requested) * unit_tokens
 
         # They hold what was asked for in [low, high); low is where the run before them in their table ends.
         high = end(behind - 1)
-        low = np.where(tables.position[first] == 0, 0, end(np.maximum(first - 1, 0)))
+        low = np.where(runs.position == 0, 0, end(np.maximum(first - 1, 0)))
         full, pad = replay.full[request], replay.pad[request]
-        born, dead = frames_of(replay, tables.birth_seq[first]), frames_of(replay, tables.death_seq[first])
+        born, dead = frames_of(replay, runs.birth_seq), frames_of(replay, runs.death_seq)
         growing = np.flatnonzero(repeat > 1)
         step_slots = length[growing] // repeat[growing]
 
@@ -231,8 +233,9 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
     held, cached = held * unit_slots, cached * unit_slots
     growing = np.flatnonzero(tables.repeat > 1)
     if len(growing):  # the operation that takes a growing run takes what it has in its first step
-        repeat, born = tables.repeat[growing], frames_of(replay, tables.birth_seq[growing])
-        step_slots = tables.length[growing].astype(np.int64) // repeat * unit_slots
+        runs = tables.at(growing)
+        repeat, born = runs.repeat, frames_of(replay, runs.birth_seq)
+        step_slots = runs.length.astype(np.int64) // repeat * unit_slots
         held += ramp(replay.num_frames, born + 1, step_slots, step_slots * (repeat - 1))
     return held, cached
 

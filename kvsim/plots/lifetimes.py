@@ -78,10 +78,11 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     def when(of: IntArray) -> FloatArray:
         return time_s[np.clip(np.searchsorted(seq, of, side="right") - 1, 0, len(seq) - 1)].astype(np.float64)
 
-    begin_s, grown = when(tables.birth_seq[rows]), np.flatnonzero(steps_later)
-    born = np.searchsorted(replay.frame_seq, tables.birth_seq[rows[grown]]) + steps_later[grown]
+    runs = tables.at(rows)
+    begin_s, grown = when(runs.birth_seq), np.flatnonzero(steps_later)
+    born = np.searchsorted(replay.frame_seq, runs.birth_seq[grown]) + steps_later[grown]
     begin_s[grown] = steps.start_s[np.minimum(born, len(steps) - 1)]
-    held_s = when(tables.death_seq[rows]) - begin_s
+    held_s = when(runs.death_seq) - begin_s
     return Lifetimes(held_s=np.maximum(held_s, 0.0), num_units=num_units, units_by_uses=_units_by_uses(replay))
 
 
@@ -92,7 +93,7 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
     if not (tables.repeat > 1).any():
         rows = tables.together()
         num_units = np.add.reduceat(tables.length, rows, dtype=np.int64) if len(rows) else rows
-        gone = tables.death_seq[rows] <= end_seq
+        gone = tables.at(rows).death_seq <= end_seq
         return rows[gone], np.zeros(int(gone.sum()), np.int32), num_units[gone]
     rows = np.flatnonzero(tables.death_seq <= end_seq)
     repeat, length = tables.repeat[rows], tables.length[rows]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, stable_order
-from kvsim.recording.rules import in_parts, require_of
+from kvsim.recording.order import in_parts, is_new, stable_order
+from kvsim.recording.rules import require_of
 from kvsim.recording.tables import IntArray, Memory, MemoryKind, Steps
 
 _NO_ROW = -1

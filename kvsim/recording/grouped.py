@@ -32,42 +32,36 @@ class Operations:
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
     """The runs of all tables, each of one unit, and everything that happens to them."""
     ends = _Ends.of(memory)
-    run_row, offset = _units(memory, (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE))
+    placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
+    run_row, offset = _units(memory, placed)
     request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
     position, address = memory.position[run_row] + offset, memory.address[run_row] + offset
     residency = ends.following(request, memory.seq[run_row])
     order = np.lexsort((position, run_row, group, residency, request))
-    request, group, position, address, run_row, residency = (
-        column[order] for column in (request, group, position, address, run_row, residency)
-    )
+    request, group, residency, run_row = request[order], group[order], residency[order], run_row[order]
+    address, offset = address[order], offset[order]
     death_row = ends.rows(request, residency, group, len(memory))
     let_go = _let_go(memory, request, group, address, run_row)
     death_row = np.minimum(death_row, let_go)
     seq = and_never(memory.seq)
     begins = is_new(request) | is_new(residency)
-    table_begins = begins | is_new(group)
-    one = np.broadcast_to(np.int32(1), len(request))
     first_run = np.flatnonzero(begins)
     end_seq = np.append(ends.seq, seq[-1])
     is_ended = ends.is_of(request[first_run], residency[first_run])
+    first_birth = np.minimum.reduceat(run_row, first_run) if len(first_run) else run_row
     tables = Holdings(
-        request=request.astype(np.int32),
-        group=group.astype(np.int32),
-        table=np.cumsum(table_begins) - 1,
-        position=position.astype(np.int32),
-        address=address.astype(np.int32),
-        length=one,
-        requested=one,
-        repeat=one,
+        memory,
+        seq,
         birth_row=run_row.astype(np.int32),
-        birth_seq=seq[run_row],
-        death_seq=seq[death_row],
+        death_row=death_row.astype(np.int32),
+        offset=offset,
         first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+        first_of_table=np.flatnonzero(begins | is_new(group)),
         residencies=Residencies(
             request=request[first_run].astype(np.int32),
             first_run=first_run,
-            birth_row=np.minimum.reduceat(run_row, first_run) if len(first_run) else run_row,
-            birth_seq=seq[np.minimum.reduceat(run_row, first_run)] if len(first_run) else seq[:0],
+            birth_row=first_birth,
+            birth_seq=seq[first_birth],
             death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_run], len(ends.seq))], seq[-1]),
         ),
     )

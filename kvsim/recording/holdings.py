@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import is_new, stable_order
+from kvsim.recording.order import in_parts, is_new, stable_order
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
@@ -23,35 +24,113 @@ class Residencies:
     death_seq: IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holdings:
-    """Every run of units that a request ever held, sorted by request, then by time.
+class Runs:
+    """Runs of units that requests held: who, where, and from when to when.
 
-    A long recording has tens of millions, so the columns are as narrow as they can be.
+    A long recording has tens of millions, so a column is gathered when it is first asked for. It is as narrow as it can
+    be.
     """
 
-    request: IntArray
-    group: IntArray
-    """The KV-cache group of the table that the run stands in."""
-    table: IntArray
-    """The number of that table: one for each residency and group, in order."""
-    position: IntArray
-    """Position of the run in its table, in units."""
-    address: IntArray
-    length: IntArray
-    """Units in the end, when the run has stopped growing."""
-    requested: IntArray
-    """Units of the run that were asked for."""
-    repeat: IntArray
-    """Steps over which the run grows, the same number of units in each; 1 for all at once."""
-    birth_row: IntArray
-    """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
-    birth_seq: IntArray
-    death_seq: IntArray
-    """Sequence number at which the run was given back; greater than any if it never was."""
-    first_row: IntArray
-    """Row at which each request begins; one more entry than there are requests."""
-    residencies: Residencies
+    def __init__(
+        self, memory: Memory, seq: IntArray, birth_row: IntArray, death_row: IntArray, offset: IntArray | None
+    ) -> None:
+        """The runs that `birth_row` gave to requests: whole rows, or, of each, the single unit at `offset`.
+
+        `death_row` is the row that takes each back, as many as there are rows where none does; `seq` is that of the
+        rows, and one more for what never happens.
+        """
+        self._memory, self._seq, self._offset = memory, seq, offset
+        self.birth_row = birth_row
+        """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
+        self.death_row = death_row
+        """The row in which the run was given back; as many as there are rows where it never was."""
+
+    def at(self, runs: IntArray | slice) -> Runs:
+        """Some of these runs."""
+        offset = None if self._offset is None else self._offset[runs]
+        return Runs(self._memory, self._seq, self.birth_row[runs], self.death_row[runs], offset)
+
+    @cached_property
+    def request(self) -> IntArray:
+        """The request that held the run."""
+        return self._memory.request.take(self.birth_row)
+
+    @cached_property
+    def group(self) -> IntArray:
+        """The KV-cache group of the table that the run stood in."""
+        group = self._memory.group
+        return np.broadcast_to(np.int32(0), len(self.birth_row)) if group is None else group.take(self.birth_row)
+
+    @cached_property
+    def position(self) -> IntArray:
+        """Position of the run in its table, in units."""
+        return self._from_offset(self._memory.position)
+
+    @cached_property
+    def address(self) -> IntArray:
+        """Address of its first unit."""
+        return self._from_offset(self._memory.address)
+
+    @cached_property
+    def length(self) -> IntArray:
+        """Units in the end, when the run has stopped growing."""
+        return self._of_rows(self._memory.length)
+
+    @cached_property
+    def requested(self) -> IntArray:
+        """Units of the run that were asked for."""
+        return self._of_rows(self._memory.length if self._memory.requested is None else self._memory.requested)
+
+    @cached_property
+    def repeat(self) -> IntArray:
+        """Steps over which the run grows, the same number of units in each; 1 for all at once."""
+        repeat = self._memory.repeat
+        if repeat is None or self._offset is not None:
+            return np.broadcast_to(np.int32(1), len(self.birth_row))
+        return repeat.take(self.birth_row)
+
+    @cached_property
+    def birth_seq(self) -> IntArray:
+        """Sequence number at which the run was handed out."""
+        return self._seq.take(self.birth_row)
+
+    @cached_property
+    def death_seq(self) -> IntArray:
+        """Sequence number at which the run was given back; greater than any if it never was."""
+        return self._seq.take(self.death_row)
+
+    def _from_offset(self, column: IntArray) -> IntArray:
+        values: IntArray = column.take(self.birth_row)
+        if self._offset is not None:
+            values += self._offset
+        return values
+
+    def _of_rows(self, column: IntArray) -> IntArray:
+        """What a column of lengths says; of single units, 1."""
+        if self._offset is not None:
+            return np.broadcast_to(np.int32(1), len(self.birth_row))
+        return column.take(self.birth_row) * self.repeat
+
+
+class Holdings(Runs):
+    """Every run of units that a request ever held, sorted by request, then by time."""
+
+    def __init__(
+        self, memory: Memory, seq: IntArray, *, birth_row: IntArray, death_row: IntArray, offset: IntArray | None,
+        first_row: IntArray, first_of_table: IntArray, residencies: Residencies,
+    ) -> None:  # fmt: skip
+        super().__init__(memory, seq, birth_row, death_row, offset)
+        self.first_row = first_row
+        """Row at which each request begins; one more entry than there are requests."""
+        self.first_of_table = first_of_table
+        """First run of each table: there is one for each residency and group, in order."""
+        self.residencies = residencies
+
+    @cached_property
+    def table(self) -> IntArray:
+        """The number of the table that each run stands in."""
+        lengths = np.diff(self.first_of_table, append=len(self.birth_row))
+        return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
         """The rows that `request` holds after everything up to `seq`."""
@@ -63,14 +142,18 @@ class Holdings:
         """The first of each sequence of runs that a table was given and that were taken from it together; a run that
         grows is one by itself.
         """
-        begins = is_new(self.request) | (self.position == 0)
-        begins |= is_new(self.birth_seq)
-        begins |= is_new(self.death_seq)
-        grows = self.repeat > 1
-        if grows.any():
+        found = list[IntArray]()
+        for part in in_parts(len(self.birth_row)):
+            before = max(part.start - 1, 0)
+            runs = self.at(slice(before, part.stop))
+            begins = is_new(runs.request) | (runs.position == 0)
+            begins |= is_new(runs.birth_seq)
+            begins |= is_new(runs.death_seq)
+            grows = runs.repeat > 1
             begins |= grows
             begins[1:] |= grows[:-1]
-        return np.flatnonzero(begins)
+            found.append(part.start + np.flatnonzero(begins[part.start - before :]))
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,54 +170,36 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     """The runs of every table, the rows that give them back, and, for each row of `memory` that hands out a run, the
     row that gives it back: as many as there are rows where none does, 0 for rows that hand out nothing.
     """
-    takes, turns = _turns(memory, num_requests)
+    birth_row, turns = _turns(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
-    death_row = turns.death_rows(len(takes), nothing=len(memory))
-    until[takes] = death_row
-    seq, length = and_never(memory.seq), memory.length[takes]
-    first_row, begin, end = turns.first_take, turns.begin, turns.end
-    # A column at a time: a long recording has tens of millions of runs.
-    birth_row: IntArray = takes
-    death_seq = seq.take(death_row)
+    death_row = turns.death_rows(len(birth_row), nothing=len(memory))
+    until[birth_row] = death_row
+    first_row, begin, end, first_of_table = turns.first_take, turns.begin, turns.end, turns.first_of_table()
+    offset: IntArray | None = None
     if unit_by_unit:
-        units_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length, dtype=np.int64)))
+        length = memory.length.take(birth_row)
+        units_before = np.zeros(len(length) + 1, np.int64)
+        np.cumsum(length, out=units_before[1:])
         first_row, begin, end = units_before[first_row], units_before[begin], units_before[end]
-        birth_row, death_seq = np.repeat(takes, length), np.repeat(death_seq, length)
-        nth = np.arange(len(birth_row), dtype=np.int32)
-        nth -= np.repeat(units_before[:-1].astype(np.int32), length)
-    position, address = memory.position.take(birth_row), memory.address.take(birth_row)
-    one: IntArray = np.broadcast_to(np.int32(1), len(birth_row))
-    requested = repeat = one
-    if unit_by_unit:
-        length = one
-        position += nth
-        address += nth
-    else:
-        repeat = one if memory.repeat is None else memory.repeat[takes]
-        requested = repeat * (length if memory.requested is None else memory.requested[takes])
-        length = length * repeat
-    request, birth_seq = memory.request.take(birth_row), seq.take(birth_row)
-    begins = position == 0
-    first_run = np.flatnonzero(begins)
+        first_of_table = units_before[first_of_table]
+        birth_row, death_row = np.repeat(birth_row, length), np.repeat(death_row, length)
+        offset = np.arange(len(birth_row), dtype=np.int32)
+        offset -= np.repeat(units_before[:-1].astype(np.int32), length)
+    seq, first = and_never(memory.seq), birth_row[first_of_table]
     tables = Holdings(
-        request=request,
-        group=np.broadcast_to(np.int32(0), len(request)),
-        table=np.cumsum(begins, dtype=np.int32) - np.int32(1),
-        position=position,
-        address=address,
-        length=length,
-        requested=requested,
-        repeat=repeat,
+        memory,
+        seq,
         birth_row=birth_row,
-        birth_seq=birth_seq,
-        death_seq=death_seq,
+        death_row=death_row,
+        offset=offset,
         first_row=first_row,
+        first_of_table=first_of_table,
         residencies=Residencies(
-            request=request[first_run],
-            first_run=first_run,
-            birth_row=birth_row[first_run],
-            birth_seq=birth_seq[first_run],
-            death_seq=death_seq[first_run],
+            request=memory.request[first],
+            first_run=first_of_table,
+            birth_row=first,
+            birth_seq=seq[first],
+            death_seq=seq[death_row[first_of_table]],
         ),
     )
     in_order = np.argsort(turns.releases)
@@ -147,6 +212,8 @@ class _Turns:
     """The rows that give tables back, by request and then in order, among those that make them longer."""
 
     releases: npt.NDArray[np.int32]
+    request: IntArray
+    """The request of each."""
     begin: npt.NDArray[np.int64]
     """First of the rows [begin, end), among those that make tables longer, that a release gives back."""
     end: npt.NDArray[np.int64]
@@ -161,6 +228,12 @@ class _Turns:
         rows[1::2] = self.releases
         return np.repeat(rows, np.diff(edges))
 
+    def first_of_table(self) -> npt.NDArray[np.int64]:
+        """The first of the rows that make each table longer: of a request, or behind what it gave back before."""
+        first, behind = self.first_take[:-1], self.first_take[1:]
+        goes_on = self.end < behind[self.request]
+        return np.unique(np.concatenate((first[first < behind], self.end[goes_on])))
+
 
 def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _Turns]:
     """The rows that make tables longer, by request and then in order, and those that give them back among them."""
@@ -172,8 +245,9 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _T
     first_take = np.searchsorted(memory.request.take(takes), np.arange(num_requests + 1, dtype=memory.request.dtype))
     # A release gives back what its request has taken since the one before.
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
-    begin = np.maximum(first_take[memory.request[releases]], before)
-    return takes, _Turns(releases=releases, begin=begin, end=end, first_take=first_take)
+    request = memory.request[releases]
+    begin = np.maximum(first_take[request], before)
+    return takes, _Turns(releases=releases, request=request, begin=begin, end=end, first_take=first_take)
 
 
 def and_never(seq: IntArray) -> IntArray:

@@ -1,14 +1,24 @@
-"""Sorting by small whole numbers, which is most of the work of opening a long recording."""
+"""Going through long columns: some rows at a time, and in the order of small whole numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.tables import IntArray
 
+ROWS_AT_ONCE = 1 << 16
+"""Rows of a long table that are looked at together: what is computed of them stays in a processor's cache."""
 _DIGIT_BITS = 16
 """numpy sorts numbers of so many bits by counting them; longer ones by comparing, many times slower."""
+
+
+def in_parts(num_rows: int) -> Iterator[slice]:
+    """The rows of a long table, some at a time."""
+    for begin in range(0, num_rows, ROWS_AT_ONCE):
+        yield slice(begin, min(begin + ROWS_AT_ONCE, num_rows))
 
 
 def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:

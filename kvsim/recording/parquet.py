@@ -226,8 +226,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
     """The rows of a column, some at a time, and all that the file speaks of."""
     convert = _lists if spec.dtype.startswith("list") else _values
     num_rows, expected = 0, parquet.metadata.num_rows
-    for batch in parquet.iter_batches(_ROWS_READ, columns=[name]):
-        data = batch.column(0)
+    for data in _chunks(parquet, name):
         if data.null_count and spec.dtype != "float64":
             row = num_rows + data.is_null().to_pylist().index(True)
             raise RecordingError(f"{file}, row {row}: {name} is empty.")
@@ -241,6 +240,15 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
             raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
     if num_rows != expected:
         raise RecordingError(f"{file} is damaged or truncated: {name} has {num_rows:,} of {expected:,} rows.")
+
+
+def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
+    """A column, row group by row group: a reader of batches would keep all of its pages until the last."""
+    for group in range(parquet.metadata.num_row_groups):
+        rows = parquet.read_row_group(group, columns=[name], use_threads=False)
+        for chunk in rows.column(0).chunks:
+            for begin in range(0, len(chunk), _ROWS_READ):
+                yield chunk.slice(begin, _ROWS_READ)
 
 
 def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:

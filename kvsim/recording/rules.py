@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.order import in_parts
 from kvsim.recording.tables import IntArray, Table
 from kvsim.workload import LONGEST_S
-
-ROWS_AT_ONCE = 1 << 16
-"""Rows of a long table that are looked at together: what is computed of them stays in a processor's cache."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
@@ -36,12 +34,6 @@ def require_of(holds: Callable[[slice], np.ndarray], table: Table, file: Path, r
         found = holds(rows)
         if not found.all():
             raise RecordingError(f"{file}, row {rows.start + int(np.argmin(found))}: {rule}.")
-
-
-def in_parts(num_rows: int) -> Iterator[slice]:
-    """The rows of a long table, some at a time."""
-    for begin in range(0, num_rows, ROWS_AT_ONCE):
-        yield slice(begin, min(begin + ROWS_AT_ONCE, num_rows))
 
 
 def is_time(values: np.ndarray) -> np.ndarray:

@@ -18,11 +18,16 @@ class GrowingRuns:
         """`frame_seq` says up to which sequence number each frame shows what happened."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
-        columns = (tables.request, tables.position, tables.address, tables.length, tables.repeat)
-        self._request, self._position, self._address, length, self._repeat = (column[self._row] for column in columns)
-        self._step_units = length // self._repeat
-        self._birth_frame = np.searchsorted(frame_seq, tables.birth_seq[self._row])
-        self._birth_seq, self._death_seq = tables.birth_seq[self._row], tables.death_seq[self._row]
+        runs = tables.at(self._row)
+        self._request, self._position, self._address, self._repeat = (
+            runs.request,
+            runs.position,
+            runs.address,
+            runs.repeat,
+        )
+        self._step_units = runs.length // runs.repeat
+        self._birth_frame = np.searchsorted(frame_seq, runs.birth_seq)
+        self._birth_seq, self._death_seq = runs.birth_seq, runs.death_seq
         self._shown = np.zeros(len(self._row), np.int64)
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.model import Recording
+from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray
 
 
@@ -15,7 +16,7 @@ class Progress:
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
         self._num_steps = len(recording.steps)
-        order = np.lexsort((schedule.step, schedule.request))
+        order = stable_order(schedule.request, len(recording.requests))
         self._step = schedule.step[order].astype(np.int64)
         self._before = schedule.computed_before[order].astype(np.int64)
         self._tokens = schedule.tokens[order].astype(np.int64)

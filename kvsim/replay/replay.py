@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
@@ -159,12 +159,13 @@ class Replay:
         tables = self.ledger.tables
         rows = tables.held(request, int(self.frame_seq[self.frame]))
         if group is not None:
-            rows = rows[tables.group[rows] == group]
-        lengths = tables.length[rows]
+            rows = rows[tables.at(rows).group == group]
+        runs = tables.at(rows)
+        lengths = runs.length
         if len(self._growth):
             lengths = self._growth.held_at(self.frame, rows, lengths)
         run, offset = units_of_runs(lengths)
-        return tables.position[rows][run] + offset, tables.address[rows][run] + offset
+        return runs.position[run] + offset, runs.address[run] + offset
 
     def computed_at(self, requests: IntArray, frames: IntArray) -> npt.NDArray[np.int64]:
         """Tokens that each of `requests` has computed at its frame, at which it must hold memory."""
@@ -327,24 +328,20 @@ class Replay:
         self._residency_birth = held.birth_seq[self._residencies]
         self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
-        first_of_table = np.flatnonzero(is_new(tables.table))
-        whose = np.searchsorted(held.first_run, first_of_table, side="right") - 1
-        self._table_of[whose, tables.group[first_of_table]] = tables.table[first_of_table]
+        whose = np.searchsorted(held.first_run, tables.first_of_table, side="right") - 1
+        self._table_of[whose, tables.at(tables.first_of_table).group] = np.arange(len(whose))
         never = np.iinfo(np.int64).max
-        self._first_birth = self._per_request(np.minimum, tables.birth_seq, never)
+        self._first_birth = np.full(len(requests), never, np.int64)
+        np.minimum.at(self._first_birth, held.request, held.birth_seq)
         # A request that never held memory is still waiting at the end, unless it was refused.
-        self._last_death = self._per_request(np.maximum, tables.death_seq, never)
+        self._last_death = np.full(len(requests), never, np.int64)
+        self._last_death[held.request] = -1
+        np.maximum.at(self._last_death, held.request, held.death_seq)
         self._last_death[requests.status == RequestStatus.REFUSED] = -1
         self._all_gone_at = np.maximum.accumulate(self._last_death)
         self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
-        self._requested = self._per_request(np.maximum, tables.position + tables.requested, 0) * self.unit_tokens
+        last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(whose)] - 1)
+        self._requested = np.zeros(len(requests), np.int64)
+        np.maximum.at(self._requested, last.request, last.position + last.requested)
+        self._requested *= self.unit_tokens
         self._computed_by_live = np.zeros(len(requests) + 1, np.int64)  # and one for units without an owner
-
-    def _per_request(self, reduce: np.ufunc, values: IntArray, nothing: int) -> npt.NDArray[np.int64]:
-        """`values` of the runs of tables reduced to one for each request; `nothing` for those without any."""
-        first_row = self.ledger.tables.first_row
-        has_any = first_row[1:] > first_row[:-1]
-        reduced = np.full(len(has_any), nothing, np.int64)
-        if has_any.any():
-            reduced[has_any] = reduce.reduceat(values, first_row[:-1][has_any])
-        return reduced

@@ -120,10 +120,10 @@ class Rows:
             length = memory.length.take(row)
         if len(back):
             release = releases.row.searchsorted(row[back].astype(releases.row.dtype))
-            run = releases.last_run.take(release) - nth[back]
-            address[back], position[back] = tables.address.take(run), tables.position.take(run)
+            runs = tables.at(releases.last_run.take(release) - nth[back])
+            address[back], position[back] = runs.address, runs.position
             if not self._unit_by_unit:
-                length[back] = tables.length.take(run)
+                length[back] = runs.length
         return Part(
             row=row,
             address=address,
@@ -141,9 +141,6 @@ class Listed:
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
-        back = np.flatnonzero(memory.kind[operations.row] == MemoryKind.RELEASE)
-        self._until = np.full(len(tables.request), len(memory), np.int32)
-        self._until[operations.run[back]] = operations.row[back]
 
     def num_ops(self) -> IntArray:
         """Operations of each row."""
@@ -174,5 +171,5 @@ class Listed:
             owner=of_run(tables.request, NO_OWNER),
             position=of_run(tables.position, 0),
             group=of_run(tables.group, 0),
-            until=of_run(self._until, 0),
+            until=of_run(tables.death_row, 0),
         )
