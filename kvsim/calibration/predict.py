@@ -34,27 +34,30 @@ def machine_of(times: Roofline, observed: Observed) -> Roofline:
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     """Follow both clocks through `observed`."""
-    time = model.step_time(observed.shape)
-    num_steps = len(observed)
-    costs = list(map(StepTime, *(np.broadcast_to(values, num_steps).tolist() for values in time)))
+    time, num_steps = model.step_time(observed.shape), len(observed)
+    prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host attends to copies first, then prepares and launches.
-    start, end = (observed.start_s + observed.offload_s).tolist(), observed.end_s.tolist()
-    busy_with = observed.launched_before_output.tolist()
+    start_s = observed.start_s + observed.offload_s
+    launch_end_s, busy_with = start_s + launch_s, observed.launched_before_output
+    throttling = (slowed_s != 0.0) & (alone_s != 0.0)
+    times_s = (start_s + prepare_s, launch_end_s, launch_end_s[busy_with], observed.end_s, alone_s, slowed_s)
+    steps = zip(*(column.tolist() for column in (*times_s, busy_with, throttling)), strict=True)
     predicted, waited_for = [0.0] * num_steps, [-1] * num_steps
     gpu_free_s, throttle = float("-inf"), UNTHROTTLED
-    for step, cost in enumerate(costs):
-        begin_s = max(start[step] + cost.prepare_s, gpu_free_s)
-        gpu_s, throttle = throttled_gpu_s(cost, begin_s, throttle)
-        launched_s = start[step] + cost.launch_s
-        done_s = max(begin_s + gpu_s, launched_s)
-        other = busy_with[step]
-        host_free_s = start[other] + costs[other].launch_s
+    # A fit comes here thousands of times, for as many steps: to ask which of two is larger costs less than max and min.
+    for step, (ready_s, launched_s, host_free_s, end_s, gpu_s, throttle_s, other, throttles) in enumerate(steps):
+        begin_s = gpu_free_s if gpu_free_s > ready_s else ready_s
+        slow_s = gpu_s
+        if throttles:
+            slow_s, throttle = throttled_gpu_s(StepTime(0.0, 0.0, gpu_s, 0.0, throttle_s), begin_s, throttle)
+        computed_s = begin_s + slow_s
+        done_s = launched_s if launched_s > computed_s else computed_s
         if done_s >= host_free_s:
-            predicted[step], gpu_free_s = done_s, end[step]
+            predicted[step], gpu_free_s = done_s, end_s
             if done_s == launched_s:
                 waited_for[step] = step
         else:
-            predicted[step], gpu_free_s = host_free_s, min(done_s, end[step])
+            predicted[step], gpu_free_s = host_free_s, end_s if end_s < done_s else done_s
             waited_for[step] = other
     return Prediction(np.array(predicted), np.array(waited_for))
 

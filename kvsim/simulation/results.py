@@ -93,7 +93,8 @@ class Totals:
     def _add_kept(self) -> None:
         """Add the steps that were kept, if there are any."""
         if self._kept:
-            self._add(cast("Records[Step]", np.concatenate(self._kept)), self._num_kept)
+            together = np.concatenate(self._kept, dtype=self._kept[0].dtype)  # told, it compares no fields of each two
+            self._add(cast("Records[Step]", together), self._num_kept)
         self._kept, self._num_kept = [], 0
 
     def _add(self, steps: Records[Step], num_steps: int) -> None:
