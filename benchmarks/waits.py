@@ -32,6 +32,7 @@ KVSIM = [sys.executable, "-m", "kvsim"]
 RUN = [*KVSIM, "run", "--no-band"]
 LLAMA = ["--gpu", "H200", "--model", "Llama-3.1-8B", "--kv-gib", "112"]
 OPEN = "import sys; from kvsim.recording import read; from kvsim.replay import Replay; Replay(read(sys.argv[1]))"
+LIVE_VIEW = [sys.executable, str(Path(__file__).with_name("live_view.py"))]
 SWEEP = [*KVSIM, "sweep", "--arrivals", "poisson", "--rate", "30", "--num-requests", "10000"]
 """Each point is five and a half minutes of traffic; to simulate one takes an eighth of a second."""
 
@@ -61,6 +62,16 @@ class Inputs:
         """Its recording under the paged policy."""
         trace = self._mooncake
         return None if trace is None else self._made("mooncake", [*mooncake_run(trace), "-o"])
+
+    def live_log(self) -> Path:
+        """What a server publishes in 47,000 steps of some 64 sequences."""
+        lengths = ["--prompt-tokens", "161:1", "--output-tokens", "338:1", "--rate", "30"]
+        number = ["--arrivals", "poisson", "--num-requests", "8800"]
+        log = self.folder / "server.jsonl"
+        if not log.exists():
+            recording = self._made("server", [*RUN, *LLAMA, *lengths, *number, "-o"])
+            subprocess.run([*LIVE_VIEW, str(log), "--from", str(recording)], check=True)
+        return log
 
     def csv(self) -> Path:
         """Ten million requests as CSV."""
@@ -149,6 +160,8 @@ WAITS = [
         goal_mib=1024,
         command=lambda to: [*KVSIM, "verify", str(to.steps(5))],
     ),
+    # A look each 170 steps, which is a second: the goal is the twentieth part of a processor.
+    Wait(name="live view of 47,000 steps", goal_s=14.0, command=lambda to: [*LIVE_VIEW, str(to.live_log())]),
     Wait(
         name="import ten million rows of CSV",
         goal_s=60.0,

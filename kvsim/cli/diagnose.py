@@ -113,7 +113,7 @@ def _recording(source: str, seconds: float) -> Recording:
             silent = f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds."
             raise RecordingError(ended or silent)
         _warn_of_end(ended)
-        return seen
+        return seen.recording
     return read(find(source))
 
 

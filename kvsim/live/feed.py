@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import RecordingError
 from kvsim.live.address import parse_address
 from kvsim.live.events import MAX_LINE_BYTES
-from kvsim.live.follower import Follower
+from kvsim.live.follower import TAIL_STEPS, Follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvsim.recording.model import Recording
+    from kvsim.live.tail import Excerpt
 
 _CONNECT_S = 5.0
 
@@ -26,8 +26,8 @@ _CONNECT_S = 5.0
 class LiveFeed:
     """A running server's events, collected by a thread until `close`."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to the publisher at `address`.
+    def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
+        """Connect to the publisher at `address`; looks begin anew after `tail_steps` steps.
 
         Raises:
             UsageError: it is not an address.
@@ -37,10 +37,10 @@ class LiveFeed:
         self.ended: str | None = None
         """The reason why the feed has ended, as a sentence; None while it goes on."""
         self._ended_by_itself = False
-        self._follower = Follower(address)
+        self._follower = Follower(address, tail_steps=tail_steps)
         self._lock = threading.Lock()
         self._heard_s = time.monotonic()
-        self._shown: Recording | None = None
+        self._shown: Excerpt | None = None
         self._connection = _connect(address)
         self._thread = threading.Thread(target=self._follow, name="kvsim-feed", daemon=True)
         self._thread.start()
@@ -61,12 +61,14 @@ class LiveFeed:
         """Seconds since the last event."""
         return time.monotonic() - self._heard_s
 
-    def recording(self) -> Recording | None:
-        """The last steps, up to now or up to what ended the feed; None before the server's first step."""
+    def recent(self) -> Excerpt | None:
+        """The last steps, and all since this was called last, up to now or up to what ended the feed; None before the
+        server's first step.
+        """
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown
 
-    def whole(self) -> Recording | None:
+    def whole(self) -> Excerpt | None:
         """All that was heard and kept; None before the server's first step."""
         return self._taken(self._follower.whole) or self._shown
 
@@ -79,7 +81,7 @@ class LiveFeed:
         self._connection.close()
         self._thread.join(timeout=_CONNECT_S)
 
-    def _taken(self, take: Callable[[], Recording | None]) -> Recording | None:
+    def _taken(self, take: Callable[[], Excerpt | None]) -> Excerpt | None:
         with self._lock:
             try:
                 return take()

@@ -1,32 +1,36 @@
-"""What a server publishes, as recordings: its last thousands of steps for a screen, and all that was heard for a file.
+"""What a server publishes, as recordings: its last steps for a screen, and all that is kept for who goes back or saves.
 
-A screen is given a window that begins afresh, from the state at that moment, every few thousand steps: what it costs
-to show does not grow with the time for which it is watched. It knows nothing of sockets.
+A screen is given what has happened since a moment before it looked last: what a look costs does not grow with the time
+for which a server is watched. It knows nothing of sockets.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.live.events import parse
 from kvsim.live.mirror import Mirror
+from kvsim.live.tail import Cut, Excerpt, meta_of, tail
 from kvsim.recording import eventlog
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.check import check
-from kvsim.recording.model import Meta, Recording
+from kvsim.recording.model import Meta
 from kvsim.recording.provenance import meta_from_document
 
-WINDOW_STEPS = 8_192
-"""A window is shown from its first so many steps on until it has twice as many."""
+TAIL_STEPS = 1_024
+"""Steps between two moments at which a look may begin; it has as many at least."""
+TAIL_VALUES = 32_768
+"""Rows of all tables between two such moments, where steps do much."""
 MAX_STEPS = 50_000
-"""Steps that are kept for a file; what came before is given up."""
+"""Steps that are kept; when there are more, the first half is given up."""
 MAX_VALUES = 4_000_000
-"""Rows of all tables, and keys of prompts, that a window may have; a server that needs more at once is not followed."""
+"""Rows of all tables, and keys of prompts, that are kept; a server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Requests of a window."""
+"""Requests that are kept."""
 _WEIGHED_BYTES = 1 << 18
 """A server may send so much before it is seen how much is kept; a byte makes less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
@@ -37,22 +41,22 @@ MAX_UNITS = 1 << 22
 class Follower:
     """Hears one event after the other. After an error it hears nothing more; what was heard before stays."""
 
-    def __init__(self, source: str, *, window_steps: int = WINDOW_STEPS) -> None:
-        """Args: whom it follows, for messages, and the length of windows."""
-        self._source, self._window_steps = source, window_steps
+    def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
+        """Args: whom it follows, for messages, and the steps after which a look may begin anew."""
+        self._source, self._tail_steps = source, tail_steps
         self._mirror = Mirror()
-        self._whole = _Window()
-        self._windows = [self._whole]
-        self._growing = [self._whole]
-        """Each window that hears events, once."""
+        self._windows = [_Window()]
+        """The one that is kept; and, when that is half full, the one that will take its place."""
         self._meta: Meta | None = None
+        self._seen_steps = 0
+        """Steps that the server had taken when somebody looked last."""
         self._unweighed_bytes = 0
         """Bytes of the lines since it was seen how much is kept."""
 
     @property
     def joined(self) -> bool:
         """Whether the state of the server is known."""
-        return self._whole.numbers is not None
+        return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
         """Follow one line.
@@ -71,7 +75,7 @@ class Follower:
             self._roll()
         try:
             event = self._mirror.apply(event)
-            for window in self._growing:
+            for window in self._windows:
                 window.apply(event)
         except (LookupError, ValueError, TypeError) as error:
             raise RecordingError(f"{event[0]!r} does not follow from the events before it: {error}") from error
@@ -81,32 +85,35 @@ class Follower:
             if self._windows[-1].builder.num_values > 2 * MAX_VALUES:
                 raise RecordingError(_TOO_MUCH)
 
-    def recent(self) -> Recording | None:
-        """The last steps; None before the first.
+    def recent(self) -> Excerpt | None:
+        """The last steps, and all since this was called last that are kept; None before the first.
 
         Raises:
             RecordingError: they contradict each other.
         """
-        return self._recording(self._windows[0])
+        window = self._windows[0]
+        cuts = [window.cut_before(self._seen_steps) for window in self._windows]
+        found = None if cuts[0] is None else tail(window.builder, cuts[0], self._source)
+        if found is None:
+            found = self.whole()
+        else:
+            check(found.recording, Path(self._source))
+        self._seen_steps = self._mirror.num_steps
+        return found
 
-    def whole(self) -> Recording | None:
+    def whole(self) -> Excerpt | None:
         """All steps that have been kept; None before the first.
 
         Raises:
             RecordingError: they contradict each other.
         """
-        return self._recording(self._whole)
-
-    def _recording(self, window: _Window) -> Recording | None:
+        window = self._windows[0]
         if self._meta is None or not window.builder.num_steps:
             return None
-        meta = self._meta
-        if window.first_step:
-            # What was cached before, and what the first steps decided, is not known here.
-            meta = replace(meta, initial_free=None, extra={**meta.extra, "joined_at_step": window.first_step})
+        meta = meta_of(self._meta, window.first_step, window.cached, window.computed)
         recording = window.builder.finish(meta, self._source)
         check(recording, Path(self._source))
-        return recording
+        return Excerpt(recording, window.first_step, window.num_before)
 
     def _checked_meta(self, document: dict[str, Any]) -> Meta:
         meta = meta_from_document(document, Path(self._source))
@@ -115,22 +122,34 @@ class Follower:
         return meta
 
     def _roll(self) -> None:
-        """Begin a new window where the last one is full enough, and forget the one before it."""
-        last = self._windows[-1]
-        if last.is_full(self._window_steps):
-            window = self._window()
-            if window.too_long:
+        """Begin to keep anew where half of what may be kept is there, and give up what is before where all is."""
+        if len(self._windows) == 1 and self._windows[0].is_full(0.5):
+            self._windows.append(self._window())
+        if self._windows[0].is_full(1):
+            if self._windows[-1].is_full(1):
                 raise RecordingError(_TOO_MUCH)
-            self._windows = [window] if last.too_long else [last, window]
-        if self._whole.is_full(MAX_STEPS):
-            self._whole = self._windows[0]
-        self._growing = [window for window in self._windows if window is not self._whole] + [self._whole]
+            del self._windows[0]
+        for window in self._windows:
+            if window.is_due(self._tail_steps):
+                window.cuts.append(self._cut(window))
 
     def _window(self) -> _Window:
         window = _Window()
         for event in self._mirror.snapshot():
             window.apply(event)
         return window
+
+    def _cut(self, window: _Window) -> Cut:
+        """This moment, as one at which a look at `window` may begin."""
+        assert self._meta is not None
+        before, step = self._window(), self._mirror.num_steps
+        return Cut(
+            step=step,
+            mark=window.builder.mark(),
+            rows=np.array(window.rows(self._mirror.rows), np.int64),
+            before=before.builder.finish(meta_of(self._meta, step, before.cached, before.computed), self._source),
+            next_seq=before.builder.mark().seq + 1,
+        )
 
 
 class _Window:
@@ -142,26 +161,54 @@ class _Window:
         """The server's numbers; None while a snapshot comes in, which has ours."""
         self.first_step = 0
         """Steps that the server had taken before."""
-        self._begin = 0
+        self.num_before = 0
+        """Steps in front of those, which stand for them."""
+        self.cached: list[int] = []
+        """Blocks that kept a prefix then though nobody held them."""
+        self.computed: list[int] = []
+        """The most tokens that each request that was there had ever had computed."""
+        self.cuts: list[Cut] = []
+        """Moments at which a look may begin, in order."""
 
-    def is_full(self, num_steps: int) -> bool:
-        """Whether it has `num_steps` of its own, or is too long."""
-        own_steps = self.builder.num_steps - self._begin
-        return own_steps >= num_steps or self.too_long
+    def is_full(self, share: float) -> bool:
+        """Whether it has `share` of what may be kept in memory."""
+        builder = self.builder
+        return (
+            builder.num_steps - self.num_before >= share * MAX_STEPS
+            or builder.num_values > share * MAX_VALUES
+            or builder.num_requests > share * MAX_REQUESTS
+        )
 
-    @property
-    def too_long(self) -> bool:
-        """Whether it has as much as anything may have that is kept in memory."""
-        return self.builder.num_values > MAX_VALUES or self.builder.num_requests > MAX_REQUESTS
+    def is_due(self, num_steps: int) -> bool:
+        """Whether so many steps have been taken, or so much was done in them, since the last moment to begin at."""
+        mark = self.cuts[-1].mark if self.cuts else None
+        steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_before, 0)
+        return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
+
+    def cut_before(self, seen_steps: int) -> Cut | None:
+        """The last moment but one that came before the last of the server's first `seen_steps`; those before it are
+        forgotten.
+        """
+        usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
+        if not usable:
+            return None
+        del self.cuts[: usable[-1]]
+        return self.cuts[0]
+
+    def rows(self, server_rows: list[int]) -> list[int]:
+        """Our numbers of requests that the server has under these."""
+        assert self.numbers is not None
+        return self.numbers.ours(server_rows)
 
     def apply(self, event: list[Any]) -> None:
         """Follow one event, in the server's numbers."""
         if event[0] == "meta":
+            self.cached, self.computed = event[1].get("initial_cached", []), event[1].get("initial_computed", [])
             return
         if event[0] == "joined":
             rows, next_row, self.first_step = event[1:]
+            self.num_before = self.builder.num_steps
             self.numbers = _Numbers(self.builder, rows, next_row, self.first_step)
-            self._begin = self.builder.num_steps
             return
         local = event if self.numbers is None else self.numbers.translate(event)
         if local is not None:
@@ -178,6 +225,10 @@ class _Numbers:
         self._next_local = len(rows)
         self._step_offset = builder.num_steps - next_step
         self._first_step = next_step
+
+    def ours(self, rows: list[int]) -> list[int]:
+        """Our numbers of some of the server's requests that are there."""
+        return [self._row[row] for row in rows]
 
     def translate(self, event: list[Any]) -> list[Any] | None:
         """The event in our numbers; None if it is about a step from before we joined."""

@@ -6,8 +6,14 @@ does, to begin afresh without asking again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+_CACHED = "initial_cached"
+"""The blocks that keep a prefix though nobody holds them, in the first line of a log that begins in the middle."""
+_COMPUTED = "initial_computed"
+"""The most tokens that each request that is there has ever had computed, in that line."""
 
 
 @dataclass(slots=True)
@@ -20,6 +26,10 @@ class _Request:
     """Ids of the blocks that it holds."""
     computed: int = 0
     """Tokens whose KV its blocks hold, or will when the step under way ends."""
+    admission: int = 0
+    """Number of the admission with which it got its first block."""
+    most: int = 0
+    """The most that were ever computed; a preemption takes its blocks."""
 
 
 class Mirror:
@@ -29,9 +39,15 @@ class Mirror:
         self._meta: dict[str, Any] | None = None
         self._requests: dict[int, _Request] = {}
         """Requests by the server's row number, in order of arrival."""
-        self._num_rows = self._num_steps = 0
+        self._num_rows = self._num_steps = self._num_admissions = 0
         self._scheduled: list[int] = []
         """Rows that the last step computed."""
+        self._holders: dict[int, int] = {}
+        """Requests that hold each block that any does, counted."""
+        self._cached: set[int] = set()
+        """Blocks that keep a prefix and that nobody holds."""
+        self._computed_before: Sequence[int] = ()
+        """Tokens that the requests of a snapshot had had computed before it, while it comes in."""
         self._columns: dict[str, float] = {}
         self._time_s = 0.0
         self._spell_out = False
@@ -46,6 +62,11 @@ class Mirror:
         """Steps that the server has taken."""
         return self._num_steps
 
+    @property
+    def rows(self) -> list[int]:
+        """The server's numbers of the requests that are there, in order of arrival."""
+        return list(self._requests)
+
     def apply(self, event: list[Any]) -> list[Any]:
         """Follow one event, and return it as it should go on.
 
@@ -58,15 +79,26 @@ class Mirror:
         match event:
             case ["meta", meta]:
                 self._meta = meta
+                self._cached = set(meta.get(_CACHED, ()))
+                self._computed_before = meta.get(_COMPUTED, ())
             case ["arrive", _, time_s, *_]:
                 self._time_s = time_s
-                self._requests[self._num_rows] = _Request(event)
+                before = self._computed_before[self._num_rows] if self._num_rows < len(self._computed_before) else 0
+                self._requests[self._num_rows] = _Request(event, most=before)
                 self._num_rows += 1
             case ["append" | "share", row, position, blocks]:
-                self._requests[row].table[position:] = blocks
-            case ["release", row, *_]:
                 request = self._requests[row]
+                if not request.table:
+                    self._num_admissions += 1
+                    request.admission = self._num_admissions
+                request.table[position:] = blocks
+                self._take(blocks)
+            case ["release", row, _, num_cached, *_]:
+                request = self._requests[row]
+                self._give_back(request.table, num_cached)
                 request.table, request.computed = [], 0
+            case ["evict", blocks]:
+                self._cached.difference_update(blocks)
             case ["tokens", time_s, rows]:
                 self._schedule(time_s, rows)
             case ["again", time_s]:
@@ -82,6 +114,7 @@ class Mirror:
                 self._time_s = time_s
                 del self._requests[row]
             case ["joined", rows, next_row, next_step]:
+                self._computed_before = ()
                 requests = self._requests.values()
                 self._requests = dict(zip(rows, requests, strict=True))
                 self._scheduled = [rows[local] for local in self._scheduled]
@@ -95,21 +128,26 @@ class Mirror:
         """
         assert self._meta is not None, "a log begins with its meta line"
         self._spell_out = True
-        # The order of the free queue is not followed, so a log that begins in the middle does not state one.
-        meta = {key: value for key, value in self._meta.items() if key != "initial_free" or not self._num_steps}
+        meta = self._meta
+        if self._num_steps:
+            # The order of the free queue is not followed, so a log that begins in the middle does not state one.
+            meta = {key: value for key, value in meta.items() if key != "initial_free"} | {
+                _CACHED: sorted(self._cached),
+                _COMPUTED: [request.most for request in self._requests.values()],
+            }
         events: list[list[Any]] = [["meta", meta]]
         events += [[*request.arrival[:2], self._time_s, *request.arrival[3:]] for request in self._requests.values()]
         memory: list[list[Any]] = []
-        tokens, held = [], set[int]()
-        for local, request in enumerate(self._requests.values()):
+        held = set[int]()
+        # In the order in which they were admitted: of those that share a block, the last one counts as its owner.
+        for local, request in sorted(enumerate(self._requests.values()), key=lambda entry: entry[1].admission):
             shared = next((index for index, block in enumerate(request.table) if block not in held), len(request.table))
             held.update(request.table)
             if shared:
                 memory.append(["share", local, 0, request.table[:shared]])
             if request.table[shared:]:
                 memory.append(["append", local, shared, request.table[shared:]])
-            if request.computed:
-                tokens.append([local, 0, request.computed])
+        tokens = [[row, 0, request.computed] for row, request in enumerate(self._requests.values()) if request.computed]
         if memory:
             columns = self._columns | {
                 "start_s": self._time_s,
@@ -126,8 +164,24 @@ class Mirror:
         events.append(["joined", list(self._requests), self._num_rows, self._num_steps])
         return events
 
+    def _take(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._holders[block] = self._holders.get(block, 0) + 1
+        self._cached.difference_update(blocks)
+
+    def _give_back(self, table: list[int], num_cached: int) -> None:
+        """Blocks of a table, of which the leading `num_cached` keep a prefix, lose a holder."""
+        for position, block in enumerate(table):
+            holders = self._holders.pop(block) - 1
+            if holders:
+                self._holders[block] = holders
+            elif position < num_cached:
+                self._cached.add(block)
+
     def _schedule(self, time_s: float, rows: list[list[int]]) -> None:
         self._time_s, self._spell_out = time_s, False
         self._scheduled = [row for row, _, _ in rows]
         for row, before, count in rows:
-            self._requests[row].computed = before + count
+            request = self._requests[row]
+            request.computed = before + count
+            request.most = max(request.most, request.computed)

@@ -223,6 +223,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
                 np.arange(num_frames + 1, dtype=np.int32), np.diff(rows, prepend=0, append=len(memory) + 1)
             )
             change = np.zeros((2, num_frames + 1), np.int64)
+            change[1, 0] = len(ledger.initial_cached)
             for part in ledger.successions(with_prefixes=True):
                 _note(part, frame, *change)
             held, cached = np.cumsum(change, axis=1)[:, :-1] + np.stack((held, cached))

@@ -10,6 +10,7 @@ the schedule that go on, and the requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import Copies, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
+from kvsim.recording.tables import Copies, IntArray, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
 
 
 class RowSink(Protocol):
@@ -25,6 +26,33 @@ class RowSink(Protocol):
 
     def append(self, table: Table) -> None:
         """Take the next rows of a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mark:
+    """A moment of a run: how much had been reported by then."""
+
+    seq: int
+    """The last sequence number."""
+    num_requests: int
+    num_steps: int
+    num_schedule_rows: int
+    num_memory_rows: int
+    open_rows: IntArray
+    """Rows of the schedule that may go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Since:
+    """What was reported since a mark, in the numbers of the whole run."""
+
+    rows: IntArray
+    """The rows of the whole run in which `requests` stand, ascending."""
+    requests: Requests
+    steps: Steps
+    schedule: Schedule
+    """Rows that were open at the mark and went on begin where they began."""
+    memory: Memory
 
 
 class RecordingBuilder:
@@ -49,6 +77,8 @@ class RecordingBuilder:
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
         """Preempted since a step was closed: it is the next one that counts them."""
+        self._begun_since: list[int] = []
+        """Scheduled for the first time since a step was closed."""
 
     @property
     def num_steps(self) -> int:
@@ -59,6 +89,11 @@ class RecordingBuilder:
     def num_requests(self) -> int:
         """Requests that have arrived so far."""
         return len(self._requests)
+
+    @property
+    def num_memory_rows(self) -> int:
+        """Changes of ownership that are kept."""
+        return len(self._memory)
 
     @property
     def num_values(self) -> int:
@@ -105,6 +140,7 @@ class RecordingBuilder:
         if first_scheduled_s[request] != first_scheduled_s[request]:
             first_scheduled_s[request] = time_s
             self._requests.columns["cached_tokens"][request] = computed_before
+            self._begun_since.append(request)
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
 
     def scheduled_again(self, time_s: float) -> None:
@@ -140,6 +176,7 @@ class RecordingBuilder:
         self._num_steps += 1
         self._previous_scheduled, self._last_scheduled = self._last_scheduled, []
         self._preempted_since.clear()
+        self._begun_since.clear()
         if self._sink is not None:
             self._hand_over(self._sink)
         return number
@@ -227,23 +264,54 @@ class RecordingBuilder:
         else:
             self._take(table)
 
+    def mark(self) -> Mark:
+        """This moment, at which no change of the engine's state is under way: what is reported from now on can be had
+        by itself.
+        """
+        return Mark(
+            seq=self._seq,
+            num_requests=len(self._requests),
+            num_steps=self._num_steps,
+            num_schedule_rows=len(self._schedule),
+            num_memory_rows=len(self._memory),
+            open_rows=self._schedule.open_rows,
+        )
+
+    def since(self, mark: Mark, requests: IntArray) -> Since:
+        """What has been reported since `mark`, of the rows `requests` of requests, which ascend, and all after them."""
+        assert self._sink is None, "what has been handed over is not here any more"
+        going_on = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
+        rows = np.concatenate((going_on, np.arange(mark.num_schedule_rows, len(self._schedule))))
+        chosen = np.concatenate((requests, np.arange(mark.num_requests, len(self._requests))))
+        return Since(
+            rows=chosen,
+            requests=self._without_open_step(self._requests.so_far(chosen), chosen),
+            steps=self._steps.so_far(self._seq + 1, mark.num_steps),
+            schedule=self._schedule.so_far(self._num_steps, rows),
+            memory=self._memory.so_far(mark.num_memory_rows),
+        )
+
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
         assert self._sink is None, "what has been handed over is not here any more"
-        schedule, requests = self._schedule.so_far(self._num_steps), self._requests.so_far()
-        # What was reported of a step that was not closed has no step to stand in.
-        np.subtract.at(requests.preemptions, np.array(self._preempted_since, np.int64), 1)
-        opened = np.setdiff1d(np.array(self._last_scheduled, np.int64), schedule.request)
-        requests.first_scheduled_s[opened], requests.cached_tokens[opened] = np.nan, 0
         return Recording(
             meta=meta,
             name=name,
-            requests=requests,
+            requests=self._without_open_step(self._requests.so_far(), np.arange(len(self._requests))),
             steps=self._steps.so_far(self._seq + 1),
-            schedule=schedule,
+            schedule=self._schedule.so_far(self._num_steps),
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
         )
+
+    def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
+        """`requests`, which stand in `rows`, without what was reported of a step that was not closed: it has no step to
+        stand in.
+        """
+        np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
+        begun = np.searchsorted(rows, self._begun_since)
+        requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
+        return requests
 
     def close(self) -> None:
         """Nothing more will be reported: hand the rest to the sink."""

@@ -37,7 +37,7 @@ def check(recording: Recording, folder: Path) -> None:
         _check_rectangles(recording, folder / "schedule.parquet")
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
-    _check_initial_free(recording, folder / "meta.json")
+    _check_initial(recording, folder / "meta.json")
     check_agreement(recording, folder)
 
 
@@ -121,10 +121,19 @@ def _check_rectangles(recording: Recording, file: Path) -> None:
     require(holds, file, "computed_before should be what the request has computed in earlier rows")
 
 
-def _check_initial_free(recording: Recording, file: Path) -> None:
-    free, pool = recording.meta.initial_free, recording.meta.pool
-    if free is None or pool.num_units is None:
-        return
-    inside = (free >= pool.first_unit) & (free < pool.first_unit + pool.num_units)
-    if not inside.all() or not np.diff(np.sort(free)).all():
-        raise RecordingError(f"{file}: initial_free should list each unit of the pool at most once.")
+def _check_initial(recording: Recording, file: Path) -> None:
+    """What is said of the units when the recording began is said of units that there are, once of each."""
+    meta, pool = recording.meta, recording.meta.pool
+    for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
+        if units is None or pool.num_units is None:
+            continue
+        inside = (units >= pool.first_unit) & (units < pool.first_unit + pool.num_units)
+        if not inside.all() or not np.diff(np.sort(units)).all():
+            raise RecordingError(f"{file}: {name} should list each unit of the pool at most once.")
+    if meta.initial_cached is not None and not (meta.begins_in_the_middle and meta.prefix_caching):
+        raise RecordingError(f"{file}: initial_cached is for recordings of a prefix cache that begin in the middle.")
+    computed = meta.initial_computed
+    if computed is not None and not (meta.begins_in_the_middle and len(computed) <= len(recording.requests)):
+        raise RecordingError(
+            f"{file}: initial_computed is for recordings that begin in the middle, of no more requests than they have."
+        )

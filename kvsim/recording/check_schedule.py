@@ -151,7 +151,7 @@ def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
     require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
     needed = _tokens_behind_outputs(recording)
-    enough = (requests.output_tokens == 0) | (final >= needed)
+    enough = (requests.output_tokens == 0) | (final >= needed) | _begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if not len(steps):
         return
@@ -179,11 +179,7 @@ def _check_times_of_outputs(recording: Recording, file: Path) -> None:
     Where a recording begins in the middle, a request that was scheduled before may have its tokens from then.
     """
     requests, steps = recording.requests, recording.steps
-    answered = requests.output_tokens > 0
-    if recording.meta.begins_in_the_middle:
-        rows, first_row = np.unique(recording.schedule.request, return_index=True)
-        begins_s = steps.start_s[recording.schedule.step[first_row]]
-        answered[rows] &= ~(requests.first_scheduled_s[rows] < begins_s - _CLOCK_S)
+    answered = (requests.output_tokens > 0) & ~_begun_before(recording)
     finished = answered & (requests.status == RequestStatus.FINISHED)
     for name, asked, tokens in (
         ("first_token_s", answered, requests.prompt_tokens.astype(np.int64)),
@@ -195,6 +191,17 @@ def _check_times_of_outputs(recording: Recording, file: Path) -> None:
         require(holds, file, f"{name} should not be before the end of the step that computes what it needs", rows)
         upto = ~asked | (times <= steps.end_s[-1] + _NOTICED_S)
         require(upto, file, f"{name} should not be long after the last step")
+
+
+def _begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Whether each request was scheduled before a recording that begins in the middle tells of it."""
+    requests, steps, schedule = recording.requests, recording.steps, recording.schedule
+    if not recording.meta.begins_in_the_middle or not len(steps):
+        return np.zeros(len(requests), np.bool_)
+    told_s = np.full(len(requests), steps.end_s[-1])
+    rows, first_row = np.unique(schedule.request, return_index=True)
+    told_s[rows] = steps.start_s[schedule.step[first_row]]
+    return np.asarray(requests.first_scheduled_s < told_s - _CLOCK_S)
 
 
 def _tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:

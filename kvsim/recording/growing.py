@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.recording.tables import Memory, MemoryKind, Requests, Schedule, Steps, Table, text_column
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
 _ROWS_HELD = 1 << 16
 """Rows that are collected before it is worth while to take them away."""
+_ALL = slice(None)
 
 
 class GrowingTable:
@@ -67,21 +68,22 @@ class GrowingTable:
             if given and (not isinstance(columns[name], kinds) or isinstance(columns[name], bool)):
                 raise ValueError(f"{name} should be a number")
 
-    def rows(self, end: int | None = None) -> dict[str, Any]:
-        """The columns of the first `end` rows, or of all, as numpy arrays of the declared types."""
+    def rows(self, chosen: slice | IntArray = _ALL) -> dict[str, Any]:
+        """The columns of the `chosen` rows, by their place in the table now, as numpy arrays of the declared types."""
         rows = {}
         for name, spec in self._specs.items():
             if self.columns[name] or not spec.optional:
-                wide = np.array(self.columns[name][:end])
+                wide = np.asarray(self.columns[name])[chosen]
                 rows[name] = wide.astype(spec.dtype)
                 if wide.dtype.kind == "i" and (rows[name] != wide).any():
-                    row = self.first + int(np.argmax(rows[name] != wide))
-                    raise RecordingError(f"{name} of row {row} is {wide[row - self.first]}, which no run reaches.")
+                    at = int(np.argmax(rows[name] != wide))
+                    row = self.first + int(np.arange(len(self))[chosen][at])
+                    raise RecordingError(f"{name} of row {row} is {wide[at]}, which no run reaches.")
         return rows
 
     def take(self, end: int) -> dict[str, Any]:
         """The columns of the first `end` rows, which are taken out of the table."""
-        rows = self.rows(end)
+        rows = self.rows(slice(end))
         for column in self.columns.values():
             del column[:end]
         self.first += end
@@ -123,13 +125,15 @@ class GrowingRequests(GrowingTable):
         self._offsets.frombytes((table.prompt_hashes.offsets[1:] + len(self._hashes)).tobytes())
         self._hashes.frombytes(table.prompt_hashes.values.tobytes())
 
-    def so_far(self) -> Requests:
-        """All requests so far, as a table."""
-        return Requests(
-            id=text_column(self._ids, len(self._ids)),
-            prompt_hashes=Ragged(np.array(self._hashes), np.array(self._offsets), np.int64),
-            **self.rows(),
-        )
+    def so_far(self, chosen: IntArray | None = None) -> Requests:
+        """All requests so far, or those in the rows `chosen`, as a table."""
+        if chosen is None:
+            hashes = Ragged(np.array(self._hashes), np.array(self._offsets), np.int64)
+            return Requests(id=text_column(self._ids, len(self._ids)), prompt_hashes=hashes, **self.rows())
+        ids = [self._ids[row] for row in chosen.tolist()]
+        keys = [self._hashes[slice(*self._offsets[row : row + 2])] for row in chosen.tolist()]
+        hashes = Ragged.from_rows(keys, np.int64)
+        return Requests(id=text_column(ids, len(ids)), prompt_hashes=hashes, **self.rows(chosen))
 
 
 class GrowingSteps(GrowingTable):
@@ -148,9 +152,9 @@ class GrowingSteps(GrowingTable):
         self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
         return steps
 
-    def so_far(self, next_seq: int) -> Steps:
-        """All that are here; those whose output is awaited are taken to end now."""
-        steps = self.rows()
+    def so_far(self, next_seq: int, first: int = 0) -> Steps:
+        """All that are here from row `first` on; those whose output is awaited are taken to end now."""
+        steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
         steps["end_s"][awaited] = max(
@@ -201,9 +205,21 @@ class GrowingSchedule(GrowingTable):
         """Take away the rows before the first that may go on."""
         return Schedule(**self.take(min(self._open_row.values(), default=self.first + len(self)) - self.first))
 
-    def so_far(self, num_steps: int) -> Schedule:
-        """All that are here, without the step after the first `num_steps`: a log may end in the middle of one."""
-        columns = self.rows()
+    @property
+    def open_rows(self) -> IntArray:
+        """The rows that may go on, ascending."""
+        return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
+
+    def last_step(self, rows: IntArray) -> IntArray:
+        """The last step so far of each of `rows`."""
+        last: IntArray = np.asarray(self.columns["step"])[rows] + np.asarray(self.columns["repeat"])[rows] - 1
+        return last
+
+    def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
+        """The rows that are here, or those `chosen`, without the step after the first `num_steps`: a log may end in the
+        middle of one.
+        """
+        columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
         if "repeat" in columns:
             columns["repeat"] = np.minimum(columns["repeat"], steps_left)
@@ -274,6 +290,6 @@ class GrowingMemory(GrowingTable):
         """Take away all rows."""
         return Memory(**self.take(len(self)))
 
-    def so_far(self) -> Memory:
-        """All that are here."""
-        return Memory(**self.rows())
+    def so_far(self, first: int = 0) -> Memory:
+        """All that are here from row `first` on."""
+        return Memory(**self.rows(slice(first, None)))

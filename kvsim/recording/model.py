@@ -86,6 +86,12 @@ class Meta:
     pool: Pool
     initial_free: IntArray | None = None
     """Free unit ids in queue order when the recording began; None means ascending order."""
+    initial_cached: IntArray | None = None
+    """Ids of the free units that kept a prefix when a recording of an engine at work began; None means none."""
+    initial_computed: IntArray | None = None
+    """The most tokens that each of the first requests, which were there then, had ever had computed: a preemption may
+    have taken some of them, though their outputs are known; None means that none was there.
+    """
     command: str = ""
     created: str = ""
     notes: str = ""
@@ -146,6 +152,12 @@ class Recording:
     def duration_s(self) -> float:
         """Seconds from the first event to the end of the last step; 0 without steps."""
         return float(np.max(self.steps.end_s, initial=0.0))
+
+    @property
+    def told_s(self) -> float:
+        """Seconds of which it tells what happened; what was there before it began is as old at least."""
+        begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
+        return self.duration_s - begin_s
 
     @property
     def num_preemptions(self) -> int:

@@ -9,6 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.files.contents import META_BYTES, content_of
 from kvsim.recording import unit_runs
@@ -25,6 +27,7 @@ _HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
 """The largest numbers of a pool: larger ones would not fit where its slots and bytes are added up."""
 _GROUPS = "kv_cache_groups"
+_MOST_TOKENS = 1 << 31
 _META_KEYS = frozenset(
     (
         "format",
@@ -36,6 +39,8 @@ _META_KEYS = frozenset(
         "policy",
         "pool",
         "initial_free",
+        "initial_cached",
+        "initial_computed",
         "command",
         "created",
         "notes",
@@ -107,7 +112,9 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         model=model,
         policy=policy,
         pool=pool,
-        initial_free=_initial_free(document.get("initial_free"), file),
+        initial_free=_units(document, "initial_free", file),
+        initial_cached=_units(document, "initial_cached", file),
+        initial_computed=_counts(document, "initial_computed", file),
         command=str(document.get("command") or ""),
         created=str(document.get("created") or ""),
         notes=str(document.get("notes") or ""),
@@ -144,10 +151,16 @@ def meta_as_text(meta: Meta, identity: str = "") -> str:
         **({"identity": identity} if identity else {}),
     }
     text = json.dumps(document, indent=1)
-    if meta.initial_free is None:
-        return text + "\n"
-    # On one line: a pool has tens of thousands of units, and a person reads this file.
-    return text.removesuffix("\n}") + f',\n "initial_free": {json.dumps(unit_runs.pack(meta.initial_free))}\n}}\n'
+    free, cached, computed = meta.initial_free, meta.initial_cached, meta.initial_computed
+    for key, values in (
+        ("initial_free", None if free is None else unit_runs.pack(free)),
+        ("initial_cached", None if cached is None else unit_runs.pack(cached)),
+        ("initial_computed", None if computed is None else computed.tolist()),
+    ):
+        if values is not None:
+            # On one line: a pool has tens of thousands of units, and a person reads this file.
+            text = text.removesuffix("\n}") + f',\n "{key}": {json.dumps(values)}\n}}'
+    return text + "\n"
 
 
 def refuse_constant(name: str) -> float:
@@ -203,12 +216,22 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
         raise RecordingError(f"{file}: {error}") from error
 
 
-def _initial_free(value: object, file: Path) -> IntArray | None:
+def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
+    value = document.get(key)
     if value is None:
         return None
     try:
         return unit_runs.unpack(value)
     except ValueError as error:
         raise RecordingError(
-            f"{file}: initial_free should be a list of unit ids, or of [first, last] of those in a row; {error}."
+            f"{file}: {key} should be a list of unit ids, or of [first, last] of those in a row; {error}."
         ) from error
+
+
+def _counts(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
+    value = document.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(count) is int and 0 <= count < _MOST_TOKENS for count in value):
+        raise RecordingError(f"{file}: {key} should be a list of numbers of tokens, not {shortened(value)}.")
+    return np.array(value, np.int64)

@@ -59,6 +59,9 @@ class Ledger:
         """Whether several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
         """Whether several requests hold a unit at some time."""
+        cached = recording.meta.initial_cached
+        self.initial_cached = np.empty(0, np.int64) if cached is None else cached
+        """Addresses of the units that keep a prefix before the first operation."""
         self._releases = np.flatnonzero(self._memory.kind == MemoryKind.RELEASE)
         self._kept = _kept_units(recording, progress, self._releases)
         if self.unit_by_unit:
@@ -118,9 +121,10 @@ class Ledger:
 
     @cached_property
     def end_of_pool(self) -> int:
-        """The address behind all units that are ever touched."""
+        """The address behind all units that are ever touched, or that keep a prefix at first."""
         memory = self._memory
-        return int(np.max(memory.address.astype(np.int64) + memory.length, initial=0))
+        touched = int(np.max(memory.address.astype(np.int64) + memory.length, initial=0))
+        return max(touched, int(self.initial_cached.max(initial=-1)) + 1)
 
     def takes(self) -> Iterator[Takes]:
         """All takes of a pool whose runs have one unit each, some thousands at a time."""
@@ -135,6 +139,7 @@ class Ledger:
         latest = np.zeros(self.end_of_pool, np.int64)
         kept = None
         if with_prefixes and self._kept is not None:
+            latest[self.initial_cached] = 1
             kept = np.zeros(len(self._memory) + 1, np.int32)
             kept[self._releases] = self._kept
         for takes in self.takes():

@@ -26,7 +26,11 @@ class Progress:
 
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
-        self.final = np.zeros(num_requests, np.int64)
+        self.initial = np.zeros(num_requests, np.int64)
+        """Most tokens that each request had computed before a recording that begins in the middle."""
+        if (before := recording.meta.initial_computed) is not None:
+            self.initial[: len(before)] = before
+        self.final = self.initial.copy()
         """Most tokens that each request ever had computed: the slots it really needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
@@ -81,7 +85,7 @@ class Progress:
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
         reached = self._before[rows] + self._tokens[rows] * times
-        return int(reached.max(where=times > 0, initial=0))
+        return int(reached.max(where=times > 0, initial=self.initial[request]))
 
     def begins_at(self, request: int, step: int) -> int | None:
         """Tokens that `request` had computed before what it computes in `step`; None if it computes nothing there."""

@@ -333,11 +333,14 @@ class Replay:
         never = np.iinfo(np.int64).max
         self._first_birth = np.full(len(requests), never, np.int64)
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
+        self._first_birth[self.progress.initial > 0] = -1
         # A request that never held memory is still waiting at the end, unless it was refused.
         self._last_death = np.full(len(requests), never, np.int64)
         self._last_death[held.request] = -1
         np.maximum.at(self._last_death, held.request, held.death_seq)
         self._last_death[requests.status == RequestStatus.REFUSED] = -1
+        # One that was preempted when the recording ends waits for memory that it will have behind its end.
+        self._last_death[requests.status == RequestStatus.UNFINISHED] = never
         self._all_gone_at = np.maximum.accumulate(self._last_death)
         self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
         last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(whose)] - 1)

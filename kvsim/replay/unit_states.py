@@ -33,6 +33,7 @@ class UnitStates(ABC):
         self.position = np.zeros(num_units, np.int32)
         self.refs = np.zeros(num_units, np.int32)
         self.cached = np.zeros(num_units, np.bool_)
+        self.cached[ledger.initial_cached - first_unit] = True
         self.group = np.zeros(num_units if ledger.has_groups else 0, np.int16)
         """The KV-cache group of the table that holds each unit; empty where a model has one."""
         self._op = 0

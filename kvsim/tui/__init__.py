@@ -73,13 +73,13 @@ def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the
         DefectError: the interface failed.
     """
     from .app import KvsimApp  # noqa: PLC0415
-    from .live.feed import first_recording  # noqa: PLC0415
-    from .playback.session import Session  # noqa: PLC0415
+    from .live.feed import first_excerpt  # noqa: PLC0415
+    from .live.past import Past  # noqa: PLC0415
     from .screens.defects import play  # noqa: PLC0415
 
-    recording = first_recording(feed)
-    play(KvsimApp(Session(recording), ascii=ascii, feed=feed))
-    return feed.whole() or recording
+    excerpt = first_excerpt(feed)
+    play(KvsimApp(Past().open(excerpt), ascii=ascii, feed=feed))
+    return (feed.whole() or excerpt).recording
 
 
 def watch_metrics(feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A002 - the flag's name

@@ -68,10 +68,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def seen(feed: LiveFeed, num_steps: int) -> Recording:
-    wait_for(lambda: (recording := feed.recording()) is not None and len(recording.steps) >= num_steps)
-    recording = feed.recording()
-    assert recording is not None
-    return recording
+    wait_for(lambda: (excerpt := feed.whole()) is not None and len(excerpt.recording.steps) >= num_steps)
+    excerpt = feed.whole()
+    assert excerpt is not None
+    return excerpt.recording
 
 
 def begin(publisher: Publisher) -> None:

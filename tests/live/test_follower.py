@@ -23,8 +23,11 @@ from kvsim.live.events import MAX_LINE_BYTES, parse
 from kvsim.live.feed import LiveFeed
 from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
+from kvsim.live.tail import Excerpt
+from kvsim.metrics.waste import waste
 from kvsim.recording import Recording, eventlog
 from kvsim.recording.provenance import meta_from_document
+from kvsim.recording.tables import Requests
 from kvsim.replay import Replay
 from kvsim.tui.playback.session import Session
 
@@ -88,7 +91,7 @@ def test_a_log_that_begins_in_the_middle_goes_on_like_the_whole(file: Path) -> N
     for cut in cuts[:: max(len(cuts) // 12, 1)]:
         joined = joined_at(lines, cut).recent()
         if joined is not None:
-            assert_goes_on_like(there, joined, 1)
+            assert_goes_on_like(there, joined.recording, 1)
 
 
 @pytest.mark.parametrize("file", LOGS[:3], ids=lambda file: file.stem)
@@ -96,22 +99,88 @@ def test_what_is_shown_does_not_grow_with_the_time_that_somebody_watches(file: P
     lines = lines_of(file)
     meta, whole = eventlog.replay(lines, "log")
     there = Replay(whole.finish(meta_from_document(meta, file)))
-    follower = joined_at(lines, 1, window_steps=10)
+    follower = joined_at(lines, 1, tail_steps=10)
+    follower.recent()
     recent, everything = follower.recent(), follower.whole()
     assert recent is not None
     assert everything is not None
-    assert len(everything.steps) == len(there.recording.steps) > 40
-    assert 10 <= len(recent.steps) <= 2 * 10 + 2
-    assert_goes_on_like(there, recent, 1)
-    assert "joined_at_step" not in everything.meta.extra
-    assert int(recent.meta.extra["joined_at_step"]) > 10
+    assert len(everything.recording.steps) == len(there.recording.steps) > 40
+    assert 10 <= len(recent.recording.steps) <= 2 * 10 + 2
+    assert_goes_on_like(there, recent.recording, 1)
+    assert "joined_at_step" not in everything.recording.meta.extra
+    assert int(recent.recording.meta.extra["joined_at_step"]) == recent.first_step > 10
+    assert recent.end_step == everything.end_step == len(there.recording.steps)
+
+
+def looks_at(lines: list[bytes], every: int, **settings: Any) -> Iterator[tuple[Excerpt, Excerpt]]:
+    """The last steps, and all that is kept, after each so many lines."""
+    mirror, follower = Mirror(), Follower("server", **settings)
+    mirror.apply(json.loads(lines[0]))
+    for event in mirror.snapshot():
+        follower.hear(line(*event))
+    for number, text in enumerate(lines[1:]):
+        follower.hear(text)
+        recent = follower.recent() if number % every == 0 else None
+        if recent is not None:
+            whole = follower.whole()
+            assert whole is not None
+            yield recent, whole
+
+
+def facts_of(requests: Requests) -> dict[str, list[object]]:
+    """What is known of each request, by its name, but for the numbers that it has in one recording."""
+    names = [name for name, _ in Requests.columns() if name not in ("request", "id", "arrival_seq", "prompt_hashes")]
+    columns = (np.nan_to_num(getattr(requests, name), nan=-1.0).tolist() for name in names)
+    facts = zip(requests.prompt_hashes.lengths.tolist(), *columns, strict=True)
+    return dict(zip(requests.id.tolist(), map(list, facts), strict=True))
+
+
+@pytest.mark.parametrize("tail_steps", [1, 4, 10])
+@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
+def test_the_last_steps_are_as_they_are_in_all_that_is_kept(file: Path, tail_steps: int) -> None:
+    """Every slot of every frame, whose each block is, what is cached, and what is known of each request."""
+    num_tails = 0
+    for recent, whole in looks_at(lines_of(file), 23, tail_steps=tail_steps):
+        here, there = Replay(recent.recording), Replay(whole.recording)
+        offset, first = len(whole.recording.steps) - len(recent.recording.steps), recent.num_before
+        num_tails += offset > 0
+        np.testing.assert_array_equal(waste(here).slots[first:], waste(there).slots[first + offset :])
+        facts, all_facts = facts_of(recent.recording.requests), facts_of(whole.recording.requests)
+        assert facts == {name: all_facts[name] for name in facts}
+        ids, all_ids = (np.append(replay.recording.requests.id, "nobody") for replay in (here, there))
+        for frame in range(first, len(recent.recording.steps), 5):
+            here.seek(frame)
+            there.seek(frame + offset)
+            np.testing.assert_array_equal(here.refs, there.refs)
+            np.testing.assert_array_equal(here.cached, there.cached)
+            held, alone = here.refs > 0, here.refs < 2
+            np.testing.assert_array_equal(here.position[held], there.position[held])
+            assert ids[here.owner[alone]].tolist() == all_ids[there.owner[alone]].tolist()
+            assert ids[here.waiting_requests()].tolist() == all_ids[there.waiting_requests()].tolist()
+            live, all_live = here.live_requests(), there.live_requests()
+            assert ids[live].tolist() == all_ids[all_live].tolist()
+            assert here.computed(live).tolist() == there.computed(all_live).tolist()
+    assert num_tails > 3 or len(whole.recording.steps) < 3 * tail_steps
+
+
+@pytest.mark.parametrize("every", [1, 40, 300])
+def test_between_two_looks_no_step_is_left_out(every: int) -> None:
+    end = 0
+    for recent, whole in looks_at(lines_of(LOGS[0]), every, tail_steps=3):
+        assert recent.first_step <= max(end - 1, 0), "nor what comes behind the last that was seen"
+        end = recent.end_step
+        assert end == whole.end_step
+        assert len(recent.recording.steps) <= 2 * 3 + every + 2
 
 
 def test_everything_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_STEPS", 30)
-    everything = joined_at(lines_of(LOGS[0]), 1, window_steps=10).whole()
-    assert everything is not None
-    assert len(everything.steps) <= 30 + 2
+    sizes = [
+        (len(whole.recording.steps), whole.first_step) for _, whole in looks_at(lines_of(LOGS[0]), 9, tail_steps=5)
+    ]
+    assert max(size for size, _ in sizes) <= 30 + 2
+    assert all(size >= 15 or not first for size, first in sizes), "half of it stays"
+    assert sizes[-1][1] > 30
 
 
 def begun() -> Follower:
@@ -225,9 +294,9 @@ def test_no_server_brings_down_a_viewer() -> None:
             follower.hear(line("joined", [], 0, 0))
             for text in lines[1:]:
                 follower.hear(text)
-            recording = follower.recent()
-            if recording is not None:
-                Session(recording)
+            excerpt = follower.recent()
+            if excerpt is not None:
+                Session(excerpt.recording)
                 shown += 1
         except KvsimError as error:
             refused += "\n" not in str(error)
@@ -263,7 +332,7 @@ def serving(behave: Callable[[socket.socket], None]) -> Iterator[str]:
 def ended(feed: LiveFeed) -> str:
     for _ in range(500):
         if feed.ended is not None:
-            feed.recording()
+            feed.recent()
             return feed.ended
         time.sleep(0.01)
     pytest.fail("it did not end within five seconds")
@@ -280,9 +349,9 @@ def test_an_endless_line_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(endless) as address:
         feed = LiveFeed(address)
         assert "sent a line of more than 65,536 bytes" in ended(feed)
-        recording = feed.recording()
-        assert recording is not None
-        assert len(recording.steps) == 1, "what was seen before stays"
+        excerpt = feed.recent()
+        assert excerpt is not None
+        assert len(excerpt.recording.steps) == 1, "what was seen before stays"
         feed.close()
 
 

@@ -15,9 +15,9 @@ from kvsim.live.feed import LiveFeed
 from kvsim.recording import eventlog, read, write
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.live import screen as live
-from kvsim.tui.live.feed import first_recording
+from kvsim.tui.live.feed import first_excerpt
+from kvsim.tui.live.past import Past
 from kvsim.tui.live.screen import Live
-from kvsim.tui.playback.session import Session
 from kvsim.tui.screens.defects import play
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def steps_of(feed: LiveFeed) -> int:
-    recording = feed.recording()
-    return 0 if recording is None else len(recording.steps)
+    excerpt = feed.recent()
+    return 0 if excerpt is None else excerpt.end_step
 
 
 def screen_text(app: KvsimApp) -> str:
@@ -104,7 +104,7 @@ def screen_text(app: KvsimApp) -> str:
 
 async def test_the_screen_follows_the_server(server: Server, feed: LiveFeed) -> None:
     server.begin()
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
@@ -116,6 +116,7 @@ async def test_the_screen_follows_the_server(server: Server, feed: LiveFeed) -> 
         await pilot.pause()
         assert playback.session.replay.frame == 2
         assert playback.player.clock_s == pytest.approx(2.1)
+        assert "no block taken or freed" in screen_text(app), "in the step that is shown, not in the first"
 
 
 async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) -> None:
@@ -123,7 +124,7 @@ async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) 
     for _ in range(4):
         server.step()
     wait_for(lambda: steps_of(feed) == 5)
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
@@ -143,7 +144,7 @@ async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) 
 
 async def test_a_server_that_hangs_up_leaves_what_was_seen(server: Server, feed: LiveFeed) -> None:
     server.begin()
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
@@ -158,7 +159,7 @@ async def test_a_server_that_hangs_up_leaves_what_was_seen(server: Server, feed:
 
 async def test_there_is_nothing_to_compare_in_a_live_server(server: Server, feed: LiveFeed) -> None:
     server.begin()
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("c")
         assert isinstance(app.playback, Live)
@@ -167,7 +168,7 @@ async def test_there_is_nothing_to_compare_in_a_live_server(server: Server, feed
 def test_a_server_that_hangs_up_before_its_first_step(server: Server, feed: LiveFeed) -> None:
     server.publisher.close()
     with pytest.raises(RecordingError, match="has hung up"):
-        first_recording(feed)
+        first_excerpt(feed)
 
 
 def test_what_was_seen_can_be_kept(
@@ -184,7 +185,7 @@ def test_what_was_seen_can_be_kept(
 
 async def test_a_server_that_contradicts_itself_ends_visibly(server: Server, feed: LiveFeed) -> None:
     server.begin()
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
@@ -202,7 +203,7 @@ async def test_a_server_that_is_silent_is_said_to_be(
     server: Server, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.begin()
-    app = KvsimApp(Session(first_recording(feed)), clock=lambda: 0.0, feed=feed)
+    app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
@@ -226,7 +227,7 @@ def test_an_interface_that_fails_says_so_in_a_sentence(
 ) -> None:
     server.begin()
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
-    app = Failing(Session(first_recording(feed)), feed=feed)
+    app = Failing(Past().open(first_excerpt(feed)), feed=feed)
     with pytest.raises(
         DefectError, match=r"failed with ZeroDivisionError in test_live.py, line \d+: a defect\. This is"
     ):

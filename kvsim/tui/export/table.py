@@ -29,13 +29,13 @@ def _row(session: Session) -> dict[str, object]:
     return {
         "recording": session.recording.name,
         "policy": meta.rules_name,
-        "step": frame,
+        "step": session.step_number(frame),
         "time_s": f"{session.player.clock_s:.6f}",
         "running": session.counts("running")[frame],
         "waiting": session.counts("waiting")[frame],
         "finished": session.num_finished,
         "refused": session.num_refused,
-        "preempted": int(session.recording.steps.preempted[: frame + 1].sum()),
+        "preempted": session.num_preempted,
         "tokens_served": session.served[frame],
         "capacity_slots": session.capacity,
     } | {f"{state.name.lower()}_slots": session.breakdown[state] for state in SlotState}

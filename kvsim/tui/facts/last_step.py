@@ -22,6 +22,8 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
     first in at most `room` characters, if it can be.
     """
     replay, frame = session.replay, session.player.frame
+    if frame < session.before.num_stood_for:
+        return [(None, f"{plural(int((replay.refs > 0).sum()), session.unit_name)} were held before it")]
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
     parts: list[tuple[Change | None, str]] = _preemptions(session, frame, room)

@@ -81,8 +81,19 @@ def _computes_again(session: Session, request: int) -> bool:
 
 def _preemptions(session: Session, request: int) -> int:
     """Times that `request` has been preempted so far: it lost its memory, and that was not its end."""
+    in_all = int(session.recording.requests.preemptions[request])
     lost = sum(end <= session.replay.frame for _, end in session.residencies(request))
-    return min(lost, int(session.recording.requests.preemptions[request]))
+    return min(lost + _preemptions_before(session, request, in_all), in_all)
+
+
+def _preemptions_before(session: Session, request: int, in_all: int) -> int:
+    """Those of `in_all` preemptions that happened before the session's first frame."""
+    if not session.before.num_stood_for:
+        return 0
+    replay, held = session.replay, session.replay.ledger.tables.residencies
+    gave_back = (held.request == request) & (held.death_seq <= replay.frame_seq[-1])
+    has_ended = session.recording.requests.status[request] != RequestStatus.UNFINISHED
+    return max(in_all - int(gave_back.sum()) + int(has_ended), 0)
 
 
 def _state(session: Session, request: int, holds: bool, computed: int) -> str:

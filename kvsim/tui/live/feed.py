@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvsim.errors import RecordingError
 
 if TYPE_CHECKING:
-    from kvsim.recording.model import Recording
+    from kvsim.live.tail import Excerpt
 
 _POLL_S = 0.2
 
@@ -24,24 +24,24 @@ class Feed(Protocol):
     def quiet_s(self) -> float:
         """Seconds since it was heard last."""
 
-    def recording(self) -> Recording | None:
-        """The last steps; None before the first."""
+    def recent(self) -> Excerpt | None:
+        """The last steps, and all since it was asked last; None before the first."""
 
-    def whole(self) -> Recording | None:
+    def whole(self) -> Excerpt | None:
         """All that was heard and kept; None before the first step."""
 
     def close(self) -> None:
         """Hang up."""
 
 
-def first_recording(feed: Feed) -> Recording:
+def first_excerpt(feed: Feed) -> Excerpt:
     """Wait for the first step of `feed`.
 
     Raises:
         RecordingError: it ended before.
     """
-    while (recording := feed.recording()) is None:
+    while (excerpt := feed.recent()) is None:
         if feed.ended is not None:
             raise RecordingError(feed.ended)
         time.sleep(_POLL_S)
-    return recording
+    return excerpt

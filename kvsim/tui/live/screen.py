@@ -10,32 +10,42 @@ import numpy as np
 from kvsim.display.text import message, printable
 from kvsim.errors import KvsimError
 
-from ..playback.session import Session
 from ..screens.watch import Watch
+from ..widgets.below_pool import BelowPool
 from ..widgets.event_list import EventList
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.timeline import Timeline
 from ..widgets.waste_bar import WasteBar
+from .past import Past
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..look.states import Symbols
+    from ..playback.session import Session
     from .feed import Feed
 
 POLL_S: Final = 1.0
+_GROWTH: Final = 8
+"""The part of what is shown to who has gone back, one in so many, that comes before it is shown anew."""
 QUIET_S: Final = 5.0
 """Seconds without an event from which on it is said: an idle server, or one that is no more."""
 
 
 class Live(Watch):
-    """Follows `feed`: its last frame, unless the user has gone back to look at something."""
+    """Follows `feed`: its last frame, unless the user has gone back to look at something.
+
+    Who follows is shown the last steps, below charts that grow at their end. Who goes back is shown all that is kept:
+    it is opened for that, and again when it has become an eighth longer.
+    """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
         super().__init__(session, symbols)
-        self._feed = feed
+        self._feed, self._past = feed, Past(session)
         self._ended: str | None = None
-        self._last = (0.0, 0)
-        """Time at which the window that is shown begins, and how many steps it has."""
+        self._present = session
+        """The newest session over the last steps."""
         self._go_to_present()
 
     def on_mount(self) -> None:
@@ -60,27 +70,71 @@ class Live(Watch):
 
     async def poll(self) -> None:
         """Take over what has been recorded since the last time."""
+        follows = self._is_at_present()
         try:
-            session = await asyncio.to_thread(self._newer)
+            session = await asyncio.to_thread(self._newer, follows=follows)
         except KvsimError as error:
             self._end(str(error))
             return
-        if session is not None:
+        if session is not None and follows == self._is_at_present():  # the user may have moved meanwhile
             self._take(session)
         self.show_headline()
         if self._feed.ended is not None:
             self._end(self._feed.ended)
 
-    def _newer(self) -> Session | None:
-        """What the feed has now, opened; None where it has nothing new."""
-        recording = self._feed.recording()
-        if recording is None:
-            return None
-        last = (float(recording.steps.start_s[0]), len(recording.steps))
-        if last == self._last:
-            return None
-        self._last = last
-        return Session(recording)
+    def action_go(self, share: int) -> None:
+        """Go to the beginning of what is kept (0) or the end (1)."""
+        self._go(lambda: super(Live, self).action_go(share), further_back=not share)
+
+    def action_step(self, frames: int) -> None:
+        """Pause, and move by engine steps."""
+        self._go(lambda: super(Live, self).action_step(frames), further_back=self.player.frame + frames < 0)
+
+    def action_event(self, direction: int) -> None:
+        """Pause at the next or the previous notable event."""
+        is_first = direction < 0 and not (self.player.notable < self.player.frame).any()
+        self._go(lambda: super(Live, self).action_event(direction), further_back=is_first)
+
+    def go_to_time(self, time_s: float) -> None:
+        """Show the frame of a moment."""
+        self._go(lambda: super(Live, self).go_to_time(time_s), further_back=time_s < self.player.begin_s)
+
+    def _go(self, move: Callable[[], None], *, further_back: bool) -> None:
+        """Move the clock; where that goes further back than the last steps, in all that is kept."""
+        if further_back and self._has_more:
+            self.run_worker(self._open_all(move), exclusive=True)
+        else:
+            move()
+
+    async def _open_all(self, move: Callable[[], None]) -> None:
+        try:
+            session = await asyncio.to_thread(self._all_kept)
+        except KvsimError as error:
+            self._end(str(error))
+            return
+        if self._ready:
+            self._take(session)
+            move()
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether there are frames before those of the session."""
+        return self.session.before.charts is not None
+
+    def _newer(self, *, follows: bool) -> Session | None:
+        """What to show from now on: the last steps to who `follows`; None where that has not changed."""
+        excerpt = self._feed.recent()
+        if excerpt is not None and excerpt.end_step != self._present.end_step:
+            self._present = self._past.open(excerpt)
+        if follows:
+            return None if self.session is self._present else self._present
+        news = self._present.end_step - self.session.end_step
+        grown = news > len(self.session.recording.steps) // _GROWTH
+        return self._all_kept() if self._has_more or grown else None
+
+    def _all_kept(self) -> Session:
+        excerpt = self._feed.whole()
+        return self.session if excerpt is None else Past().open(excerpt)
 
     def _end(self, sentence: str) -> None:
         self._polls.stop()
@@ -96,14 +150,15 @@ class Live(Watch):
         session.player.take_over(player)
         session.selected, session.hovered = old.selected, old.hovered
         session.followed = self._same_request(old, session)
+        self.set_class(session.followed is not None, "-following")
         self.session, self.player = session, session.player
         if follows:
             self._go_to_present()
         session.show()
         self.query_one(PoolView).open(session.replay)
         self.query_one(PoolView).follow(session.followed)
-        for panel in self.query("WasteBar, Timeline, Panel, EventList"):
-            assert isinstance(panel, WasteBar | Timeline | Panel | EventList)
+        for panel in self.query(self.PANELS):
+            assert isinstance(panel, BelowPool | WasteBar | Timeline | Panel | EventList)
             panel.open(session)
         self.show_headline()
         self.show_frame(everything=True)

@@ -5,7 +5,7 @@ Arrivals are left out: the queue shows them, and every request has one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -94,6 +94,24 @@ class Events:
     def of_request(self, request: int) -> Events:
         """The events of one request."""
         return self._rows(self.request == request)
+
+    def between(self, begin: int, end: int) -> Events:
+        """The events of the frames [begin, end), which are counted from `begin`."""
+        events = self._rows((self.frame >= begin) & (self.frame < end))
+        return replace(events, frame=events.frame - begin)
+
+    def of_others(self) -> Events:
+        """The same events, of nobody who has a number here."""
+        return replace(self, request=np.full(len(self), NO_OWNER, np.int64))
+
+    def followed_by(self, later: Events, num_frames: int) -> Events:
+        """These events, and behind them those of a run that goes on after `num_frames` frames."""
+        return Events(
+            frame=np.concatenate((self.frame, later.frame + num_frames)),
+            kind=np.concatenate((self.kind, later.kind)),
+            request=np.concatenate((self.request, later.request)),
+            count=np.concatenate((self.count, later.count)),
+        )
 
     def _rows(self, rows: npt.NDArray[np.bool_]) -> Events:
         return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows], count=self.count[rows])

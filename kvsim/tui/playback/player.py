@@ -131,10 +131,12 @@ class Player:
         return True
 
     def take_over(self, other: Player) -> None:
-        """Stand where `other` stands, which plays a shorter recording of the same run, and go on as fast."""
+        """Stand where `other` stands, which plays another part of the same run, and be as much faster or slower than at
+        first as that is.
+        """
         self.playing = other.playing
         self.go_to_time(other.clock_s)
-        self._index = min(max(other._index, self._default_index - _SPEED_RANGE), self._default_index + _SPEED_RANGE)
+        self._index = self._default_index + other._index - other._default_index
 
     def change_speed(self, direction: int) -> None:
         """Play faster (`direction` 1) or slower (-1), along 1, 2, 5, 10, ..."""

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
-    """Tokens put out by the steps before each frame: int64[num_frames].
+    """Tokens put out before each frame, also before a recording that begins in the middle to those who were there then:
+    int64[num_frames].
 
     A token counts once, when it first comes out: what a preempted request computes again is no progress.
     """
@@ -31,11 +32,13 @@ def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
     outputs = requests.output_tokens[request].astype(np.int64)
     known = np.clip(after, 0, outputs)
 
-    # The most that earlier rows of the same request have reached.
+    # The most that earlier rows of the same request have reached, and what it had before the recording began.
     width = int(known.max(initial=0)) + 1
     reached = np.maximum.accumulate(request * width + known) - request * width
     reached = np.concatenate(([0], reached))[: len(known)]
     reached[np.flatnonzero(np.diff(request, prepend=-1))] = 0
+    initial = np.clip(replay.progress.initial - prompt_end + 1, 0, requests.output_tokens)
+    reached = np.maximum(reached, initial[request])
     low = np.maximum(np.maximum(before, reached), 0)
     count = np.maximum(known - low, 0)
 
@@ -46,4 +49,5 @@ def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
     np.add.at(rate, first[some], (count // np.maximum(span, 1))[some])
     np.add.at(rate, np.minimum(first + span, replay.num_frames)[some], -(count // np.maximum(span, 1))[some])
     per_step = np.cumsum(rate)[: replay.num_frames - 1]
-    return np.concatenate(([0], np.cumsum(per_step)))
+    served: npt.NDArray[np.int64] = initial.sum() + np.concatenate(([0], np.cumsum(per_step)))
+    return served

@@ -17,6 +17,7 @@ from kvsim.replay.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import plural
+from .charts import Before, Charts
 from .events import NOTABLE, EventFilter, EventKind, Events, events_of
 from .history import Stay, stays
 from .player import Player
@@ -63,10 +64,15 @@ class Session:
         RecordingError: the recording has no steps.
     """
 
-    def __init__(self, recording: Recording, *, at_s: float | None = None, later: bool = False) -> None:
-        """Args: what to watch, where to begin, and whether `add_up` is called once there is a picture to look at."""
+    def __init__(
+        self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
+    ) -> None:
+        """Args: what to watch, where to begin, whether `add_up` is called once there is a picture to look at, and what
+        came before.
+        """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
+        self.before = before if before is not None else Before(first_step=0)
         self.slots = np.zeros((0, len(SlotState)), np.int64)
         """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
@@ -99,6 +105,33 @@ class Session:
         """
         self.replay.warm_up()
         self.slots = waste(self.replay).slots
+
+    def step_number(self, frame: int) -> int:
+        """The number of the step that `frame` shows; that which its server gave it, where one is followed."""
+        return self.before.first_step - self.before.num_stood_for + frame
+
+    @property
+    def end_step(self) -> int:
+        """The number of the step behind the last."""
+        return self.step_number(len(self.recording.steps))
+
+    @property
+    def num_frames_before(self) -> int:
+        """Rows of `charts` before that of the first frame."""
+        return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_stood_for
+
+    def charts(self) -> Charts:
+        """What charts over time are drawn from: all frames, and those before them that are known."""
+        own = Charts(
+            times_s=self.times_s,
+            slots=self.slots,
+            running=self.counts("running"),
+            waiting=self.counts("waiting"),
+            events=self.events,
+        )
+        if self.before.charts is None:
+            return own
+        return self.before.charts.followed_by(own.rows(self.before.num_stood_for))
 
     @property
     def added_up(self) -> bool:
@@ -166,7 +199,7 @@ class Session:
     @cached_property
     def served(self) -> npt.NDArray[np.int64]:
         """Tokens of answers put out before each frame."""
-        return tokens_served(self.replay)
+        return self.before.tokens_served + tokens_served(self.replay)
 
     @cached_property
     def finish_times_s(self) -> npt.NDArray[np.float64]:
@@ -177,7 +210,8 @@ class Session:
     @property
     def num_finished(self) -> int:
         """Requests that have finished at the player's clock."""
-        return int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
+        finished = int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
+        return self.before.num_finished + finished
 
     @property
     def num_idle(self) -> int:
@@ -200,7 +234,13 @@ class Session:
     def num_refused(self) -> int:
         """Requests that have been refused at the player's clock."""
         requests = self.recording.requests
-        return int(((requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)).sum())
+        refused = (requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)
+        return self.before.num_refused + int(refused.sum())
+
+    @property
+    def num_preempted(self) -> int:
+        """Preemptions up to the current frame."""
+        return self.before.num_preempted + int(self.recording.steps.preempted[: self.player.frame + 1].sum())
 
     @cached_property
     def host(self) -> HostMemory | None:
@@ -243,16 +283,21 @@ class Session:
         return str(self.recording.requests.id[request])
 
 
+def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    """Names of requests, safe to draw."""
+    letters = np.ascontiguousarray(ids).view(np.uint32)
+    if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
+        return np.array([printable(name) for name in ids.tolist()])
+    return ids
+
+
 def _printable(recording: Recording) -> Recording:
     """`recording` with every name and note safe to draw: they come from a file, or from a server."""
     meta, requests = recording.meta, recording.requests
-    letters = np.ascontiguousarray(requests.id).view(np.uint32)
-    if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
-        requests = replace(requests, id=np.array([printable(name) for name in requests.id.tolist()]))
     return replace(
         recording,
         name=printable(recording.name),
-        requests=requests,
+        requests=replace(requests, id=printable_ids(requests.id)),
         meta=replace(
             meta,
             gpu=printable(meta.gpu),

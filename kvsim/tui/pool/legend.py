@@ -111,7 +111,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
                 *free,
             ]
         case ColorBy.AGE:
-            oldest_s = session.player.duration_s / 4
+            oldest_s = session.recording.told_s / 4
             ages = tuple(range(AGE + AGES - 2, AGE, -1))
             return [
                 *([] if lit is None else _lit_alone(lit, ages[::2])),

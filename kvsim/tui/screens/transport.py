@@ -77,5 +77,9 @@ class Transport(Screen[None]):
 
     @on(Scrubber.Scrubbed)
     def _scrubbed(self, message: Scrubber.Scrubbed) -> None:
-        self.player.go_to_time(message.time_s)
+        self.go_to_time(message.time_s)
+
+    def go_to_time(self, time_s: float) -> None:
+        """Show the frame of a moment."""
+        self.player.go_to_time(time_s)
         self.show_frame(everything=True)

@@ -114,7 +114,7 @@ class Watch(PlaybackScreen):
 
     def file_name(self) -> str:
         """The recording and the step."""
-        return f"{file_stem(self.session.recording.name)}-step{self.player.frame}"
+        return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
         """List and jump to the next kind of events; kinds of which there are none are passed over."""

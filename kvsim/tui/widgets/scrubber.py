@@ -98,18 +98,23 @@ class Scrubber(Widget):
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
         """The columns of an axis of `width` that moments fall into."""
-        begin_s, span_s = self.player.begin_s, self._span_s
+        begin_s, span_s = self.begin_s, self._span_s
         return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
 
     def edges_s(self, width: int) -> npt.NDArray[np.float64]:
         """The moments between which the columns of an axis of `width` lie."""
-        return np.linspace(self.player.begin_s, self.player.begin_s + self._span_s, width + 1)
+        return np.linspace(self.begin_s, self.begin_s + self._span_s, width + 1)
+
+    @property
+    def begin_s(self) -> float:
+        """The moment at which the axis begins."""
+        return self.player.begin_s
 
     @property
     def _span_s(self) -> float:
-        return self.player.duration_s - self.player.begin_s
+        return self.player.duration_s - self.begin_s
 
     def _scrub(self, event: events.MouseEvent) -> None:
         offset = event.get_content_offset_capture(self)
         share = (offset.x - GUTTER + 0.5) / max(self.axis_width, 1)
-        self.post_message(self.Scrubbed(self.player.begin_s + min(max(share, 0.0), 1.0) * self._span_s))
+        self.post_message(self.Scrubbed(self.begin_s + min(max(share, 0.0), 1.0) * self._span_s))

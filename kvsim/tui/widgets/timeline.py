@@ -47,9 +47,9 @@ class Timeline(Scrubber):
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session, self.player = session, session.player
-        self._num_running, self._num_waiting = session.counts("running"), session.counts("waiting")
-        self._notable = session.events.notable
-        self._charts: list[Strip] = []
+        self._charts, self._num_before = session.charts(), session.num_frames_before
+        self._notable = self._charts.events.notable
+        self._lines: list[Strip] = []
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
@@ -75,13 +75,13 @@ class Timeline(Scrubber):
         """A line of a chart behind the cursor, with its label and value of this moment."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
-            self._charts = self._draw_charts(self.axis_width, self.size.height)
-        if not 0 <= y < len(self._charts) or not self.axis_width:
+            self._lines = self._draw_charts(self.axis_width, self.size.height)
+        if not 0 <= y < len(self._lines) or not self.axis_width:
             return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
         column = self.cursor_column
-        chart = self._charts[y]
+        chart = self._lines[y]
         before, after = chart.crop(0, column), chart.crop(column + 1)
-        last = y == len(self._charts) - 1
+        last = y == len(self._lines) - 1
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
         cursor = Segment(
             line,
@@ -93,8 +93,15 @@ class Timeline(Scrubber):
 
     def place(self) -> str:
         """The step; and how many wait, where there is no line for them."""
-        waiting = self._num_waiting[self.player.frame]
-        return super().place() + (f" {self.symbols.dot} {waiting:,} waiting" if 0 < self.size.height <= 3 else "")
+        session, frame = self._session, self.player.frame
+        place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
+        waiting = self._charts.waiting[self._num_before + frame]
+        return place + (f" {self.symbols.dot} {waiting:,} waiting" if 0 < self.size.height <= 3 else "")
+
+    @property
+    def begin_s(self) -> float:
+        """The moment at which the charts begin, which may be before the first frame that the player can show."""
+        return float(self._charts.times_s[0])
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
         """The notable events, of the followed request alone where one is, and when it holds memory."""
@@ -120,7 +127,7 @@ class Timeline(Scrubber):
 
     def _color_at(self, y: int, column: int) -> Color | None:
         """The colour that most of a character has."""
-        (segment,) = self._charts[y].crop(column, column + 1)
+        (segment,) = self._lines[y].crop(column, column + 1)
         if segment.style is None:
             return None
         mostly_ink = self.symbols.color and self.symbols.up.find(segment.text) > EIGHTHS // 2
@@ -132,14 +139,14 @@ class Timeline(Scrubber):
         return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
 
     def _label(self, y: int) -> list[Segment]:
-        session, height = self._session, len(self._charts)
-        frame = session.player.frame
+        session, height = self._session, len(self._lines)
+        row = self._num_before + session.player.frame
         if y == height - 1:
             label, value = "time", seconds(session.player.clock_s, session.player.duration_s / 1000)
         elif y == height - 2 and height > 3:
-            label, value = "waiting", f"{self._num_waiting[frame]:,}"
+            label, value = "waiting", f"{self._charts.waiting[row]:,}"
         elif y == height - 2 - (height > 3):
-            label, value = "running", f"{self._num_running[frame] - session.num_idle:,}"
+            label, value = "running", f"{self._charts.running[row] - session.num_idle:,}"
         elif y == 0:
             free = int(session.breakdown[list(_FREE)].sum())
             label, value = "in use", percent(session.capacity - free, session.capacity)
@@ -154,23 +161,23 @@ class Timeline(Scrubber):
     def _draw_charts(self, width: int, height: int) -> list[Strip]:
         if not width or not height:
             return []
-        session = self._session
+        charts = self._charts
         first, last = self._frames_of_columns(width)
         slots = np.zeros((width, len(SlotState)))
-        if session.added_up:
+        if len(charts.slots):
             spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
-            slots[:] = [session.slots[begin:end].mean(axis=0) for begin, end in spans]
+            slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
         num_charts = 2 if height > 3 else 1
         strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
-        strips.append(self._bars(np.maximum.reduceat(self._num_running, first), self._num_running.max()))
+        strips.append(self._bars(np.maximum.reduceat(charts.running, first), charts.running.max()))
         if num_charts > 1:
-            strips.append(self._bars(np.maximum.reduceat(self._num_waiting, first), self._num_waiting.max()))
+            strips.append(self._bars(np.maximum.reduceat(charts.waiting, first), charts.waiting.max()))
         strips.append(self._track(width))
         return strips[-height:]
 
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first and the last frame that each column of the axis stands for."""
-        times_s = self._session.times_s
+        times_s = self._charts.times_s
         edges_s = self.edges_s(width)
         first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
         last = np.maximum(np.searchsorted(times_s, edges_s[1:], side="left") - 1, first)
@@ -212,7 +219,7 @@ class Timeline(Scrubber):
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
         frames = self._marked_events().frame
-        return np.bincount(self.column_of(self._session.times_s[frames], width), minlength=width)
+        return np.bincount(self.column_of(self._charts.times_s[frames], width), minlength=width)
 
     def _marked_events(self) -> Events:
         """The notable events; of the followed request alone, where one is."""

@@ -1,0 +1,62 @@
+"""What a screen that follows a server has seen: charts grow at their end, and sessions over the last steps pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kvsim.recording.tables import RequestStatus
+
+from ..playback.charts import Before
+from ..playback.session import Session, printable_ids
+
+if TYPE_CHECKING:
+    from kvsim.live.tail import Excerpt
+
+MAX_FRAMES: Final = 50_000
+"""Frames before a session's own that its charts show."""
+
+
+class Past:
+    """Opens one excerpt after the other, each with the charts and the counts of what came before it.
+
+    A frame is taken over as the last session that has it shows it, a thousand steps later: by then it is known which of
+    its reserved slots are used.
+    """
+
+    def __init__(self, latest: Session | None = None) -> None:
+        """Args: what was opened before, if anything was."""
+        self._latest = latest
+
+    def open(self, excerpt: Excerpt) -> Session:
+        """A session over `excerpt`, whose charts begin with what was opened before.
+
+        Raises:
+            RecordingError: it contradicts itself.
+        """
+        self._latest = Session(excerpt.recording, before=self._before(excerpt))
+        return self._latest
+
+    def _before(self, excerpt: Excerpt) -> Before:
+        nothing = Before(first_step=excerpt.first_step, num_stood_for=excerpt.num_before)
+        if (latest := self._latest) is None:
+            return nothing
+        old = latest.before
+        end = old.num_stood_for + excerpt.first_step - old.first_step
+        if not old.num_stood_for <= end <= latest.player.last_frame:
+            return nothing  # it goes further back, or not far enough
+        if end == old.num_stood_for:
+            return old
+        charts = latest.charts().rows(0, latest.num_frames_before + end)
+        requests = latest.recording.requests
+        gone = ~np.isin(requests.id, printable_ids(excerpt.recording.requests.id))
+        return Before(
+            first_step=excerpt.first_step,
+            num_stood_for=excerpt.num_before,
+            charts=charts.rows(max(len(charts) - MAX_FRAMES, 0)),
+            num_finished=old.num_finished + int((~np.isnan(requests.finished_s[gone])).sum()),
+            num_refused=old.num_refused + int((requests.status[gone] == RequestStatus.REFUSED).sum()),
+            num_preempted=old.num_preempted + int(latest.recording.steps.preempted[:end].sum()),
+            tokens_served=old.tokens_served + int(requests.output_tokens[gone].sum()),
+        )
