@@ -29,7 +29,7 @@ def metrics_url() -> Iterator[str]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/metrics"
     server.shutdown()
     server.server_close()

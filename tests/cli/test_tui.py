@@ -94,7 +94,7 @@ def test_a_web_server_is_asked_for_its_metrics(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     monkeypatch.setattr("kvsim.cli.attach._watch_metrics", lambda _, page, *__, **___: watched.append(page))
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
         assert run("--attach", address)[0] == 0
         code, _, complaint = run("--attach", address, "-o", "out")

@@ -172,7 +172,7 @@ def page_server(answer: Callable[[BaseHTTPRequestHandler, int], None]) -> Iterat
             pass
 
     with HTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/metrics"
         server.shutdown()

@@ -145,7 +145,7 @@ def serving(num_blocks: int, step_s: float = 0.002) -> Iterator[tuple[str, Engin
     with ThreadingHTTPServer(("127.0.0.1", 0), type("OfEngine", (Pages,), {"engine": engine})) as server:
         server.daemon_threads = True
         threads = [
-            threading.Thread(target=server.serve_forever, daemon=True),
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True),
             threading.Thread(target=engine.run, args=(over,), daemon=True),
         ]
         for thread in threads:
