@@ -35,11 +35,16 @@ settings.register_profile("repeatable", PATIENT, derandomize=True)
 settings.register_profile("search", PATIENT, print_blob=True)
 settings.load_profile("repeatable")
 
-# Few of the objects that a test makes are garbage in a cycle; looking for such took a sixteenth of all the time.
-gc.set_threshold(50_000)
+# Few of the objects that a test makes are garbage in a cycle, and none that was there before; looking for such took a
+# fourteenth of all the time.
+gc.set_threshold(500_000)
 
 RunProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 MakeMachine = Callable[[int], Machine]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,18 +24,25 @@ Complain = Callable[..., str]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_machine: Callable[[int], Machine]) -> Path:
+def folder(made: Path, tmp_path: Path) -> Path:
     """A folder with a small recording `rec`, damaged ones beside it, and a file."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, make_machine: Callable[[int], Machine]) -> Path:
+    folder = tmp_path_factory.mktemp("made")
     workload = Workload(arrival_s=[0.0, 0.1], prompt_tokens=[20, 30], output_tokens=[5, 4], ids=["a", "b"])
     recording = simulate(workload, Paged(scheduler=ContinuousSettings(max_model_len=64)), make_machine(320))
     for name in ("rec", "cut", "newer"):
-        write(recording, tmp_path / name)
-    steps = tmp_path / "cut" / "steps.parquet"
+        write(recording, folder / name)
+    steps = folder / "cut" / "steps.parquet"
     steps.write_bytes(steps.read_bytes()[:200])
-    meta = tmp_path / "newer" / "meta.json"
+    meta = folder / "newer" / "meta.json"
     meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
-    (tmp_path / "file").write_text("thesis")
-    return tmp_path
+    (folder / "file").write_text("thesis")
+    return folder
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from textual.css.stylesheet import Stylesheet
 
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
@@ -20,7 +21,9 @@ from kvsim.workload import Ragged, Workload
 from .idle import TICK_S, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from textual.css.model import RuleSet
 
     from kvsim.recording import Meta
     from kvsim.simulation import Machine
@@ -46,6 +49,22 @@ def _no_longer_than_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("textual.app.wait_for_idle", wait)
     monkeypatch.setattr("textual.pilot.wait_for_idle", wait)
     monkeypatch.setattr("textual.screen.UPDATE_PERIOD", TICK_S)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _style_sheets_are_read_once() -> Iterator[None]:
+    """Rules are not changed by a program that is drawn with them; reading them is a tenth of what its start takes."""
+    parse, known = Stylesheet._parse_rules, {}
+
+    def parse_once(self: Stylesheet, *arguments: Any, **named: Any) -> list[RuleSet]:
+        key = (frozenset(self._variables.items()), arguments, frozenset(named.items()))
+        if key not in known:
+            known[key] = parse(self, *arguments, **named)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 @pytest.fixture(scope="session")
