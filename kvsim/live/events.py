@@ -17,6 +17,7 @@ _MAX_NAME = 256
 """Letters of a request's id."""
 _LIMIT = 1 << 31
 _LATEST_S = 1e12
+_INT = {int}
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted", "free_units")
 _STATUSES = ("unfinished", "finished", "aborted", "refused")
 
@@ -47,7 +48,8 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
         case ["again", time_s]:
             return _time(time_s)
         case ["tokens", time_s, list(rows)]:
-            return _time(time_s) and all(isinstance(row, list) and len(row) == 3 and _counts(row) for row in rows)
+            in_threes = all(type(row) is list and len(row) == 3 for row in rows)
+            return _time(time_s) and in_threes and _counts([value for row in rows for value in row])
         case ["step", dict(columns)]:
             return _time(columns.get("start_s")) and _counts([columns.get(name) for name in _COUNTS])
         case ["output", step, time_s]:
@@ -72,7 +74,7 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
 
 
 def _counts(values: list[Any]) -> bool:
-    return all(map(_count, values))
+    return set(map(type, values)) <= _INT and (not values or (min(values) >= 0 and max(values) < _LIMIT))
 
 
 def _count(value: object) -> bool:

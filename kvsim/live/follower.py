@@ -243,7 +243,8 @@ class _Numbers:
             case ["output", step, time_s]:
                 return ["output", step + self._step_offset, time_s] if step >= self._first_step else None
             case ["tokens", time_s, rows]:
-                return ["tokens", time_s, [[self._row[row], *rest] for row, *rest in rows]]
+                ours = self._row
+                return ["tokens", time_s, [[ours[row], before, count] for row, before, count in rows]]
             case ["end", row, *rest]:
                 return ["end", self._row.pop(row), *rest]
             case _:

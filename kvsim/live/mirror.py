@@ -100,12 +100,13 @@ class Mirror:
             case ["evict", blocks]:
                 self._cached.difference_update(blocks)
             case ["tokens", time_s, rows]:
+                self._spell_out = False
                 self._schedule(time_s, rows)
             case ["again", time_s]:
                 rows = [[row, self._requests[row].computed, 1] for row in self._scheduled]
-                spelled_out = self._spell_out
                 self._schedule(time_s, rows)
-                if spelled_out:
+                if self._spell_out:
+                    self._spell_out = False
                     return ["tokens", time_s, rows]
             case ["step", columns]:
                 self._columns = columns
@@ -179,9 +180,10 @@ class Mirror:
                 self._cached.add(block)
 
     def _schedule(self, time_s: float, rows: list[list[int]]) -> None:
-        self._time_s, self._spell_out = time_s, False
+        self._time_s = time_s
         self._scheduled = [row for row, _, _ in rows]
+        requests = self._requests
         for row, before, count in rows:
-            request = self._requests[row]
-            request.computed = before + count
-            request.most = max(request.most, request.computed)
+            request = requests[row]
+            request.computed = computed = before + count
+            request.most = max(request.most, computed)

@@ -166,36 +166,40 @@ class GrowingSteps(GrowingTable):
 class GrowingSchedule(GrowingTable):
     """One row per request and run of steps; the last row of a request goes on for as long as nothing else happens."""
 
-    __slots__ = ("_open_row",)
+    __slots__ = ("_before", "_open_row", "_repeat", "_request", "_step", "_tokens")
 
     def __init__(self) -> None:
         super().__init__(Schedule)
         self._open_row: dict[int, int] = {}
+        # Each step adds each of its requests: to look a column up by its name takes as long as the rest.
+        self._step, self._request = self.columns["step"], self.columns["request"]
+        self._before, self._tokens = self.columns["computed_before"], self.columns["tokens"]
+        self._repeat = self.columns["repeat"]
 
     def add(self, step: int, request: int, computed_before: int, tokens: int, repeat: int) -> None:
         """`request` computes `tokens` tokens in `step` and each of the next `repeat - 1`."""
-        columns, open_row = self.columns, self._open_row.get(request)
+        open_row = self._open_row.get(request)
         if open_row is not None:
             row = open_row - self.first
-            times = columns["repeat"][row]
-            follows = (
-                columns["step"][row] + times == step
-                and columns["computed_before"][row] + tokens * times == computed_before
-            )
-            if follows and columns["tokens"][row] == tokens:
-                columns["repeat"][row] = times + repeat
+            times = self._repeat[row]
+            if (
+                self._tokens[row] == tokens
+                and self._step[row] + times == step
+                and self._before[row] + tokens * times == computed_before
+            ):
+                self._repeat[row] = times + repeat
                 return
-        self._open_row[request] = self.first + len(columns["step"])
-        columns["step"].append(step)
-        columns["request"].append(request)
-        columns["computed_before"].append(computed_before)
-        columns["tokens"].append(tokens)
-        columns["repeat"].append(repeat)
+        self._open_row[request] = self.first + len(self._step)
+        self._step.append(step)
+        self._request.append(request)
+        self._before.append(computed_before)
+        self._tokens.append(tokens)
+        self._repeat.append(repeat)
 
     def computed(self, request: int) -> int:
         """Tokens that `request` has computed by the end of its last row."""
-        columns, row = self.columns, self._open_row[request] - self.first
-        return int(columns["computed_before"][row] + columns["tokens"][row] * columns["repeat"][row])
+        row = self._open_row[request] - self.first
+        return int(self._before[row] + self._tokens[row] * self._repeat[row])
 
     def end(self, request: int) -> None:
         """`request` will not be scheduled again."""
