@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.records import column, fill
+from kvsim.engine.records import column
 from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, TIERED, Engine
 from kvsim.metrics import Limits
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
@@ -149,13 +149,11 @@ class FinalRows:
         self._builder = builder
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # steps whose output is to come
         self._number_of: npt.NDArray[np.int32] | None = None  # where some of the workload went elsewhere
+        self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Hand over what will not change any more."""
-        rows = rows_of(engine)
-        if (np.diff(rows) != 1).any() or (len(rows) and rows[0]):
-            self._number_of = np.full(len(engine.lines), -1, np.int32)
-            self._number_of[rows] = np.arange(len(rows))
+        """Hand over what will not change any more. A slice costs what it brought, however long the run is."""
+        self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
         self._take_schedule(engine)
@@ -165,6 +163,18 @@ class FinalRows:
     def finish(self, requests: Requests) -> None:
         """Hand over the requests; the run is over."""
         self._builder.append(requests)
+
+    def _number(self, engine: Engine) -> None:
+        """Number the requests that were sent in the slice."""
+        begin = self._num_numbered
+        rows = rows_of(engine, begin)
+        numbers = np.arange(begin, begin + len(rows), dtype=np.int32)
+        if self._number_of is None and (rows != numbers).any():
+            self._number_of = np.full(len(engine.lines), -1, np.int32)
+            self._number_of[:begin] = np.arange(begin)
+        if self._number_of is not None:
+            self._number_of[rows] = numbers
+        self._num_numbered += len(rows)
 
     def _numbered(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Rows of the workload as the recording numbers its requests; -1 stays."""
@@ -235,18 +245,23 @@ class FinalRows:
 
     def _take_schedule(self, engine: Engine) -> None:
         """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""
-        num_rows, sequences, rows = engine.state[0].num_schedule_rows, engine.sequences, engine.schedule_rows
-        status, open_rows = column(sequences, "status"), column(sequences, "open_row")
+        num_rows, rows = engine.state[0].num_schedule_rows, engine.schedule_rows
+        sequences: Any = engine.sequences
+        nodes = column(rows, "request", num_rows) + 1  # a row that may be extended is among these
+        status, open_rows = _chosen(sequences, "status", nodes), _chosen(sequences, "open_row", nodes)
         may_go_on = open_rows[(status == RUNNING) & (open_rows >= 0)]
         num_final = int(may_go_on.min(initial=num_rows))
         names = ("step", "request", "computed_before", "tokens", "repeat")
         final = {name: column(rows, name, num_final).copy() for name in names}
         self._builder.append(Schedule(**final | {"request": self._numbered(final["request"])}))
+        still_open = np.maximum(open_rows - num_final, NO_ROW)
         if isinstance(rows, np.ndarray):
             rows[: num_rows - num_final] = rows[num_final:num_rows].copy()
+            sequences["open_row"][nodes] = still_open
         else:
             del rows[:num_final]  # type: ignore[attr-defined]
-        fill(sequences, 0, open_row=np.maximum(open_rows - num_final, NO_ROW))
+            for node, row in zip(nodes.tolist(), still_open.tolist(), strict=True):
+                sequences[node].open_row = row
         engine.state[0].num_schedule_rows = num_rows - num_final
 
 
@@ -258,9 +273,17 @@ def _limits_of(engine: Engine) -> Limits:
     return Limits(max_num_seqs=int(settings.max_num_seqs), max_num_batched_tokens=int(settings.max_num_batched_tokens))
 
 
-def rows_of(engine: Engine) -> npt.NDArray[np.int64]:
-    """The rows of the workload that were sent to this engine, in that order."""
-    return np.asarray(column(engine.lines, "arrived", engine.state[0].num_submitted) - 1, np.int64)
+def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A field of some records."""
+    if isinstance(records, np.ndarray):
+        return np.asarray(records[name][indices])
+    return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
+
+
+def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
+    """The rows of the workload that were sent to this engine, in that order, from the `begin`-th on."""
+    nodes = _chosen(engine.lines, "arrived", np.arange(begin, engine.state[0].num_submitted))
+    return np.asarray(nodes - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64]) -> Requests:
