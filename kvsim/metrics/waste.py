@@ -219,9 +219,8 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
         held = ledger.units_before(rows)
         if ledger.is_shared or replay.recording.meta.prefix_caching:
             # The frame that shows each row, and one for what never happens.
-            frame = np.repeat(
-                np.arange(num_frames + 1, dtype=np.int32), np.diff(rows, prepend=0, append=len(memory) + 1)
-            )
+            narrow = np.min_scalar_type(num_frames)
+            frame = np.repeat(np.arange(num_frames + 1, dtype=narrow), np.diff(rows, prepend=0, append=len(memory) + 1))
             change = np.zeros((2, num_frames + 1), np.int64)
             change[1, 0] = len(ledger.initial_cached)
             for part in ledger.successions(with_prefixes=True):

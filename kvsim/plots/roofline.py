@@ -12,14 +12,16 @@ from kvsim.hardware import find_gpu
 from kvsim.plots.axes import log_axis
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import ROWS_AT_ONCE, units_of_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from kvsim.models import Model
     from kvsim.recording import Recording
-    from kvsim.recording.tables import FloatArray
+    from kvsim.recording.tables import FloatArray, IntArray
 
 _MAX_DOTS = 2000
 """Dots for each kind of step, evenly sampled: more would be drawn on top of each other."""
@@ -41,22 +43,22 @@ class StepWork:
     def of(cls, recording: Recording, model: Model) -> StepWork:
         """The work of every step of `recording`, in the order of the steps."""
         schedule, steps = recording.schedule, recording.steps
-        row, nth = units_of_runs(schedule.repeats.astype(np.int64))
-        step, tokens = schedule.step[row] + nth, schedule.tokens[row].astype(np.float64)
-        before = schedule.computed_before[row] + tokens * nth
-
-        def per_step(values: FloatArray) -> FloatArray:
-            total: FloatArray = np.bincount(step, weights=values, minlength=len(steps)).astype(np.float64)
-            return total
-
-        num_tokens, num_seqs = per_step(tokens), per_step(np.ones(len(row)))
-        pairs = per_step(tokens * before + tokens * (tokens + 1) / 2)
+        # Whole numbers, and their sums are exact in whichever order they are added.
+        num_tokens, num_seqs, pairs, read_tokens = np.zeros((4, len(steps)))
+        for rows in _in_parts(schedule.repeats):
+            row, nth = units_of_runs(schedule.repeats[rows].astype(np.int64))
+            step, tokens = schedule.step[rows][row] + nth, schedule.tokens[rows][row].astype(np.float64)
+            before = schedule.computed_before[rows][row] + tokens * nth
+            np.add.at(num_tokens, step, tokens)
+            np.add.at(num_seqs, step, 1.0)
+            np.add.at(pairs, step, tokens * before + tokens * (tokens + 1) / 2)
+            np.add.at(read_tokens, step, before + tokens)
         begin = np.maximum(steps.start_s, np.concatenate(([-np.inf], np.maximum.accumulate(steps.end_s)[:-1])))
         return cls(
             flops=num_tokens * model.flops_per_token
             + num_seqs * model.flops_per_logits
             + pairs * model.flops_per_attention_pair,
-            streamed_bytes=model.weight_bytes_on_gpu + per_step(before + tokens) * model.kv_bytes_per_token,
+            streamed_bytes=model.weight_bytes_on_gpu + read_tokens * model.kv_bytes_per_token,
             duration_s=steps.end_s - begin,
             prefill=steps.prefill_tokens > 0,
         )
@@ -124,6 +126,17 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         f"The median step reaches {reached:.0f}% of its roof."
     )
     return picture
+
+
+def _in_parts(repeats: IntArray) -> Iterator[slice]:
+    """Rows of a schedule, some at a time, which together stand for some ten thousand steps of a request, or one row."""
+    behind = np.cumsum(repeats, dtype=np.int64)
+    begin = 0
+    while begin < len(repeats):
+        upto = (int(behind[begin - 1]) if begin else 0) + ROWS_AT_ONCE
+        end = max(int(np.searchsorted(behind, upto, side="right")), begin + 1)
+        yield slice(begin, end)
+        begin = end
 
 
 def _sample(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.holdings import Holdings, Residencies, and_never
+from kvsim.recording.holdings import Deaths, Holdings, Residencies, seq_of
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
@@ -43,26 +43,25 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     death_row = ends.rows(request, residency, group, len(memory))
     let_go = _let_go(memory, request, group, address, run_row)
     death_row = np.minimum(death_row, let_go)
-    seq = and_never(memory.seq)
+    never = seq_of(memory, np.array([len(memory)]))
     begins = is_new(request) | is_new(residency)
     first_run = np.flatnonzero(begins)
-    end_seq = np.append(ends.seq, seq[-1])
+    end_seq = np.append(ends.seq, never)
     is_ended = ends.is_of(request[first_run], residency[first_run])
     first_birth = np.minimum.reduceat(run_row, first_run) if len(first_run) else run_row
     tables = Holdings(
         memory,
-        seq,
         birth_row=run_row.astype(np.int32),
-        death_row=death_row.astype(np.int32),
         offset=offset,
+        death=Deaths(None, death_row.astype(np.int32)),
         first_row=np.searchsorted(request, np.arange(num_requests + 1)),
         first_of_table=np.flatnonzero(begins | is_new(group)),
         residencies=Residencies(
             request=request[first_run].astype(np.int32),
             first_run=first_run,
             birth_row=first_birth,
-            birth_seq=seq[first_birth],
-            death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_run], len(ends.seq))], seq[-1]),
+            birth_seq=seq_of(memory, first_birth),
+            death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_run], len(ends.seq))], never),
         ),
     )
     return tables, _operations(memory, tables, death_row)

@@ -24,6 +24,25 @@ class Residencies:
     death_seq: IntArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Deaths:
+    """The rows in which runs are given back: by the row that handed them out, or of each run by itself."""
+
+    by_birth_row: IntArray | None
+    by_run: IntArray | None = None
+
+    def at(self, runs: IntArray | slice) -> Deaths:
+        """Those of some of the runs."""
+        return self if self.by_run is None else Deaths(None, self.by_run[runs])
+
+    def rows_of(self, birth_row: IntArray) -> IntArray:
+        """The row that gives each run back; `birth_row` says which gave it out."""
+        if self.by_run is not None:
+            return self.by_run
+        assert self.by_birth_row is not None
+        return self.by_birth_row.take(birth_row)
+
+
 class Runs:
     """Runs of units that requests held: who, where, and from when to when.
 
@@ -31,24 +50,21 @@ class Runs:
     be.
     """
 
-    def __init__(
-        self, memory: Memory, seq: IntArray, birth_row: IntArray, death_row: IntArray, offset: IntArray | None
-    ) -> None:
-        """The runs that `birth_row` gave to requests: whole rows, or, of each, the single unit at `offset`.
-
-        `death_row` is the row that takes each back, as many as there are rows where none does; `seq` is that of the
-        rows, and one more for what never happens.
-        """
-        self._memory, self._seq, self._offset = memory, seq, offset
+    def __init__(self, memory: Memory, birth_row: IntArray, offset: IntArray | None, death: Deaths) -> None:
+        """The runs that `birth_row` gave to requests: whole rows, or, of each, the single unit at `offset`."""
+        self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
         """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
-        self.death_row = death_row
-        """The row in which the run was given back; as many as there are rows where it never was."""
 
     def at(self, runs: IntArray | slice) -> Runs:
         """Some of these runs."""
         offset = None if self._offset is None else self._offset[runs]
-        return Runs(self._memory, self._seq, self.birth_row[runs], self.death_row[runs], offset)
+        return Runs(self._memory, self.birth_row[runs], offset, self._death.at(runs))
+
+    @cached_property
+    def death_row(self) -> IntArray:
+        """The row in which the run was given back; as many as there are rows where it never was."""
+        return self._death.rows_of(self.birth_row)
 
     @cached_property
     def request(self) -> IntArray:
@@ -92,12 +108,12 @@ class Runs:
     @cached_property
     def birth_seq(self) -> IntArray:
         """Sequence number at which the run was handed out."""
-        return self._seq.take(self.birth_row)
+        return seq_of(self._memory, self.birth_row)
 
     @cached_property
     def death_seq(self) -> IntArray:
         """Sequence number at which the run was given back; greater than any if it never was."""
-        return self._seq.take(self.death_row)
+        return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
         values: IntArray = column.take(self.birth_row)
@@ -116,10 +132,10 @@ class Holdings(Runs):
     """Every run of units that a request ever held, sorted by request, then by time."""
 
     def __init__(
-        self, memory: Memory, seq: IntArray, *, birth_row: IntArray, death_row: IntArray, offset: IntArray | None,
+        self, memory: Memory, *, birth_row: IntArray, offset: IntArray | None, death: Deaths,
         first_row: IntArray, first_of_table: IntArray, residencies: Residencies,
     ) -> None:  # fmt: skip
-        super().__init__(memory, seq, birth_row, death_row, offset)
+        super().__init__(memory, birth_row, offset, death)
         self.first_row = first_row
         """Row at which each request begins; one more entry than there are requests."""
         self.first_of_table = first_of_table
@@ -172,39 +188,46 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     """
     birth_row, turns = _turns(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
-    death_row = turns.death_rows(len(birth_row), nothing=len(memory))
-    until[birth_row] = death_row
+    until[birth_row] = turns.death_rows(len(birth_row), nothing=len(memory))
     first_row, begin, end, first_of_table = turns.first_take, turns.begin, turns.end, turns.first_of_table()
     offset: IntArray | None = None
     if unit_by_unit:
         length = memory.length.take(birth_row)
-        units_before = np.zeros(len(length) + 1, np.int64)
-        np.cumsum(length, out=units_before[1:])
-        first_row, begin, end = units_before[first_row], units_before[begin], units_before[end]
-        first_of_table = units_before[first_of_table]
-        birth_row, death_row = np.repeat(birth_row, length), np.repeat(death_row, length)
-        offset = np.arange(len(birth_row), dtype=np.int32)
-        offset -= np.repeat(units_before[:-1].astype(np.int32), length)
-    seq, first = and_never(memory.seq), birth_row[first_of_table]
+        behind = np.cumsum(length, dtype=np.int32)  # less than 2**31, as are all operations
+        units_before = np.concatenate(([np.int32(0)], behind))
+        first_row, begin, end, first_of_table = (
+            units_before[rows].astype(np.int64) for rows in (first_row, begin, end, first_of_table)
+        )
+        offset = _counted_from_0(length, behind)
+        birth_row = np.repeat(birth_row, length)
+    first = birth_row[first_of_table]
     tables = Holdings(
         memory,
-        seq,
         birth_row=birth_row,
-        death_row=death_row,
         offset=offset,
+        death=Deaths(until),
         first_row=first_row,
         first_of_table=first_of_table,
         residencies=Residencies(
             request=memory.request[first],
             first_run=first_of_table,
             birth_row=first,
-            birth_seq=seq[first],
-            death_seq=seq[death_row[first_of_table]],
+            birth_seq=seq_of(memory, first),
+            death_seq=seq_of(memory, until[first]),
         ),
     )
     in_order = np.argsort(turns.releases)
     back = Releases(row=turns.releases[in_order], last_run=end[in_order] - 1, num_runs=(end - begin)[in_order])
     return tables, back, until
+
+
+def _counted_from_0(length: IntArray, behind: IntArray) -> IntArray:
+    """The offset of each unit in its run; the runs are `length` units long and end before those `behind`."""
+    narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
+    offset: IntArray = np.ones(int(behind[-1]) if len(behind) else 0, narrow)
+    offset[:1] = 0
+    offset[behind[:-1]] = 1 - length[:-1]
+    return np.cumsum(offset, dtype=narrow, out=offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -237,7 +260,7 @@ class _Turns:
 
 def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _Turns]:
     """The rows that make tables longer, by request and then in order, and those that give them back among them."""
-    rows = np.flatnonzero(memory.kind != MemoryKind.EVICT).astype(np.int32)
+    rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
     released = memory.kind.take(rows) == MemoryKind.RELEASE
     takes, at = rows[~released], np.flatnonzero(released)
@@ -250,9 +273,13 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _T
     return takes, _Turns(releases=releases, request=request, begin=begin, end=end, first_take=first_take)
 
 
-def and_never(seq: IntArray) -> IntArray:
-    """`seq`, which does not fall, and behind it a number above all of them; as narrow as they can be."""
-    narrow = np.int32 if not len(seq) or seq[-1] < np.iinfo(np.int32).max else np.int64
-    longer: IntArray = np.full(len(seq) + 1, np.iinfo(narrow).max, narrow)
-    longer[:-1] = seq
-    return longer
+def seq_of(memory: Memory, rows: IntArray) -> IntArray:
+    """The `seq` of some rows, and a number above all of them for the row behind the last; as narrow as they can be."""
+    narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
+    seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
+    there = rows < len(memory)
+    if there.all():
+        seq[:] = memory.seq.take(rows)
+    else:
+        seq[there] = memory.seq.take(rows[there])
+    return seq

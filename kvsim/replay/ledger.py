@@ -20,6 +20,7 @@ from kvsim.errors import RecordingError
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.holdings import Holdings, tables_of
 from kvsim.recording.model import Recording
+from kvsim.recording.order import in_parts
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
@@ -113,18 +114,24 @@ class Ledger:
         """Units that requests take, less those that they give back, each for itself, in all rows before each of
         `rows`, which ascend.
         """
-        change: npt.NDArray[np.int32] = np.diff(self._before)
-        change *= CHANGE.take(self._memory.kind)
-        before = np.zeros(len(change) + 1, np.int32)
-        np.cumsum(change, out=before[1:])
-        return before[rows].astype(np.int64)
+        before = np.zeros(len(rows), np.int64)
+        total = 0
+        for part in in_parts(len(self._memory)):
+            change = np.diff(self._before[part.start : part.stop + 1]) * CHANGE.take(self._memory.kind[part])
+            upto = np.concatenate(([0], np.cumsum(change)))
+            first, behind = np.searchsorted(rows, (part.start, part.stop)).tolist()
+            before[first:behind] = total + upto[rows[first:behind] - part.start]
+            total += int(upto[-1])
+        before[rows == len(self._memory)] = total
+        return before
 
     @cached_property
     def end_of_pool(self) -> int:
         """The address behind all units that are ever touched, or that keep a prefix at first."""
-        memory = self._memory
-        touched = int(np.max(memory.address.astype(np.int64) + memory.length, initial=0))
-        return max(touched, int(self.initial_cached.max(initial=-1)) + 1)
+        memory, end = self._memory, int(self.initial_cached.max(initial=-1)) + 1
+        for rows in in_parts(len(memory)):
+            end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
+        return end
 
     def takes(self) -> Iterator[Takes]:
         """All takes of a pool whose runs have one unit each, some thousands at a time."""
@@ -140,7 +147,7 @@ class Ledger:
         kept = None
         if with_prefixes and self._kept is not None:
             latest[self.initial_cached] = 1
-            kept = np.zeros(len(self._memory) + 1, np.int32)
+            kept = np.zeros(len(self._memory) + 1, np.min_scalar_type(int(self._kept.max(initial=0))))
             kept[self._releases] = self._kept
         for takes in self.takes():
             yield Successions.of(takes, latest, kept, is_shared=self.is_shared)
