@@ -43,6 +43,13 @@ RunProcess = Callable[..., "subprocess.CompletedProcess[str]"]
 MakeMachine = Callable[[int], Machine]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a tenth of what tests take is waiting, for servers and for other processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from contextlib import suppress
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -20,11 +20,13 @@ import pytest
 from ..conformance.group_workloads import grouped, staged_groups
 from ..conformance.workloads import offloaded, realistic, small, staged
 from .install import missing
-from .process import EngineProcess
+from .process import ROOT, EngineProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+_THIS = "tests.vllm_engine.recordings"
+_WORKER = "PYTEST_XDIST_WORKER"
 GOLDEN = Path(__file__).parent.parent / "conformance"
 PLAIN = tuple(
     GOLDEN / "golden" / f"{name}.json"
@@ -85,10 +87,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Begin to make them with the first test."""
-    if any(map(_needs_them, request.session.items)) and not missing():
-        Thread(target=_make_quietly, args=(tmp_path_factory,), daemon=True).start()
+def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Begin to make them with the first test, in a process: some tests count the threads and the files of theirs.
+
+    If it fails, the tests that need them will meet the reason again.
+    """
+    is_first = os.environ.get(_WORKER, "gw0") == "gw0"
+    if not (is_first and any(map(_needs_them, request.session.items))) or missing():
+        yield
+        return
+    silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen([sys.executable, "-m", _THIS, str(_folder(tmp_path_factory))], cwd=ROOT, **silence) as making:
+        yield
+        making.terminate()
 
 
 @pytest.fixture(scope="session")
@@ -96,21 +107,20 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     """All of them, made once, by whichever worker asks first."""
     if reason := missing():
         pytest.skip(reason)
-    return _make(tmp_path_factory)
+    return _make(_folder(tmp_path_factory))
 
 
 def _needs_them(item: pytest.Item) -> bool:
     return live.__name__ in getattr(item, "fixturenames", ())
 
 
-def _make_quietly(factory: pytest.TempPathFactory) -> None:
-    with suppress(Exception):  # the tests that need them will meet it again
-        _make(factory)
-
-
-def _make(factory: pytest.TempPathFactory) -> Live:
+def _folder(factory: pytest.TempPathFactory) -> Path:
+    """Where they are, for all workers."""
     own = factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "live"
+    return (own.parent if _WORKER in os.environ else own) / "live"
+
+
+def _make(folder: Path) -> Live:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -137,3 +147,7 @@ def _serve_all(live: Live) -> None:
         engine.serve(with_drafts, KVSIM_RECORD=str(live.log(WITH_DRAFTS)))
         for name, document in GENERATED.items():
             tell(name, document)
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]))
