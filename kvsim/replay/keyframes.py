@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.replay.few_units import FewUnits
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -33,7 +34,7 @@ class Keyframes:
     far, or before that by another thread.
     """
 
-    def __init__(self, ledger: Ledger, empty: Columns, first_unit: int) -> None:
+    def __init__(self, ledger: Ledger | FewUnits, empty: Columns, first_unit: int) -> None:
         """`empty` is the pool before the first operation, which is the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
@@ -80,7 +81,7 @@ class Keyframes:
 
 
 def carry_out(
-    ledger: Ledger, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
+    ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
     """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands.
 

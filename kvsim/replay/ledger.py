@@ -139,6 +139,18 @@ class Ledger:
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
             yield self._unfolded.takes(begin, end)
 
+    def ops_on(self, is_one: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        """The operations on the units whose address `is_one`, in order; of a pool of single units and one group."""
+        memory, before, found = self._memory, self._before, [np.empty(0, np.int32)]
+        for takes in self.takes():
+            ones = np.flatnonzero(is_one.take(takes.address))
+            row, position, until = takes.row[ones], takes.position[ones], takes.until[ones]
+            found.append(before.take(row) + (takes.address[ones] - memory.address.take(row)))
+            back = np.flatnonzero((until > row) & (until < len(memory)))
+            # A table is given back whole, from its end.
+            found.append(before.take(until[back] + 1) - 1 - position[back])
+        return np.sort(np.concatenate(found))
+
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
         """Who has each unit after whom, some thousands of takes at a time; without prefixes, no unit is said to keep
         one.

@@ -17,13 +17,14 @@ from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+from kvsim.replay.few_units import FewUnits
 from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
 from kvsim.replay.unit_slots import Seen, slots_of_units
-from kvsim.replay.unit_states import UnitStates
+from kvsim.replay.unit_states import SingleUnits, UnitStates
 
 _POSITION_BITS = 40
 """Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
@@ -114,7 +115,7 @@ class Replay:
         """Units whose picture may differ between two frames, each once, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
-        residencies = self._live_residencies()
+        residencies = self._live_residencies(self.frame)
         live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
         old, new = (self._computed(live, frame) for frame in (low, high))
         # Where a row ends and is written on, because its batch is, all of it turns into padding.
@@ -131,8 +132,11 @@ class Replay:
 
     def live_requests(self) -> npt.NDArray[np.int64]:
         """Requests that hold memory now, in the order in which they were admitted."""
+        return self._live_at(self.frame)
+
+    def _live_at(self, frame: int) -> npt.NDArray[np.int64]:
         held = self.ledger.tables.residencies
-        live: npt.NDArray[np.int64] = held.request[self._live_residencies()].astype(np.int64)
+        live: npt.NDArray[np.int64] = held.request[self._live_residencies(frame)].astype(np.int64)
         return live
 
     def waiting_requests(self) -> npt.NDArray[np.int64]:
@@ -183,42 +187,51 @@ class Replay:
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
-        return self._split(self._seen(units))
+        return self._split(self._seen(self._states, units, self.frame))
 
     def states_at(
         self, frames: Sequence[int], units: IntArray | slice = slice(None)
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """What most slots of each unit are at several frames, and who holds it: SlotState and row of the request
-        (`NO_OWNER` for a free one), both of the shape (frames, units). The last of the frames becomes the current one.
+        (`NO_OWNER` for a free one), both of the shape (frames, units). The current frame may be another one afterwards.
         """
         num_units = len(self.owner[units])
+        few = FewUnits(self.ledger, self.first_unit + np.asarray(units)) if self._are_few(units) else None
+        pool = self._states if few is None else SingleUnits(few, self.num_units, self.first_unit)
         states = np.empty((len(frames), num_units), np.uint8)
         owners = np.empty((len(frames), num_units), self.owner.dtype)
         at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
         for begin in range(0, len(frames), at_once):
             part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[npt.NDArray[np.int64]]()
             for nth, frame in enumerate(frames[part], start=begin):
-                self.seek(frame)
-                owners[nth] = self.owner[units]
+                if few is None:
+                    self.seek(frame)
+                else:
+                    pool.go_to(few.ops_until(self.num_ops(frame)), int(self.frame_seq[frame]))
+                owners[nth] = pool.owner[units]
                 if self.recording.meta.pool.groups:
                     slots.append(self.slots(units))
                 else:
-                    seen.append(self._seen(units))
+                    seen.append(self._seen(pool, units, frame))
             if seen:
                 slots = [self._split(Seen(*map(np.stack, zip(*seen, strict=True))))]
             states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
         return states, owners
 
-    def _seen(self, units: IntArray | slice) -> Seen:
-        """What stands in `units` now."""
-        live = self.live_requests()
-        self._computed_by_live[live] = self._computed(live, self.frame)
-        owner = self.owner[units].copy()
+    def _are_few(self, units: IntArray | slice) -> bool:
+        """Whether it is worth while to follow `units` alone."""
+        return not isinstance(units, slice) and FewUnits.are(self.ledger, len(units), self.num_units)
+
+    def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
+        """What stands in `units` at `frame`, which `pool` shows."""
+        live = self._live_at(frame)
+        self._computed_by_live[live] = self._computed(live, frame)
+        owner = pool.owner[units].copy()
         return Seen(
             owner=owner,
-            position=self.position[units].copy(),
-            is_shared=self.refs[units] > 1,
-            is_cached=self.cached[units].copy(),
+            position=pool.position[units].copy(),
+            is_shared=pool.refs[units] > 1,
+            is_cached=pool.cached[units].copy(),
             computed=self._computed_by_live[owner],
         )
 
@@ -236,9 +249,9 @@ class Replay:
         runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
         return runs
 
-    def _live_residencies(self) -> npt.NDArray[np.int64]:
-        """The requests that hold memory in the current frame, by number of their residency, in order of admission."""
-        seq = self.frame_seq[self.frame]
+    def _live_residencies(self, frame: int) -> npt.NDArray[np.int64]:
+        """The requests that hold memory in `frame`, by number of their residency, in order of admission."""
+        seq = self.frame_seq[frame]
         begin, end = (
             np.searchsorted(self._all_dead_at, seq, "right"),
             np.searchsorted(self._residency_birth, seq, "right"),

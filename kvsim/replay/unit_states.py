@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
 from kvsim.replay.by_unit import running_refs
+from kvsim.replay.few_units import FewUnits
 from kvsim.replay.keyframes import Columns, Keyframes, carry_out
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
@@ -27,8 +28,8 @@ class UnitStates(ABC):
     is cached. The arrays stay the same ones, and change with `go_to`.
     """
 
-    def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
-        self._ledger, self._first_unit = ledger, first_unit
+    def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
+        self._first_unit = first_unit
         self.owner = np.full(num_units, NO_OWNER, np.int32)
         self.position = np.zeros(num_units, np.int32)
         self.refs = np.zeros(num_units, np.int32)
@@ -77,8 +78,9 @@ class UnitStates(ABC):
 class SingleUnits(UnitStates):
     """Units that are shared and cached one by one."""
 
-    def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
+    def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
+        self._ledger = ledger
         self._columns: Columns = (self.owner, self.position, self.refs, self.cached)
         if ledger.has_groups:
             self._columns = (*self._columns, self.group)
@@ -123,6 +125,10 @@ class SingleUnits(UnitStates):
 
 class LongRuns(UnitStates):
     """Runs of units that one request holds: a run is a slice, not thousands of indices."""
+
+    def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
+        super().__init__(ledger, num_units, first_unit)
+        self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
         """Show the pool after the first `op` operations, which are those up to `seq`; return whether everything was

@@ -172,6 +172,10 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
     states, owners = player.states_at(range(len(seen)))
     np.testing.assert_array_equal(states, [slots.argmax(axis=1) for _, _, _, slots, _ in seen])
     np.testing.assert_array_equal(owners, [owner for owner, *_ in seen])
+    for few in (np.arange(0, player.num_units, 9), np.array([player.num_units - 1])):
+        states, owners = player.states_at(range(len(seen)), few)
+        np.testing.assert_array_equal(states, [slots[few].argmax(axis=1) for _, _, _, slots, _ in seen])
+        np.testing.assert_array_equal(owners, [owner[few] for owner, *_ in seen])
 
 
 def picture(player: Replay) -> tuple[np.ndarray[Any, Any], ...]:
