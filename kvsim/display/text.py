@@ -108,6 +108,8 @@ def _written_out(character: re.Match[str]) -> str:
 
 def in_full(value: Any) -> str:
     """`value` with everything that it is made of: field by field where its `repr` is short, for people."""
+    if isinstance(value, (float, int, str)):  # which most of it is
+        return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
         shown = (f"{field.name}={in_full(getattr(value, field.name))}" for field in fields(value) if field.repr)
         return f"{type(value).__qualname__}({', '.join(shown)})"

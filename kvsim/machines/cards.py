@@ -53,6 +53,7 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
     return linked(sheet_card(gpu), gpu, num_gpus)
 
 
+@cache
 def sheet_card(gpu: Gpu) -> Card:
     """A card for `gpu` from its data sheet: every curve of the pattern, as far from the sheet's limits as there."""
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)

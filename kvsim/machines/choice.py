@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,10 +156,10 @@ def _chosen(
     elif source is None:
         found = match(gpu, model, engine, tensor_parallel_size=size)
         if found is None:
-            return from_card(card_of(gpu, size), gpu, model, engine, captured=captured, in_process=in_process)
+            return _from_known_card(gpu, model, engine, measured=True, captured=captured, in_process=in_process)
         profile = found
     elif engine == "vllm":
-        return from_card(sheet_card(gpu), gpu, model, engine, captured=captured, in_process=in_process)
+        return _from_known_card(gpu, model, engine, measured=False, captured=captured, in_process=in_process)
     else:
         return _generate(gpu, model, engine)
     basis = Basis.GPU if profile.transferred_from else Basis.MODEL
@@ -170,6 +171,15 @@ def _chosen(
     watched = Watched(profile, times if captured else times.uncaptured())
     watched.label = label if profile.transferred_from else with_error(label, basis)
     return watched
+
+
+@lru_cache(maxsize=64)
+def _from_known_card(
+    gpu: Gpu, model: Model, engine: str, *, measured: bool, captured: bool, in_process: bool
+) -> Roofline:
+    """The step times that follow from what ships of a GPU, or from its data sheet: points of a sweep ask again."""
+    card = card_of(gpu, model.tensor_parallel_size) if measured else sheet_card(gpu)
+    return from_card(card, gpu, model, engine, captured=captured, in_process=in_process)
 
 
 def from_card(
