@@ -215,9 +215,11 @@ def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -
     if spec.dtype == "str":
         return np.concatenate([np.empty(0, spec.dtype), *parts])
     # Part after part into its place: memory that is used once costs more than copying does.
-    column, end = np.empty(parquet.metadata.num_rows, spec.dtype), 0
+    column, end = np.zeros(parquet.metadata.num_rows, spec.dtype), 0
     for part in parts:
-        column[end : end + len(part)] = part
+        # Memory that nothing but 0 is in takes none, as long as nobody writes there.
+        if spec.dtype == "float64" or part.any():
+            column[end : end + len(part)] = part
         end += len(part)
     return column
 
