@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.engine.moments import ADD, LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
 from kvsim.recording import Recording, RequestStatus
+from kvsim.recording.order import in_parts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,14 +45,16 @@ def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> 
     kind, row, seq = _told(recording)
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
     """Steps in flight behind each moment."""
-    ended = np.flatnonzero(kind == UPDATE)
     impossible = (in_flight > depth) | (in_flight < 0)
-    impossible[ended] |= row[ended] != np.arange(len(ended))
-    del ended
+    ended = kind == UPDATE
+    in_turn = np.cumsum(ended, dtype=np.int32)
+    in_turn -= 1
+    impossible |= ended & (row != in_turn)
+    del ended, in_turn
     # Before an output is looked at although the pipeline is not full, nothing more was found to schedule.
     looks = (kind == UPDATE) & (in_flight < depth - 1) & (not tells_every_step)
     del in_flight  # as long as all moments, as is much of what follows
-    taker, is_late = _takers(np.flatnonzero(kind != ADD).astype(np.int32), seq, recording.memory.seq)
+    taker, is_late = _takers(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
     del seq
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[taker[is_late]] = True
@@ -107,13 +110,17 @@ def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
         (SCHEDULE, *_in_order(np.arange(len(steps), dtype=np.int32), steps.schedule_seq)),
     )
     size = sum(len(seq) for _, _, seq in columns)
-    kinds, rows, seqs = np.empty(size, np.int8), np.empty(size, np.int32), np.empty(size, np.int64)
+    latest = max(int(seq.max(initial=0)) for seq in (*(seq for _, _, seq in columns), recording.memory.seq))
+    narrow = np.int32 if latest <= np.iinfo(np.int32).max else np.int64
+    kinds, rows = np.empty(size, np.int8), np.empty(size, np.int32)
+    seqs: IntArray = np.empty(size, narrow)
     for number, (kind, row, seq) in enumerate(columns):
-        place = np.arange(len(seq))
-        for other, (_, _, others) in enumerate(columns):
-            if other != number:
-                place += np.searchsorted(others, seq, side="right" if other < number else "left")
-        kinds[place], rows[place], seqs[place] = kind, row, seq
+        for part in in_parts(len(seq)):
+            place = np.arange(part.start, part.stop)
+            for other, (_, _, others) in enumerate(columns):
+                if other != number:
+                    place += np.searchsorted(others, seq[part], side="right" if other < number else "left")
+            kinds[place], rows[place], seqs[place] = kind, row[part], seq[part]
     return kinds, rows, seqs
 
 
@@ -130,10 +137,14 @@ def _takers(taking: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArra
 
     Changes behind the last of these moments, which are never compared, are left out.
     """
-    taken = np.searchsorted(seq[taking], changes)
-    there = taken < len(taking)
-    taker = taking[taken[there]]
-    return taker, seq[taker] != changes[there]
+    among = seq[taking]
+    num_told = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
+    taker, is_late = np.empty(num_told, np.int32), np.empty(num_told, np.bool_)
+    for part in in_parts(num_told):
+        some = changes[part].astype(seq.dtype)
+        taker[part] = taking[np.searchsorted(among, some)]
+        is_late[part] = seq[taker[part]] != some
+    return taker, is_late
 
 
 def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
