@@ -143,10 +143,10 @@ class RecordingBuilder:
             self._begun_since.append(request)
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
 
-    def scheduled_again(self, time_s: float) -> None:
+    def scheduled_again(self) -> None:
         """The requests of the step before compute one more token each."""
-        for request in self._previous_scheduled:
-            self.scheduled(request, self._schedule.computed(request), 1, time_s)
+        self._last_scheduled += self._previous_scheduled
+        self._schedule.go_on(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
         """Make sure that a step of these columns is one: the simulation knows what it reports, a file may not.

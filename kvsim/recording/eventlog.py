@@ -49,8 +49,8 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.emitted(_row(builder, request), time_s, count)
             case ["seq"]:
                 builder.next_seq()
-            case ["again", time_s]:
-                builder.scheduled_again(time_s)
+            case ["again", _]:
+                builder.scheduled_again()
             case ["tokens", time_s, list(rows)]:
                 _check_rows(builder, [row[0] for row in rows])
                 for request, computed_before, tokens in rows:

@@ -196,10 +196,14 @@ class GrowingSchedule(GrowingTable):
         self._tokens.append(tokens)
         self._repeat.append(repeat)
 
-    def computed(self, request: int) -> int:
-        """Tokens that `request` has computed by the end of its last row."""
-        row = self._open_row[request] - self.first
-        return int(self._before[row] + self._tokens[row] * self._repeat[row])
+    def go_on(self, requests: Iterable[int], step: int) -> None:
+        """Each of `requests`, which the step before `step` computed, computes one more token in `step`."""
+        for request in requests:
+            row = self._open_row[request] - self.first
+            if self._tokens[row] == 1:
+                self._repeat[row] += 1
+            else:
+                self.add(step, request, self._before[row] + self._tokens[row] * self._repeat[row], 1, 1)
 
     def end(self, request: int) -> None:
         """`request` will not be scheduled again."""
