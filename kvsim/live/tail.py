@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kvsim.recording.builder import Mark, RecordingBuilder, Since
+from kvsim.recording.builder import RecordingBuilder
+from kvsim.recording.marks import Mark, Since
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
 

@@ -10,13 +10,13 @@ the schedule that go on, and the requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
+from kvsim.recording.marks import Mark, Since
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Copies, IntArray, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
 
@@ -26,33 +26,6 @@ class RowSink(Protocol):
 
     def append(self, table: Table) -> None:
         """Take the next rows of a table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mark:
-    """A moment of a run: how much had been reported by then."""
-
-    seq: int
-    """The last sequence number."""
-    num_requests: int
-    num_steps: int
-    num_schedule_rows: int
-    num_memory_rows: int
-    open_rows: IntArray
-    """Rows of the schedule that may go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Since:
-    """What was reported since a mark, in the numbers of the whole run."""
-
-    rows: IntArray
-    """The rows of the whole run in which `requests` stand, ascending."""
-    requests: Requests
-    steps: Steps
-    schedule: Schedule
-    """Rows that were open at the mark and went on begin where they began."""
-    memory: Memory
 
 
 class RecordingBuilder:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from textual.pilot import Pilot
 
 from kvsim.files.eventline import line
 from kvsim.live.follower import Follower
@@ -102,8 +105,9 @@ def test_where_steps_are_missing_charts_begin_anew() -> None:
     assert session.step_number(session.before.num_stood_for) == later.first_step
 
 
-async def test_who_goes_back_further_than_the_last_steps_is_shown_all_that_is_kept() -> None:
-    feed = Fed(LOGS[2], 8)
+@asynccontextmanager
+async def following(feed: Fed) -> AsyncIterator[tuple[Live, Pilot[None]]]:
+    """A screen that has looked at what `feed` published a few times."""
     feed.go_on(500)
     recent = feed.recent()
     assert recent is not None
@@ -114,15 +118,21 @@ async def test_who_goes_back_further_than_the_last_steps_is_shown_all_that_is_ke
         for _ in range(3):
             feed.go_on(200)
             await live.poll()
-        num_steps = feed.everything().player.last_frame
         assert live.session.before.charts is not None, "the last steps, and charts of those before"
+        yield live, pilot
+
+
+async def test_who_goes_back_further_than_the_last_steps_is_shown_all_that_is_kept() -> None:
+    feed = Fed(LOGS[2], 8)
+    async with following(feed) as (live, pilot):
+        num_steps = feed.everything().player.last_frame
         assert live.session.player.last_frame < num_steps / 2
         assert live.query_one(Timeline).begin_s == feed.everything().times_s[0]
         assert f"step {num_steps - 1:,} of {num_steps:,}" in str(live.query_one(Timeline).border_title)
         assert str(live.query_one(EventList).border_title).startswith("recent events")
 
         await pilot.press("home")
-        await app.workers.wait_for_complete()
+        await live.workers.wait_for_complete()
         assert live.session.before.charts is None
         assert (live.player.frame, live.player.last_frame) == (0, num_steps)
         feed.go_on(10)
@@ -138,21 +148,11 @@ async def test_who_goes_back_further_than_the_last_steps_is_shown_all_that_is_ke
 
 @pytest.mark.parametrize("key", ["[", "left"])
 async def test_a_step_back_from_the_first_of_the_last_steps_shows_the_one_before(key: str) -> None:
-    feed = Fed(LOGS[2], 8)
-    feed.go_on(900)
-    recent = feed.recent()
-    assert recent is not None
-    app = KvsimApp(Past().open(recent), clock=lambda: 0.0, feed=feed)
-    async with app.run_test(size=SIZE) as pilot:
-        live = app.playback
-        assert isinstance(live, Live)
-        for _ in range(3):
-            feed.go_on(100)
-            await live.poll()
+    async with following(Fed(LOGS[2], 8)) as (live, pilot):
         live.player.go_to_frame(0)
         live.show_frame(everything=True)
         step = live.session.step_number(0)
         await pilot.press(key)
-        await app.workers.wait_for_complete()
+        await live.workers.wait_for_complete()
         assert live.session.before.charts is None
         assert live.player.frame < step if key == "[" else live.player.frame == step - 1
