@@ -11,7 +11,7 @@ from kvsim.plots.axes import stairs
 from kvsim.plots.shared import replay_of
 from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
-from kvsim.replay.free_memory import free_run_lengths
+from kvsim.replay.free_memory import free_run_lengths_at
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -44,9 +44,9 @@ class FreeMemory:
         capacity = replay.num_units * replay.unit_tokens
         slots, num_runs, short, asked = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
-        for time_s in np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist():
-            replay.seek(replay.frame_at(time_s))
-            lengths = free_run_lengths(replay) * replay.unit_tokens
+        moments_s = np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist()
+        for found in free_run_lengths_at(replay, [replay.frame_at(time_s) for time_s in moments_s]):
+            lengths = found * replay.unit_tokens
             num_runs += len(lengths)
             short += int(lengths[lengths < asked].sum())
             power = np.frexp(lengths.astype(np.float64))[1] - 1

@@ -1,18 +1,86 @@
-"""The pieces that free memory lies in."""
+"""The pieces that free memory lies in, at one frame of a recording or at several."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.order import is_new
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from kvsim.recording.tables import IntArray
     from kvsim.replay.replay import Replay
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
     """Units in each run of free neighbours, in address order, at the current frame; a cached prefix is free too."""
-    free = np.concatenate(([False], replay.refs == 0, [False]))
+    return _run_lengths(replay.refs == 0)
+
+
+def free_run_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
+    """What `free_run_lengths` says at each of `frames`, which ascend.
+
+    The current frame may be another one afterwards.
+    """
+    if replay.ledger.unit_by_unit and not replay.ledger.has_groups:
+        for holders in _holders_at(replay, frames):
+            yield _run_lengths(holders == 0)
+        return
+    for frame in frames:
+        replay.seek(frame)
+        yield free_run_lengths(replay)
+
+
+def _run_lengths(is_free: npt.NDArray[np.bool_]) -> IntArray:
+    free = np.concatenate(([False], is_free, [False]))
     edges = np.flatnonzero(np.diff(free.astype(np.int8)))
     return edges[1::2] - edges[::2]
+
+
+def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
+    """How many requests hold each unit at each of `frames`, which ascend: the same array each time.
+
+    What comes and goes between two of them is not followed.
+    """
+    ledger, memory = replay.ledger, replay.recording.memory
+    rows_upto = np.searchsorted(memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], side="right")
+    holders = np.zeros(replay.num_units, np.int32)
+    leaving: defaultdict[int, list[IntArray]] = defaultdict(list)
+    """Units that requests leave before each of the frames, by its place among them."""
+    shown = 0
+
+    def shown_upto(nth: int) -> Iterator[npt.NDArray[np.int32]]:
+        for place in range(shown, nth):
+            for units in leaving.pop(place, ()):
+                np.add.at(holders, units, np.int32(-1))
+            yield holders
+
+    for takes in ledger.takes():
+        first_place = int(np.searchsorted(rows_upto, takes.row[0], side="right")) if len(takes.row) else len(frames)
+        if first_place == len(frames):
+            continue
+        some = np.flatnonzero(takes.until >= rows_upto[first_place])  # few in a pool that is written on and on
+        begins, ends = (np.searchsorted(rows_upto, rows[some], side="right") for rows in (takes.row, takes.until))
+        units = takes.address[some].astype(np.intp) - replay.first_unit
+        stays = np.flatnonzero(begins < ends)
+        stays = stays[np.argsort(ends[stays], kind="stable")]
+        for first, behind in _edges(ends[stays]):
+            leaving[int(ends[stays[first]])].append(units[stays[first:behind]])
+        stays.sort()
+        for first, behind in _edges(begins[stays]):
+            begin = int(begins[stays[first]])
+            yield from shown_upto(begin)
+            shown = max(shown, begin)
+            np.add.at(holders, units[stays[first:behind]], np.int32(1))  # of one type, which is many times as fast
+    yield from shown_upto(len(frames))
+
+
+def _edges(values: IntArray) -> Iterator[tuple[int, int]]:
+    """Where each stretch of equal values begins and ends."""
+    yield from pairwise([*np.flatnonzero(is_new(values)).tolist(), len(values)])

@@ -29,6 +29,7 @@ from kvsim.recording import (
     write,
 )
 from kvsim.replay import Replay, keyframes, ledger, unit_states
+from kvsim.replay.free_memory import free_run_lengths, free_run_lengths_at
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -172,6 +173,10 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
     states, owners = player.states_at(range(len(seen)))
     np.testing.assert_array_equal(states, [slots.argmax(axis=1) for _, _, _, slots, _ in seen])
     np.testing.assert_array_equal(owners, [owner for owner, *_ in seen])
+    frames = sorted((0, 0, *range(0, player.num_frames, 3), player.num_frames - 1))
+    for frame, lengths in zip(frames, free_run_lengths_at(Replay(recording), frames), strict=True):
+        player.seek(frame)
+        np.testing.assert_array_equal(lengths, free_run_lengths(player))
     for few in (np.arange(0, player.num_units, 9), np.array([player.num_units - 1])):
         states, owners = player.states_at(range(len(seen)), few)
         np.testing.assert_array_equal(states, [slots[few].argmax(axis=1) for _, _, _, slots, _ in seen])
