@@ -134,6 +134,4 @@ def _check_initial(recording: Recording, file: Path) -> None:
         raise RecordingError(f"{file}: initial_cached is for recordings of a prefix cache that begin in the middle.")
     computed = meta.initial_computed
     if computed is not None and not (meta.begins_in_the_middle and len(computed) <= len(recording.requests)):
-        raise RecordingError(
-            f"{file}: initial_computed is for recordings that begin in the middle, of no more requests than they have."
-        )
+        raise RecordingError(f"{file}: initial_computed is for requests of a recording that begins in the middle.")

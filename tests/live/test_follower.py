@@ -25,7 +25,7 @@ from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
 from kvsim.live.tail import Excerpt
 from kvsim.metrics.waste import waste
-from kvsim.recording import Recording, eventlog
+from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.provenance import meta_from_document
 from kvsim.recording.tables import Requests
 from kvsim.replay import Replay
@@ -161,6 +161,18 @@ def test_the_last_steps_are_as_they_are_in_all_that_is_kept(file: Path, tail_ste
             assert ids[live].tolist() == all_ids[all_live].tolist()
             assert here.computed(live).tolist() == there.computed(all_live).tolist()
     assert num_tails > 3 or len(whole.recording.steps) < 3 * tail_steps
+
+
+@pytest.mark.parametrize("file", LOGS[2:5], ids=lambda file: file.stem)
+def test_the_last_steps_are_the_same_when_they_are_read_again(file: Path, tmp_path: Path) -> None:
+    *_, (recent, _) = looks_at(lines_of(file), 23, tail_steps=10)
+    assert recent.recording.meta.initial_cached is not None
+    write(recent.recording, tmp_path / "last-steps")
+    again = read(tmp_path / "last-steps")
+    np.testing.assert_array_equal(waste(again).slots, waste(recent.recording).slots)
+    assert facts_of(again.requests) == facts_of(recent.recording.requests)
+    for name in ("initial_cached", "initial_computed"):
+        np.testing.assert_array_equal(getattr(again.meta, name), getattr(recent.recording.meta, name))
 
 
 @pytest.mark.parametrize("every", [1, 40, 300])

@@ -263,6 +263,7 @@ def test_a_time_that_did_not_happen_may_be_null(folder: Path, kind: pa.DataType)
     assert np.isnan(read(folder).requests.first_token_s).all()
 
 
+NEITHER = " neither a unit nor a pair of units."
 NO_UNITS = "meta.json: initial_free should be a list of unit ids, or of [first, last] of those in a row;"
 
 
@@ -352,6 +353,20 @@ class TestWhatCannotBeRead:
             ({"initial_free": [[3, 1], 2]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [1, 1]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [0]}, "meta.json: initial_free should list each unit of the pool at most once."),
+            ({"initial_cached": [1, 1]}, "meta.json: initial_cached should list each unit of the pool at most once."),
+            ({"initial_cached": "all"}, f"{NO_UNITS} 'all' is".replace("initial_free", "initial_cached") + NEITHER),
+            (
+                {"initial_cached": [1]},
+                "meta.json: initial_cached is for recordings of a prefix cache that begin in the middle.",
+            ),
+            (
+                {"initial_computed": [1]},
+                "meta.json: initial_computed is for requests of a recording that begins in the middle.",
+            ),
+            (
+                {"initial_computed": [1, -1]},
+                "meta.json: initial_computed should be a list of numbers of tokens, not [1, -1].",
+            ),
         ],
         ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
     )
