@@ -30,9 +30,16 @@ def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
 
 
 def _local(num_jobs: int) -> LocalCluster:
-    # Simulating holds the interpreter's lock, so there is a thread in each process. Nothing shows a dashboard.
+    # Simulating holds the interpreter's lock, so there is a thread in each process. Nothing shows a dashboard, but Dask
+    # opens a port for one all the same, and would warn where another cluster has the one that it takes first.
     number = {"n_workers": num_jobs} if num_jobs > 0 else {}
-    return LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL, **number)
+    return LocalCluster(
+        threads_per_worker=1,
+        dashboard_address=None,
+        scheduler_kwargs={"dashboard_address": ":0"},
+        silence_logs=logging.CRITICAL,
+        **number,
+    )
 
 
 class DaskWorkers:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,8 +116,17 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def another_dashboard() -> Iterator[None]:
+    """Somebody else's cluster shows its dashboard where Dask would show ours."""
+    with ExitStack() as until_then:
+        with suppress(OSError):  # if it is there, so much the better
+            until_then.enter_context(socket.create_server(("", 8787)))
+        yield
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
-@pytest.mark.usefixtures("interruptible")
+@pytest.mark.usefixtures("interruptible", "another_dashboard")
 @pytest.mark.parametrize("backend", ["loky", *CLUSTERS])
 def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"loky": "joblib", "dask": "distributed", "ray": "ray"}[backend])
