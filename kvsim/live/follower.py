@@ -18,7 +18,7 @@ from kvsim.live.tail import Cut, Excerpt, meta_of, tail
 from kvsim.recording import eventlog
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.check import check
-from kvsim.recording.model import Meta
+from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
@@ -91,9 +91,8 @@ class Follower:
         Raises:
             RecordingError: they contradict each other.
         """
-        window = self._windows[0]
-        cuts = [window.cut_before(self._seen_steps) for window in self._windows]
-        found = None if cuts[0] is None else tail(window.builder, cuts[0], self._source)
+        cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
+        found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
             found = self.whole()
         else:
@@ -110,8 +109,7 @@ class Follower:
         window = self._windows[0]
         if self._meta is None or not window.builder.num_steps:
             return None
-        meta = meta_of(self._meta, window.first_step, window.cached, window.computed)
-        recording = window.builder.finish(meta, self._source)
+        recording = window.recording(self._meta, self._source)
         check(recording, Path(self._source))
         return Excerpt(recording, window.first_step, window.num_before)
 
@@ -129,9 +127,8 @@ class Follower:
             if self._windows[-1].is_full(1):
                 raise RecordingError(_TOO_MUCH)
             del self._windows[0]
-        for window in self._windows:
-            if window.is_due(self._tail_steps):
-                window.cuts.append(self._cut(window))
+        if self._windows[0].is_due(self._tail_steps):
+            self._cut()
 
     def _window(self) -> _Window:
         window = _Window()
@@ -139,17 +136,20 @@ class Follower:
             window.apply(event)
         return window
 
-    def _cut(self, window: _Window) -> Cut:
-        """This moment, as one at which a look at `window` may begin."""
+    def _cut(self) -> None:
+        """Let looks begin at this moment."""
         assert self._meta is not None
-        before, step = self._window(), self._mirror.num_steps
-        return Cut(
-            step=step,
-            mark=window.builder.mark(),
-            rows=np.array(window.rows(self._mirror.rows), np.int64),
-            before=before.builder.finish(meta_of(self._meta, step, before.cached, before.computed), self._source),
-            next_seq=before.builder.mark().seq + 1,
-        )
+        before = self._window()
+        recording, next_seq = before.recording(self._meta, self._source), before.builder.mark().seq + 1
+        for window in self._windows:
+            cut = Cut(
+                step=before.first_step,
+                mark=window.builder.mark(),
+                rows=np.array(window.rows(self._mirror.rows), np.int64),
+                before=recording,
+                next_seq=next_seq,
+            )
+            window.cuts.append(cut)
 
 
 class _Window:
@@ -169,6 +169,10 @@ class _Window:
         """The most tokens that each request that was there had ever had computed."""
         self.cuts: list[Cut] = []
         """Moments at which a look may begin, in order."""
+
+    def recording(self, meta: Meta, name: str) -> Recording:
+        """All that it has heard, of a server with this provenance."""
+        return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed), name)
 
     def is_full(self, share: float) -> bool:
         """Whether it has `share` of what may be kept in memory."""
