@@ -127,7 +127,6 @@ def watch(log: Path, steps_per_look: int) -> list[tuple[int, float, float]]:
             session = past.open(recent)
             session.player.go_to_frame(session.player.last_frame - 1)
             session.show()
-            session.charts()
             looked_s = time.process_time()
             looks.append((num_steps, heard_s - begin_s, looked_s - heard_s))
             begin_s = looked_s

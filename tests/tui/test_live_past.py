@@ -67,7 +67,7 @@ def test_charts_that_grow_are_those_of_everything(file: Path, every: int) -> Non
         if recent is None:
             continue
         session, everything = past.open(recent), feed.everything()
-        charts, expected = session.charts(), everything.charts()
+        charts, expected = session.charts, everything.charts
         looks += session.before.charts is not None
         np.testing.assert_array_equal(charts.times_s, expected.times_s)
         np.testing.assert_array_equal(charts.running, expected.running)

@@ -48,7 +48,7 @@ class Past:
             return nothing  # it goes further back, or not far enough
         if end == old.num_stood_for:
             return old
-        charts = latest.charts().rows(0, latest.num_frames_before + end)
+        charts = latest.charts.rows(0, latest.num_frames_before + end)
         requests = latest.recording.requests
         gone = ~np.isin(requests.id, printable_ids(excerpt.recording.requests.id))
         return Before(

@@ -77,9 +77,11 @@ class Session:
         """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """Times at which the frames begin, in seconds."""
+        self.events = events_of(self.replay)
+        self.charts = self._charts()
+        """Rows that charts over time are drawn from: all frames, and those before them that are known."""
         if not later:
             self.add_up()
-        self.events = events_of(self.replay)
         self.player = Player(self.times_s, self.events.notable.frame)
         self.event_filter = EventFilter.ALL
         self.listed_events = self.events
@@ -105,6 +107,7 @@ class Session:
         """
         self.replay.warm_up()
         self.slots = waste(self.replay).slots
+        self.charts = self._charts()
 
     def step_number(self, frame: int) -> int:
         """The number of the step that `frame` shows; that which its server gave it, where one is followed."""
@@ -120,8 +123,7 @@ class Session:
         """Rows of `charts` before that of the first frame."""
         return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_stood_for
 
-    def charts(self) -> Charts:
-        """What charts over time are drawn from: all frames, and those before them that are known."""
+    def _charts(self) -> Charts:
         own = Charts(
             times_s=self.times_s,
             slots=self.slots,

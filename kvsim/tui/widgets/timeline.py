@@ -47,7 +47,7 @@ class Timeline(Scrubber):
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session, self.player = session, session.player
-        self._charts, self._num_before = session.charts(), session.num_frames_before
+        self._charts, self._num_before = session.charts, session.num_frames_before
         self._notable = self._charts.events.notable
         self._lines: list[Strip] = []
         self._drawn_size = Size(0, 0)

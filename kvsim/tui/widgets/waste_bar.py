@@ -50,7 +50,7 @@ class WasteBar(Widget):
     def open(self, session: Session) -> None:
         """Show `session` from now on."""
         self._session = session
-        ever = session.charts().slots.max(axis=0, initial=0)
+        ever = session.charts.slots.max(axis=0, initial=0)
         self._listed = [state for state in STACK if ever[state] or not session.added_up]
         if self.is_attached:
             self._take_lines()
