@@ -52,7 +52,9 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
             case ["again", _]:
                 builder.scheduled_again()
             case ["tokens", time_s, list(rows)]:
-                _check_rows(builder, [row[0] for row in rows])
+                requests = [row[0] for row in rows]
+                for extreme in (min(requests), max(requests)) if requests else ():
+                    _row(builder, extreme)
                 for request, computed_before, tokens in rows:
                     builder.scheduled(request, computed_before, tokens, time_s)
             case ["step", dict(columns)]:
@@ -93,14 +95,9 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
 
 def _row(builder: RecordingBuilder, request: int) -> int:
     """`request`, which should be the row of one that has arrived: a negative one would count from the end."""
-    _check_rows(builder, [request])
+    if not 0 <= request < builder.num_requests:
+        raise IndexError(f"there is no request {shortened(request)}")
     return request
-
-
-def _check_rows(builder: RecordingBuilder, requests: list[int]) -> None:
-    for wrong in (min(requests, default=0), max(requests, default=-1)):
-        if requests and not 0 <= wrong < builder.num_requests:
-            raise IndexError(f"there is no request {shortened(wrong)}")
 
 
 def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
