@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from kvsim.live.feed import LiveFeed
 from kvsim.recording import Recording
 from kvsim.recording.eventlog import line
 from kvsim.replay import Replay
+from tests.waiting import until
 
 META = {
     "format": "kvsim-recording",
@@ -59,16 +60,8 @@ def publisher() -> Iterator[Publisher]:
     server.close()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not happen within five seconds")
-
-
 def seen(feed: LiveFeed, num_steps: int) -> Recording:
-    wait_for(lambda: (excerpt := feed.whole()) is not None and len(excerpt.recording.steps) >= num_steps)
+    until(lambda: (excerpt := feed.whole()) is not None and len(excerpt.recording.steps) >= num_steps)
     excerpt = feed.whole()
     assert excerpt is not None
     return excerpt.recording
@@ -162,7 +155,7 @@ def test_whatever_clients_do_the_engine_does_no_more_than_without_them(publisher
                     client.sendall(b"\xff" * 4096)
                 calls.append(calls_of_a_write(publisher, lines))
         assert (threading.active_count(), descriptors()) == (before[0], before[1] + 10)
-        wait_for(lambda: publisher.queued_bytes == 0)
+        until(lambda: publisher.queued_bytes == 0)
     assert min(calls) <= 8, "an append, and a look at two counts and a flag"
     assert max(calls) <= 24, "... and waking the thread that sends, ten times a second at most"
     feed = LiveFeed(publisher.address)
@@ -182,7 +175,7 @@ def test_closing_leaves_no_thread_no_descriptor_and_no_process() -> None:
     feed = LiveFeed(publisher.address)
     seen(feed, 1)
     publisher.close()
-    wait_for(lambda: feed.ended)
+    until(lambda: feed.ended)
     assert "hung up" in str(feed.ended)
     feed.close()
     assert (threading.active_count(), descriptors()) == before
@@ -196,7 +189,7 @@ def test_a_process_for_viewers_that_dies_ends_publishing_and_nothing_else(
     begin(publisher)
     publisher._process.send_signal(signal.SIGKILL)
     publisher._process.wait()
-    wait_for(lambda: publisher.write(line("seq")) is None and caplog.text)
+    until(lambda: publisher.write(line("seq")) is None and caplog.text)
     assert f"publishing at {publisher.address} ends here: Broken pipe" in caplog.text
     publisher.write(line("seq"))
     assert publisher.queued_bytes == 0
@@ -226,7 +219,7 @@ def test_the_process_for_viewers_ends_with_an_engine_that_is_killed() -> None:
         viewers = int(engine.stdout.readline())
         assert Path(f"/proc/{viewers}").exists()
         engine.kill()
-    wait_for(lambda: not Path(f"/proc/{viewers}").exists() or "Z" in Path(f"/proc/{viewers}/stat").read_text())
+    until(lambda: not Path(f"/proc/{viewers}").exists() or "Z" in Path(f"/proc/{viewers}/stat").read_text())
 
 
 def test_something_else_than_a_recording_is_told(publisher: Publisher) -> None:
@@ -234,14 +227,14 @@ def test_something_else_than_a_recording_is_told(publisher: Publisher) -> None:
     feed = LiveFeed(publisher.address)
     time.sleep(0.3)
     publisher.write(line("output", 3, 1.0))
-    wait_for(lambda: feed.ended)
+    until(lambda: feed.ended)
     feed.close()
 
 
 def test_one_viewer_too_many_is_told(publisher: Publisher) -> None:
     begin(publisher)
     feeds = [LiveFeed(publisher.address) for _ in range(MAX_VIEWERS + 1)]
-    wait_for(lambda: any(feed.ended for feed in feeds))
+    until(lambda: any(feed.ended for feed in feeds))
     (ended,) = [feed.ended for feed in feeds if feed.ended]
     assert f"{MAX_VIEWERS} viewers are connected" in ended
     for feed in feeds:

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from kvsim.capture import sinks
 from kvsim.capture.pump import Pump
 from kvsim.capture.sinks import Fanout, FileSink
 from kvsim.recording.eventlog import FILE_NAME
+from tests.waiting import until
 
 
 def test_lines_reach_the_file(tmp_path: Path) -> None:
@@ -31,18 +30,10 @@ def test_an_older_log_is_never_overwritten(tmp_path: Path) -> None:
         FileSink(tmp_path)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not happen within five seconds")
-
-
 def test_events_of_an_idle_engine_reach_the_file(tmp_path: Path) -> None:
     sink = FileSink(tmp_path)
     sink.write(b"[1]\n")
-    wait_for(lambda: (tmp_path / FILE_NAME).read_bytes() == b"[1]\n")
+    until(lambda: (tmp_path / FILE_NAME).read_bytes() == b"[1]\n")
     sink.close()
 
 
@@ -73,8 +64,8 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     monkeypatch.setattr(sinks, "write_all", write_all)
     sink = FileSink(tmp_path)
     sink.write(b"[0]\n")
-    wait_for(lambda: writes)
-    wait_for(lambda: sink.write(b"[1]\n") is None and caplog.text)
+    until(lambda: writes)
+    until(lambda: sink.write(b"[1]\n") is None and caplog.text)
     for _ in range(5):
         sink.write(b"[2]\n")
     sink.close()

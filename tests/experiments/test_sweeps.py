@@ -31,8 +31,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
-
-from .waiting import until
+from tests.waiting import until
 
 MakeMachine = Callable[[int], Machine]
 
@@ -137,7 +136,7 @@ def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path
     parts = tmp_path / "s.parquet.parts"
     # A terminal tells every process of its session.
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        until(lambda: any(parts.glob("*.json")))
+        until(lambda: any(parts.glob("*.json")), within_s=60)
         for _ in range(3):  # again, while the processes end
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGINT)
@@ -149,7 +148,7 @@ def test_ctrl_c_ends_every_process_and_keeps_what_is_done(backend: str, tmp_path
     # It may be interrupted when a result has been written and is not counted yet.
     sentences = [f"kvsim: stopped with {n} of 40 points done; this command again goes on." for n in (kept - 1, kept)]
     assert said.strip() in sentences
-    until(lambda: not session(process.pid))
+    until(lambda: not session(process.pid), within_s=60)
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert f"s.parquet: {40 - kept} done, {kept} kept, 0 failed, 0 lost" in again.stdout
 
@@ -337,10 +336,10 @@ def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
     arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
     process = subprocess.Popen([sys.executable, "-m", "kvsim", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     parts = tmp_path / "s.parquet.parts"
-    until(lambda: any(parts.glob("*.json")))
+    until(lambda: any(parts.glob("*.json")), within_s=60)
     tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
     children = {int(pid) for task in tasks for pid in task.read_text().split()}
     process.kill()
     process.wait()
-    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=60)
     assert children

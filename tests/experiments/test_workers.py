@@ -16,8 +16,7 @@ from kvsim.errors import WorkerDiedError
 from kvsim.experiments.batches import Batches
 from kvsim.experiments.workers import workers
 from kvsim.fitting import Search
-
-from .waiting import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are counted in /proc")
 
@@ -63,10 +62,10 @@ Search(num_jobs=2).results([lambda: time.sleep(100)] * 2)
 
 def test_workers_do_not_outlive_a_search_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", ENDLESS]) as process:
-        until(lambda: len(children_of(None, process.pid)) == 2)
+        until(lambda: len(children_of(None, process.pid)) == 2, within_s=60)
         children = children_of(None, process.pid)
         process.kill()
-    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=60)
 
 
 def test_a_batch_is_as_long_as_its_calls_allow_and_shorter_towards_the_end() -> None:

@@ -20,6 +20,7 @@ from kvsim.live.load import load_of
 from kvsim.live.metrics import Histogram, ServerMetrics, parse_metrics
 from kvsim.live.metrics_feed import MetricsFeed
 from kvsim.live.metrics_table import as_csv
+from tests.waiting import until
 
 PAGE = """# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
 # TYPE vllm:kv_cache_usage_perc gauge
@@ -186,21 +187,13 @@ def send(handler: BaseHTTPRequestHandler, body: bytes, length: int | None = None
     handler.wfile.write(body)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not happen within five seconds")
-
-
 def test_a_feed_polls() -> None:
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         send(handler, re.sub(r"0\.25", f"{min(0.1 * number, 0.9):g}", PAGE).encode())
 
     with page_server(answer) as url:
         feed = MetricsFeed(url, period_s=0.01)
-        wait_for(lambda: len(feed.looks()) >= 5)
+        until(lambda: len(feed.looks()) >= 5)
         feed.close()
         assert [look.usage for look in feed.looks()[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
         assert feed.ended is None
@@ -212,7 +205,7 @@ def test_a_server_that_starts_again_is_a_new_server() -> None:
 
     with page_server(answer) as url:
         feed = MetricsFeed(url, period_s=0.01)
-        wait_for(lambda: feed.restarts)
+        until(lambda: feed.restarts)
         feed.close()
         assert {look.generation_tokens for look in feed.looks()} == {10}
 
@@ -220,8 +213,8 @@ def test_a_server_that_starts_again_is_a_new_server() -> None:
 def test_a_server_that_is_gone_is_said_to_be_and_ends_the_feed() -> None:
     with page_server(lambda handler, _: send(handler, PAGE.encode())) as url:
         feed = MetricsFeed(url, period_s=0.01, patience_s=0.3)
-    wait_for(lambda: feed.quiet_s > 0.1)
-    wait_for(lambda: feed.ended)
+    until(lambda: feed.quiet_s > 0.1)
+    until(lambda: feed.ended)
     assert "cannot be read" in str(feed.ended)
     feed.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,10 @@ from kvsim.tui.live.feed import first_excerpt
 from kvsim.tui.live.past import Past
 from kvsim.tui.live.screen import Live
 from kvsim.tui.screens.defects import play
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvsim.recording import Recording
 
@@ -80,17 +80,9 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def feed(server: Server) -> Iterator[LiveFeed]:
     found = LiveFeed(server.publisher.address)
-    wait_for(lambda: found.joined)  # it has joined
+    until(lambda: found.joined)  # it has joined
     yield found
     found.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it never came")
 
 
 def steps_of(feed: LiveFeed) -> int:
@@ -111,7 +103,7 @@ async def test_the_screen_follows_the_server(server: Server, feed: LiveFeed) -> 
         assert f"LIVE {feed.name}" in screen_text(app)
         server.step()
         server.step()
-        wait_for(lambda: steps_of(feed) == 3)
+        until(lambda: steps_of(feed) == 3)
         await playback.poll()
         await pilot.pause()
         assert playback.session.replay.frame == 2
@@ -123,21 +115,21 @@ async def test_whoever_looks_back_is_left_alone(server: Server, feed: LiveFeed) 
     server.begin()
     for _ in range(4):
         server.step()
-    wait_for(lambda: steps_of(feed) == 5)
+    until(lambda: steps_of(feed) == 5)
     app = KvsimApp(Past().open(first_excerpt(feed)), clock=lambda: 0.0, feed=feed)
     async with app.run_test(size=SIZE) as pilot:
         playback = app.playback
         assert isinstance(playback, Live)
         await pilot.press("left", "left", "slash", *"first", "enter")
         server.step()
-        wait_for(lambda: steps_of(feed) == 6)
+        until(lambda: steps_of(feed) == 6)
         await playback.poll()
         assert playback.session.replay.frame == 2
         assert playback.session.player.last_frame == 6
         assert playback.session.followed == 0
         await pilot.press("end")
         server.step()
-        wait_for(lambda: steps_of(feed) == 7)
+        until(lambda: steps_of(feed) == 7)
         await playback.poll()
         assert playback.session.replay.frame == 6
 
@@ -149,7 +141,7 @@ async def test_a_server_that_hangs_up_leaves_what_was_seen(server: Server, feed:
         playback = app.playback
         assert isinstance(playback, Live)
         server.publisher.close()
-        wait_for(lambda: feed.ended is not None)
+        until(lambda: feed.ended is not None)
         await playback.poll()
         await pilot.pause()
         assert "ENDED 127.0.0.1" in screen_text(app)
@@ -176,7 +168,7 @@ def test_what_was_seen_can_be_kept(
 ) -> None:
     server.begin()
     server.step()
-    wait_for(lambda: steps_of(feed) == 2)
+    until(lambda: steps_of(feed) == 2)
     monkeypatch.setattr(KvsimApp, "run", lambda _: None)
     seen: Recording = tui.attach(feed)
     write(seen, tmp_path / "seen")
@@ -191,7 +183,7 @@ async def test_a_server_that_contradicts_itself_ends_visibly(server: Server, fee
         assert isinstance(playback, Live)
         server._send(("arrive", "evil", 5.0, 4, 20, 0, []), ("seq",), ("append", 1, 0, [700]))
         server.step()
-        wait_for(lambda: steps_of(feed) == 1 and feed.ended is not None)
+        until(lambda: steps_of(feed) == 1 and feed.ended is not None)
         await playback.poll()
         await pilot.pause()
         assert "ENDED 127.0.0.1" in screen_text(app)
