@@ -131,9 +131,9 @@ def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
 
 
 def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
-    """A field of the first `end` records, or of all, as an array of its own."""
+    """A field of the first `end` records, or of all, as an array of its own: the engine writes to its records again."""
     if isinstance(records, np.ndarray):
-        return np.ascontiguousarray(records[name][:end])
+        return np.array(records[name][:end])  # of one record, `ascontiguousarray` would return the record's own memory
     rows = cast("list[Any]", records)[:end]
     kind = dtype_of(type(rows[0]))[name] if rows else np.int64
     return np.array([getattr(row, name) for row in rows], kind)

@@ -31,7 +31,7 @@ from kvsim.policies.settings import (
 )
 from kvsim.profiles import find
 from kvsim.recording import MemoryKind, Recording, write
-from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
+from kvsim.simulation import EngineName, Machine, Measured, measure, record, simulate
 from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 
 from ..conformance.modes import FASTEST
@@ -50,7 +50,11 @@ def machine_of(num_tokens: int) -> Machine:
 def bytes_of(recording: Recording) -> dict[str, bytes]:
     """Every file of a recording, as written."""
     with TemporaryDirectory() as folder:
-        return {file.name: file.read_bytes() for file in sorted(write(recording, Path(folder, "r")).iterdir())}
+        return files_of(write(recording, Path(folder, "r")))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -67,6 +71,10 @@ def assert_same(workload: Workload, policy: Policy, machine: Machine, **options:
     otherwise = options | {"check": not options.get("check", False)}
     recordings.append(simulate(workload, policy, machine, engine="interpreted", **otherwise))
     written = [bytes_of(recording) for recording in recordings]
+    with TemporaryDirectory() as folder:  # written as it happens
+        for engine in ENGINES:
+            record(workload, policy, machine, Path(folder, engine), engine=engine, **options)
+            written.append(files_of(Path(folder, engine)))
     assert written == [written[0]] * len(written)
     for engine in ENGINES:
         assert_same_summary(measure(workload, policy, machine, engine=engine, **options), recordings[0])

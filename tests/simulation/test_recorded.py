@@ -1,0 +1,55 @@
+"""A recording is what happened, from either engine: the same bytes, and right by its own check, for any settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvsim.cli import cli
+from kvsim.errors import StalledError
+from kvsim.simulation import EngineName
+
+from .drawn_settings import drawn_settings
+from .test_engines import ENGINES
+
+FEW, MANY = 40, 600
+"""Draws with every change, and with all that is slow."""
+
+
+def typed(*arguments: str | Path) -> Result:
+    """What a command came to, in this process."""
+    return CliRunner().invoke(cli, [*map(str, arguments)])
+
+
+def recorded(settings: list[str], engine: EngineName, folder: Path) -> dict[str, bytes | str]:
+    """Every file of the recordings in `folder` that a run leaves, which their check calls right; or why it stalled."""
+    result = typed("run", *settings, "--no-band", "--engine", engine, "-o", folder)
+    if isinstance(result.exception, StalledError):
+        return {"stalled": str(result.exception)}
+    assert result.exit_code == 0, result.exception
+    for meta in folder.rglob("meta.json"):
+        checked = typed("info", meta.parent, "--check")
+        assert checked.exit_code == 0, checked.exception
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY))]
+)
+def test_any_settings(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an engine that is compiled from its second slice on, and where slices are short."""
+    settings, first, *others = drawn_settings(seed, tmp_path), *ENGINES
+    expected = recorded(settings, first, tmp_path / first)
+    assert expected
+    if others:
+        assert differences(expected, recorded(settings, "compiled", tmp_path / "compiled")) == []
+    monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 50)
+    monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
+    assert differences(expected, recorded(settings, "auto", tmp_path / "auto")) == []
+
+
+def differences(one: dict[str, bytes | str], other: dict[str, bytes | str]) -> list[str]:
+    """The files that are not the same."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
