@@ -1,24 +1,28 @@
 """Left-out predictions by what they rest on: benchmarks/predictions.py [--write]
 
-Prints one table per basis, misses first; --write puts them into docs/accuracy.md, and their medians and worst into
-kvsim/machines/errors.toml, from which every summary quotes.
+Prints one table per basis, misses first; --write puts them into docs/accuracy.md, and the medians and worst of every
+class, with the recordings that tell them, into kvsim/machines/errors.toml, from which every summary quotes.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
 from kvsim.calibration import calibrate_card
+from kvsim.calibration.fit import engine_of
 from kvsim.errors import UsageError
-from kvsim.experiments.validation import Validation, matching_profile, validate
+from kvsim.experiments.validation import Validation, matching_profile, times_of, validate
 from kvsim.hardware import find_gpu
 from kvsim.machines import (
     Basis,
     card_of,
+    class_of,
     from_card,
     in_batches_of,
     is_in_process,
@@ -26,7 +30,7 @@ from kvsim.machines import (
     served_model,
     sheet_card,
 )
-from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS
+from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS, ErrorClass, KnownError, Outside
 from kvsim.profiles import served_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime import Pace, at_pace
@@ -48,8 +52,43 @@ MANY_PREEMPTIONS = 20
 TELLING = 0.03
 """Share of the time from which on steps that waited for a clock tell of it."""
 _BESIDE = Path(__file__).with_name("recordings")
-BESIDE = (*sorted(_BESIDE.glob("vllm-*")), *sorted(_BESIDE.glob("blind/vllm-*")))
+_REMEDIES = ("llama-3-8b", "qwen3-8b", "ragpulse")
+BESIDE = (
+    *sorted(_BESIDE.glob("vllm-*")),
+    *sorted(_BESIDE.glob("blind/vllm-*")),
+    *(folder for name in _REMEDIES for folder in sorted(_BESIDE.glob(f"{name}/*/"))),
+)
 """Recordings that do not ship; those in `blind` were predicted before they were made (`predicted.json`)."""
+PIPELINES = tuple(sorted((Path(__file__).parents[1] / "tests/conformance/recorded_pipeline").glob("*sync-*")))
+"""Recordings of Llama-3-8B in two stages."""
+
+_HTTP = "inference-sim/training ed5c1d2, vLLM behind HTTP"
+_SERVING_SIM = "casys-kaist/LLMServingSim 5daddb2, vLLM 0.19.0"
+_HOPPER = ("Hopper GH100", "H100 SXM")
+_OUTSIDE = (
+    (Basis.GPU, *_HOPPER, "dense", 1, "Llama-2-7b", 4, (-7.4, -0.2), (-7.7, -0.6), _HTTP),
+    (Basis.LINKED, *_HOPPER, "dense", 2, "CodeLlama-34b", 2, (8.9, 11.7), (8.8, 11.6), _HTTP),
+    (Basis.LINKED, *_HOPPER, "dense", 4, "Llama-2-70b", 2, (2.0, 7.7), (2.7, 7.6), _HTTP),
+    (Basis.LINKED, *_HOPPER, "experts", 2, "Mixtral-8x7B-v0.1", 4, (22, 30), (24, 30), _HTTP),
+    (Basis.SHEET, "Ada AD102", "RTX 4090", "dense", 1, "Llama-3.1-8B", 1, (6.5, 6.5), (4.2, 4.2), _SERVING_SIM),
+    (Basis.SHEET, "Blackwell GB202", "RTX PRO 6000", "dense", 1, "Llama-3.1-8B", 1, (-1.2, -1.2), (-1.1, -1.1),
+     _SERVING_SIM),
+)  # fmt: skip
+OUTSIDE = tuple(
+    (
+        ErrorClass(
+            basis=basis,
+            family=family,
+            layers=layers,
+            gpus="1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs",
+            cache="cache as the model",
+            engine="vLLM",
+        ),
+        Outside(gpu=gpu, model=model, num_runs=num_runs, e2e=e2e, tpot=tpot, source=source),
+    )
+    for basis, family, gpu, layers, num_gpus, model, num_runs, e2e, tpot, source in _OUTSIDE
+)
+"""Runs that others recorded, and how far off kvsim was at revision b286871, with nothing fitted to them."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 SECTIONS = {
@@ -67,8 +106,13 @@ SUMMARY = {
     Basis.GPU: "such a GPU measured in another host, the model not (a card that ships)",
     Basis.SHEET_FITTED: "a data sheet, fitted to one recording there",
     Basis.SHEET: "a data sheet (H100 from the H200's efficiencies)",
+    Basis.STAGES: "a card that ships, and stages by a formula",
 }
 """Rows of the page's first table."""
+CLASSES_HEAD = (
+    "| class | step times from | recordings | throughput | TPOT | end to end | TTFT |",
+    "|---|---|---:|---:|---:|---:|---:|",
+)
 HEAD = (
     "| recording | told by | throughput | TPOT | end to end | TTFT | preemptions |",
     "|---|---|---:|---:|---:|---:|---:|",
@@ -81,10 +125,27 @@ Found = tuple[str, Validation]
 def recordings() -> dict[str, Recording]:
     """Every recording of vLLM with captured graphs and without host memory."""
     found = {name: read(find(name)) for name in shipped_names() if name.startswith("vllm")}
-    found |= {folder.name: read(folder) for folder in BESIDE}
+    found |= {name_of(folder): replace(read(folder), name=name_of(folder)) for folder in BESIDE}
     return {
         name: item for name, item in found.items() if not item.meta.engine.get("enforce_eager") and item.copies is None
     }
+
+
+def name_of(folder: Path) -> str:
+    """The name of a recording that does not ship; those of one server have its name before their own."""
+    return f"{folder.parent.name}/{folder.name}" if folder.parent.name in _REMEDIES else folder.name
+
+
+def hugging_face() -> dict[str, Recording]:
+    """Every recording of `generate()`."""
+    return {name: read(find(name)) for name in shipped_names() if name.startswith("hf")}
+
+
+def class_of_recording(basis: Basis, recording: Recording) -> ErrorClass:
+    """The class of a prediction for `recording` with times of that basis."""
+    meta = recording.meta
+    captured = not meta.engine.get("enforce_eager")
+    return class_of(basis, find_gpu(meta.gpu), served_model(meta), engine_of(recording), captured=captured)
 
 
 def machine_of(recording: Recording) -> str:
@@ -106,7 +167,7 @@ def own_card(recording: Recording) -> Card:
 
 def model_measured(everything: dict[str, Recording]) -> Iterator[Found]:
     """Profiles, on recordings that they were not fitted to, with the host in the middle of all other machines."""
-    for recording in everything.values():
+    for recording in (everything | hugging_face()).values():
         try:
             profile = matching_profile(recording)
             host = Pace(host=middle_host(without=machine_of(recording)))
@@ -182,6 +243,13 @@ def data_sheet(everything: dict[str, Recording]) -> Iterator[Found]:
             yield "the data sheet", by_card(sheet_of(recording), recording)
 
 
+def stages(_: dict[str, Recording]) -> Iterator[Found]:
+    """Cards with the layers in stages, on recordings of pipelines."""
+    for folder in PIPELINES:
+        recording = replace(read(folder), name=f"recorded_pipeline/{folder.name}")
+        yield "a card, in stages", validate(times_of(recording), recording)
+
+
 TABLES = {
     Basis.MODEL: model_measured,
     Basis.FITTED_THERE: fitted_there,
@@ -190,6 +258,7 @@ TABLES = {
     Basis.GPU: gpu_measured,
     Basis.SHEET_FITTED: sheet_fitted,
     Basis.SHEET: data_sheet,
+    Basis.STAGES: stages,
 }
 
 
@@ -240,37 +309,109 @@ def with_section(page: str, title: str, rows: Sequence[str], most: int) -> str:
     return page[:begin] + heading + page[page.index("\n", begin) : table] + "\n".join((*HEAD, *shown)) + page[end:]
 
 
-def with_summary(page: str, basis: Basis, known: Mapping[str, Mapping[str, float]], num_recordings: int) -> str:
+def with_summary(page: str, basis: Basis, known: KnownError) -> str:
     """`page` with a row of its first table made anew."""
     begin = page.index(f"| {SUMMARY[basis]} |")
-    cells = (f"{known['median'][name]:.1f} ({known['worst'][name]:.0f}) %" for name in FIGURES)
-    counts = f"{known['median'][PREEMPTIONS]:.0f} ({known['worst'][PREEMPTIONS]:.0f}) %"
-    row = f"| {SUMMARY[basis]} | {num_recordings} | {' | '.join(cells)} | {counts} |"
+    cells = (f"{known.median[name]:.1f} ({known.worst[name]:.0f}) %" for name in FIGURES)
+    counts = "–"
+    if PREEMPTIONS in known.median:
+        counts = f"{known.median[PREEMPTIONS]:.0f} ({known.worst[PREEMPTIONS]:.0f}) %"
+    row = f"| {SUMMARY[basis]} | {len(known.recordings)} | {' | '.join(cells)} | {counts} |"
     return page[:begin] + row + page[page.index("\n", begin) :]
+
+
+def told_by(found: Sequence[Found]) -> KnownError:
+    """The errors of predictions of one class, and the recordings that tell them."""
+    clocks = {clock.lower(): list(clock_errors(found, clock)) for clock in ("GPU", "host")}
+    return KnownError(
+        recordings=tuple(sorted({result.measured.name for _, result in found})),
+        median=statistics(found, median),
+        worst=statistics(found, max),
+        clocks={clock: median(errors) for clock, errors in clocks.items() if errors},
+    )
+
+
+def entry(kind: ErrorClass, known: KnownError) -> list[str]:
+    """A class as lines of the table."""
+    lines = ["", "[[measured]]", *(f"{name} = {json.dumps(text)}" for name, text in kind.as_dict().items())]
+    lines.append(f"recordings = {json.dumps(known.recordings)}")
+    for name in ("median", "worst", "clocks"):
+        values = ", ".join(f"{key} = {value:.1f}" for key, value in getattr(known, name).items())
+        lines.append(f"{name} = {{ {values} }}")
+    return lines
+
+
+def outside_entries() -> list[str]:
+    """What others recorded, as lines of the table."""
+    lines = []
+    for kind, told in OUTSIDE:
+        values = kind.as_dict() | asdict(told)
+        lines += ["", "[[outside]]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+    return lines
+
+
+def class_row(kind: ErrorClass, known: KnownError) -> str:
+    """A class as a row of the page."""
+    cells = (f"{known.median[name]:.1f} ({known.worst[name]:.0f}) %" for name in FIGURES)
+    return f"| {kind.setting} | {kind.basis.value} | {len(known.recordings)} | {' | '.join(cells)} |"
+
+
+def with_classes(page: str, classes: Mapping[ErrorClass, KnownError]) -> str:
+    """`page` with the table of classes, and the recordings behind each, made anew."""
+    begin = page.index(CLASSES_HEAD[0])
+    end = page.index("\n### ", begin)
+    ordered = sorted(classes.items(), key=lambda item: (item[0].setting, list(Basis).index(item[0].basis)))
+    rows = [class_row(kind, known) for kind, known in ordered]
+    outside = [f"- {kind.setting}; {kind.basis.value}: {told.words()}." for kind, told in OUTSIDE]
+    lines = [
+        f"- {kind.setting}; {kind.basis.value}: {', '.join(map(short, known.recordings))}." for kind, known in ordered
+    ]
+    return (
+        page[:begin]
+        + "\n".join(
+            (
+                *CLASSES_HEAD,
+                *rows,
+                "",
+                "Runs that others recorded:",
+                "",
+                *outside,
+                "",
+                "The recordings of each class:",
+                "",
+                *lines,
+                "",
+            )
+        )
+        + page[end:]
+    )
 
 
 def main() -> None:
     everything, page = recordings(), PAGE.read_text(encoding="utf-8")
     lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
+    classes: dict[ErrorClass, KnownError] = {}
     for basis, predict in TABLES.items():
         found = sorted(predict(everything), key=lambda item: -abs(error(item[1], "e2e")))
         rows = [row_of(told, result) for told, result in found]
         print(f"\n### {basis.value.capitalize()}: {len(found)} predictions\n", *HEAD, *rows, sep="\n", flush=True)
-        clocks = {clock: median(clock_errors(found, clock)) for clock in ("GPU", "host")}
-        print("\nBy clock: " + ", ".join(f"{clock} {percent:.1f} %" for clock, percent in clocks.items()))
-        known = {name: statistics(found, statistic) for name, statistic in (("median", median), ("worst", max))}
-        num_recordings = len({result.measured.name for _, result in found})
-        page = with_summary(page, basis, known, num_recordings)
+        for clock in ("GPU", "host"):
+            if errors := list(clock_errors(found, clock)):
+                print(f"By clock: {clock} {median(errors):.1f} %")
+        by_class = defaultdict(list)
+        for item in found:
+            by_class[class_of_recording(basis, item[1].measured)].append(item)
+        classes |= {kind: told_by(items) for kind, items in by_class.items()}
+        page = with_summary(page, basis, told_by([item for item in found if engine_of(item[1].measured) == "vllm"]))
         if basis in SECTIONS:
             title, most = SECTIONS[basis]
             page = with_section(page, title, rows, most)
-        lines += ["", f"[{basis.name}]", f"num_recordings = {num_recordings}"]
-        for name, values in known.items():
-            lines.append(f"{name} = {{ {', '.join(f'{key} = {value:.1f}' for key, value in values.items())} }}")
-        lines.append(f"clocks = {{ gpu = {clocks['GPU']:.1f}, host = {clocks['host']:.1f} }}")
+    for kind, known in classes.items():
+        print(f"{kind.words}: {known.words()}")
+        lines += entry(kind, known)
     if "--write" in sys.argv:
-        FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        PAGE.write_text(page, encoding="utf-8")
+        FILE.write_text("\n".join((*lines, *outside_entries())) + "\n", encoding="utf-8")
+        PAGE.write_text(with_classes(page, classes), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
-from kvsim.machines import basis_of, known_errors
+from kvsim.machines import class_in, plain_words, untimed_in
+from kvsim.machines.errors import evidence
 from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ def print_answer(
     rows = [(cells[0][0], *(cell for _, cell in cells)) for cells in zip(*columns, strict=True)]
     heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
     print_table("", heads, rows, note="\n".join(notes))
+
+
+def band_notes(band: Band | None) -> list[str]:
+    """How the brackets behind figures were made, or why there are none."""
+    if band is None:
+        return ["no brackets: nobody has measured how far off such times are"]
+    return [f"in brackets: with {band.words()}"]
 
 
 def failure_notes(meta: Meta) -> list[str]:
@@ -97,13 +105,15 @@ def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
 
 
 def times_rows(label: Any) -> list[Row]:
-    """What step times rest on, and how far off such times were."""
+    """What step times rest on, how far off such times were, and what is not in them."""
     text = str(label or "unknown")
-    basis = basis_of(text)
-    known = known_errors().get(basis) if basis is not None else None
-    source = text.partition(f"; {basis.value}")[0] if basis is not None else text
-    rows = [("times", f"{source}{f'; {basis.value}' if basis is not None else ''}")]
-    return [*rows, ("error", known.words() if known is not None else "not known of such times")]
+    kind = class_in(text)
+    rows = [
+        ("times", plain_words(text)),
+        ("error", "; ".join(evidence(kind)) if kind is not None else "not known of such times"),
+        ("not in the times", untimed_in(text)),
+    ]
+    return [row for row in rows if row[1]]
 
 
 def pool_words(meta: Meta) -> str:

@@ -33,7 +33,10 @@ def print_fit(answer: Answer) -> None:
     print_table("", ["", ""], rows)
     if not outcome.error:
         print_table(
-            "", ["", ""], [(name, cell) for name, cell in zip(_NAMES, cells(outcome, answer.band), strict=True)]
+            "",
+            ["", ""],
+            [(name, cell) for name, cell in zip(_NAMES, cells(outcome, answer.band), strict=True)],
+            note="" if answer.band else NO_MARGIN,
         )
     if answer.tried:
         print_remedies(answer.remedies, outcome, fits=answer.fits)
@@ -61,7 +64,10 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
         (str(number), change_words(each, before), "yes" if each.fits else "no", *cells(each.outcome, each.band))
         for number, each in enumerate(remedies, 1)
     ]
-    print_table(heading, ["", "change", "fits", *_NAMES], rows, note=_BAND)
+    note = _BAND if any(each.band for each in remedies) else ""
+    if not all(each.band for each in remedies):
+        note = "\n".join(filter(None, (note, NO_MARGIN)))
+    print_table(heading, ["", "change", "fits", *_NAMES], rows, note=note)
     for number, each in enumerate(remedies, 1):
         behind = f", {each.change.server.replicas} times behind one queue" if each.change.server.replicas > 1 else ""
         on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
@@ -76,6 +82,7 @@ def change_words(remedy: Remedy, before: Outcome) -> str:
 
 _NAMES = ("output tokens/s", "TTFT p99", "TPOT p99", "preemptions a minute")
 _BAND = "in brackets: where four of five such predictions lie"
+NO_MARGIN = "without brackets: nobody has measured how far off such predictions are, so their margin is unknown"
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:

@@ -59,10 +59,13 @@ def _times(factor: float) -> str:
 
 
 def _note(climbed: list[Climbed], label: str) -> str:
+    from kvsim.machines import plain_words
+
     first, last = climbed[0], climbed[-1]
     ample = last.ample_tokens_per_s / first.ample_tokens_per_s
     return (
         f"From the first to the last: {_times(last.tokens_per_s / first.tokens_per_s)}; with memory for everything "
         f"{_times(ample)}.\ngain, against the line above = of it memory \u00d7 of it speed: what it would have gained "
-        f"with memory for everything is speed, the rest is memory.\nstep times of one engine for all: {label}"
+        f"with memory for everything is speed, the rest is memory.\nstep times of one engine for all: "
+        f"{plain_words(label)}\nin full: {label}"
     )

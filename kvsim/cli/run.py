@@ -84,7 +84,7 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.cli.answer import failure_notes, print_answer
+    from kvsim.cli.answer import band_notes, failure_notes, print_answer
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.experiments.bands import band_of, is_worth_a_band
     from kvsim.files.overwriting import may_replace, replacing_folder
@@ -124,13 +124,14 @@ def command(
         else:
             runs = [measure(workload, settings, machine, **options)]
     summaries, band = [run.summary for run in runs], None
+    wants_band = replicas == 1 and not no_band and is_worth_a_band(summaries[0], len(workload))
     if replicas > 1:
         summaries = [replace(summary, policy=f"server {number}") for number, summary in enumerate(summaries)]
-    elif not no_band and is_worth_a_band(summaries[0], len(workload)):
+    elif wants_band:
         with progress("band") as report:
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
-    notes = [f"in brackets: with {band.words()}"] if band else []
+    notes = band_notes(band) if wants_band else []
     notes += failure_notes(runs[0].meta)
     if front_end == "http":
         server = http(scenario.gpu, card_named(flags["profile"]))
@@ -145,7 +146,7 @@ def command(
     sent = _requests(workload, users, max_concurrency, think_s, spawn_rate)
     print_answer(runs, summaries, sent, band=band, notes=notes)
     if show_all:
-        print_summaries("every figure", runs, summaries)
+        print_summaries("every figure", runs, summaries, names_evidence=True)
 
 
 def _requests(

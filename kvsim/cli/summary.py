@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.metrics.state_names import STATE_NAMES
@@ -16,10 +17,15 @@ from kvsim.simulation import Measured
 
 
 def print_summaries(
-    title: str, recordings: Sequence[Recording | Measured], summaries: Sequence[Summary], *, note: str = ""
+    title: str,
+    recordings: Sequence[Recording | Measured],
+    summaries: Sequence[Summary],
+    *,
+    note: str = "",
+    names_evidence: bool = False,
 ) -> None:
     """Print `summaries` as columns of one table, the shares of the pool first, and what the times rest on, and `note`,
-    below.
+    below; with the names of the recordings that tell the error of such times, if those are asked for.
     """
     rows: list[tuple[str, ...]] = []
 
@@ -50,7 +56,7 @@ def print_summaries(
         row("copied from host memory", [size(summary.swapped_in_bytes) for summary in summaries])
     row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
-    notes = [time_source(recording) for recording in recordings]
+    notes = [line for recording in recordings for line in _time_lines(recording, names_evidence=names_evidence)]
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
     if note:
@@ -107,3 +113,15 @@ def time_source(recording: Recording | Measured) -> str:
     if recording.meta.source != "simulation":
         return f"times: measured on {recording.meta.gpu}"
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"
+
+
+def _time_lines(recording: Recording | Measured, *, names_evidence: bool) -> list[str]:
+    """What the times of a recording rest on: plainly, and then in full."""
+    source = time_source(recording)
+    if recording.meta.source != "simulation":
+        return [source]
+    label = source.removeprefix("times: ")
+    lines = [f"times: {plain_words(label)}", f"in full: {label}"] if class_in(label) else [source]
+    if names_evidence and (known := known_in(label)) is not None:
+        lines.append(f"the recordings of that class: {', '.join(known.recordings)}")
+    return lines

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from kvsim.engine.initialization import memory_of
-from kvsim.machines import basis_of, known_errors
+from kvsim.machines import interval_in
 from kvsim.policies.own import OwnPolicy
 from kvsim.profiles.extrapolation import Watched
 from kvsim.simulation import Machine, measure
@@ -28,6 +28,8 @@ PREEMPTED_SHARE = 0.05
 """Preemptions per request from which on a run gets a band."""
 MOST_REQUESTS = 20_000
 """The largest number of requests that a band is made for: with more, its runs would take minutes."""
+CLOCKS = ("gpu", "host")
+"""The clocks whose errors a band is made of."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
 """Places in the band at which the step times of each run lie, in typical errors of the GPU's and the host's times."""
 
@@ -74,13 +76,13 @@ def band_of(
 ) -> Band | None:
     """The band around `summary`, from runs with step times as far off as such times usually are.
 
-    None where the step times are a model of the caller's own, or it is not known how far off they are.
+    None where the step times are a model of the caller's own, or it was never measured how far off they are.
     """
     times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
-    basis = basis_of(machine.step_time.label)
-    if not isinstance(times, Roofline) or basis not in known_errors():
+    known = interval_in(machine.step_time.label)
+    if not isinstance(times, Roofline) or known is None or len(known.clocks) < len(CLOCKS):
         return None
-    error = known_errors()[basis].clocks
+    error = known.clocks
     # Machine code is made once, in the time of two such bands without it.
     if options.get("engine", "auto") == "auto" and not isinstance(policy, OwnPolicy):
         options["engine"] = engine_for_several(memory_of(policy))

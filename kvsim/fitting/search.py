@@ -14,8 +14,8 @@ from kvsim.experiments.workers import workers
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
-from kvsim.machines import basis_of, known_errors
-from kvsim.machines.errors import FIGURES, PREEMPTIONS, TAILS
+from kvsim.machines import interval_in
+from kvsim.machines.errors import PREEMPTIONS
 from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 _SPREAD = 2.0
 """A band is so many typical errors wide to either side: four predictions out of five lie within."""
-_UNKNOWN_PERCENT = 10.0
-"""Typical error that is assumed where none is known."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft_p99",
@@ -124,11 +122,11 @@ class Search:
 
         `least` is the share of itself by which each figure may be off in any case, by the names in `figures_of`.
         """
-        points = [point for each in remedies for point in _moved(each.change.server, load, each.outcome)]
-        moved = self.outcomes(points)
+        points = [_moved(each.change.server, load, each.outcome) for each in remedies]
+        moved = iter(self.outcomes([point for both in points for point in both]))
         return [
-            replace(remedy, band=band_of(remedy.outcome, moved[2 * index : 2 * index + 2], least))
-            for index, remedy in enumerate(remedies)
+            replace(remedy, band=band_of(remedy.outcome, [next(moved) for _ in both], least))
+            for remedy, both in zip(remedies, points, strict=True)
         ]
 
     def band(
@@ -208,26 +206,32 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """How far off figures are from predictions with such step times, four times out of five, as shares."""
-    basis = basis_of(label)
-    known = known_errors().get(basis) if basis is not None else None
-    median = known.median if known is not None else {}
-    return {name: _SPREAD * median.get(name, _UNKNOWN_PERCENT) / 100 for name in (*FIGURES, *TAILS, PREEMPTIONS)}
+    """How far off figures are from predictions with such step times, four times out of five, as shares; a figure of
+    which that was never measured is left out.
+    """
+    known = interval_in(label)
+    return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
 def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:
-    """The points between which an outcome may lie."""
-    away = spread_of(outcome.label)["tpot"]
+    """The points between which an outcome may lie; none where it was never measured how far off such times are."""
+    if (away := spread_of(outcome.label).get("tpot")) is None:
+        return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
 
 
 def band_of(
     outcome: Outcome, moved: Sequence[Outcome], least: Mapping[str, float] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Between which values each figure is expected: as it moves with the step times, and at least by its own error."""
+    """Between which values each figure is expected: as it moves with the step times, and at least by its own error.
+
+    A figure whose error was never measured has none.
+    """
     spread = spread_of(outcome.label)
     found = {}
     for name, value in figures_of(outcome).items():
+        if _FIGURES[name] not in spread:
+            continue
         away = max(spread[_FIGURES[name]], (least or {}).get(name, 0.0))
         if _FIGURES[name] == PREEMPTIONS and outcome.num_preemptions:
             away = max(away, _RERUN / sqrt(outcome.num_preemptions))

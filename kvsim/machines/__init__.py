@@ -14,25 +14,39 @@ from kvsim.machines.choice import (
     served_model,
     step_times,
 )
-from kvsim.machines.errors import Basis, basis_of, known_errors
+from kvsim.machines.errors import (
+    Basis,
+    class_in,
+    class_of,
+    interval_in,
+    known_errors,
+    known_in,
+    plain_words,
+    untimed_in,
+)
 from kvsim.machines.host_link import host_link
 from kvsim.machines.hosts import middle_host
 
 __all__ = [
     "Basis",
-    "basis_of",
     "card_named",
     "card_of",
+    "class_in",
+    "class_of",
     "from_card",
     "host_link",
     "in_batches_of",
+    "interval_in",
     "is_card",
     "is_in_process",
     "known_errors",
+    "known_in",
     "linked",
     "middle_host",
+    "plain_words",
     "served_model",
     "sheet_card",
     "shipped_cards",
     "step_times",
+    "untimed_in",
 ]

@@ -15,10 +15,9 @@ from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
-from kvsim.machines.errors import Basis, with_error
+from kvsim.machines.errors import Basis, class_of, with_error
 from kvsim.machines.hosts import host_words, middle_host
 from kvsim.models import Model
-from kvsim.models.layers import Mamba2
 from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
@@ -44,8 +43,6 @@ class Meta(Protocol):
         """What made the recording; empty where that is not known."""
 
 
-STAGES_ERROR = {"throughput": (5, 9), "TPOT": (5, 19), "end to end": (6, 19), "TTFT": (9, 34)}
-"""Percent by which times of stages were off in the recordings of pipelines that there are, typically and at most."""
 PROFILE_LAUNCH_S = 4.7e-6
 """Launch time of the hosts that the profiles of Hugging Face were fitted on: the one at which they meet the host of a
 machine whose launches were measured."""
@@ -161,15 +158,16 @@ def _chosen(
     elif engine == "vllm":
         return _from_known_card(gpu, model, engine, measured=False, captured=captured, in_process=in_process)
     else:
-        return _generate(gpu, model, engine)
-    basis = Basis.GPU if profile.transferred_from else Basis.MODEL
+        guessed = _generate(gpu, model, engine)
+        return replace(guessed, label=with_error(guessed.label, class_of(Basis.SHEET, gpu, model, engine), model))
+    basis = Basis.TRANSFERRED if profile.transferred_from else Basis.MODEL
     times, label = profile.times, profile.label
     is_known = recording in {residual.recording for residual in profile.residuals}
     if not is_known and (source is None or is_shipped(source)):
         times = at_pace(Pace(host=middle_host()), times)
         label = f"{label}, {host_words()}"
     watched = Watched(profile, times if captured else times.uncaptured())
-    watched.label = label if profile.transferred_from else with_error(label, basis)
+    watched.label = with_error(label, class_of(basis, gpu, model, engine, captured=captured), model)
     return watched
 
 
@@ -191,8 +189,8 @@ def from_card(
         UsageError: the card is of another GPU.
     """
     _check_gpu(card, gpu)
-    card = linked(card, gpu, model.tensor_parallel_size)
-    basis = _basis(card, model, engine)
+    was_measured, card = _is_measured(card), linked(card, gpu, model.tensor_parallel_size)
+    basis = _basis(card, model, engine, was_measured=was_measured)
     if engine != "vllm":
         host = Pace(host=card.launch_s / PROFILE_LAUNCH_S * card.factors.get("host", 1.0))
         fitted = match(gpu, model, engine)
@@ -201,12 +199,12 @@ def from_card(
         times = reduce(card, model, num_processors=gpu.num_processors, in_process=in_process)
         if not captured:
             times = times.uncaptured()
-    guessed = "uncalibrated " if basis is Basis.SHEET else ""
-    unnamed = ["fitted to recordings that the card does not name"] if card.factors and not card.fitted_to else []
-    of = "".join(f", {words}" for words in (*unnamed, *_never_measured(model)))
-    label = with_error(f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})", basis)
-    told_by = card.fitted_to.get(served_name(model), ())
-    return replace(times, label=label, calibrated=basis is not Basis.SHEET, fitted_to=told_by)
+    calibrated = basis not in (Basis.SHEET, Basis.LINKED)
+    guessed = "" if calibrated else "uncalibrated "
+    of = ", fitted to recordings that the card does not name" if card.factors and not card.fitted_to else ""
+    label = f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})"
+    label = with_error(label, class_of(basis, gpu, model, engine, captured=captured), model)
+    return replace(times, label=label, calibrated=calibrated, fitted_to=card.fitted_to.get(served_name(model), ()))
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
@@ -244,41 +242,24 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
-    of = "".join(f", {words}" for words in (f"{len(stages)} stages by a formula", *_never_measured(model)))
-    errors = ", ".join(f"{figure} {typical} and {most} %" for figure, (typical, most) in STAGES_ERROR.items())
+    basis = Basis.STAGES if card.measured else Basis.SHEET_STAGES
+    kind = class_of(basis, gpu, model, "vllm", captured=captured)
+    label = f"uncalibrated machine card of {gpu.name} ({card.source}) with {model.name} (vllm)"
     return Staged(
-        label=f"uncalibrated machine card of {gpu.name} ({card.source}) with {model.name} (vllm{of}); "
-        f"typical and worst error in 8 recordings of Llama-3-8B in 2 stages on H200: {errors}",
+        label=with_error(label, kind, model),
         calibrated=False,
         stages=times if captured else tuple(stage.uncaptured() for stage in times),
     )
 
 
-def _never_measured(model: Model) -> list[str]:
-    """What of the model's times follows from a formula that no engine was compared with, or is not in them though it
-    was seen, in words.
-
-    A process launches its first large steps slowly, nowhere as slowly as workers of several GPUs with windows: 28 to 47
-    ms each in its first second, and 16 to 18 when the same load came again.
-    """
-    workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
-    bits = [] if model.quantization is None else [model.quantization.linear_bits, model.quantization.expert_bits]
-    found = {
-        "experts by a formula, never measured": model.num_experts > 0,
-        "4-bit weights by a formula, never measured": any(0 < size < 8 for size in bits),
-        "recurrent layers other than Mamba 2 by their parameters alone": any(
-            not isinstance(layer, Mamba2) for layer in model.recurrent_layers
-        ),
-        "a fresh server's first second not modelled, whose large steps took 1.6 to 2.8 times as long": (
-            workers and model.sliding_window is not None
-        ),
-    }
-    return [words for words, applies in found.items() if applies]
+def _is_measured(card: Card) -> bool:
+    """Whether the curves of one GPU were measured, though sums over several may be guessed."""
+    return card.measured or any(card.products is shipped.products for shipped in shipped_cards())
 
 
-def _basis(card: Card, model: Model, engine: str) -> Basis:
+def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
     if not card.measured:
-        return Basis.SHEET_FITTED if card.factors else Basis.SHEET
+        return Basis.LINKED if was_measured else Basis.SHEET_FITTED if card.factors else Basis.SHEET
     if card.factors:  # recordings of vLLM alone tell them
         is_told = engine == "vllm" and served_name(model) in card.fitted_to
         return Basis.FITTED_THERE if is_told else Basis.FITTED

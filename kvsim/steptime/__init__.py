@@ -25,6 +25,7 @@ from kvsim.steptime.sizes import (
     size_place,
 )
 from kvsim.steptime.staged import Staged
+from kvsim.steptime.work import untimed
 
 __all__ = [
     "ALL_ALIKE",
@@ -54,4 +55,5 @@ __all__ = [
     "smaller",
     "streamed_bytes_per_s",
     "throttled_gpu_s",
+    "untimed",
 ]

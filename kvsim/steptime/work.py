@@ -154,6 +154,28 @@ def work_of(model: Model) -> Work:
     )
 
 
+def untimed(model: Model) -> tuple[str, ...]:
+    """What a server of `model` does that is in no step times, in words.
+
+    A process launches its first large steps slowly, nowhere as slowly as workers of several GPUs with windows: 28 to 47
+    ms each in its first second, and 16 to 18 when the same load came again.
+    """
+    has_workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
+    found = {
+        "its sparse attention (each token reads all that are cached, and what picks them takes no time)": any(
+            isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers
+        ),
+        "recurrent layers other than Mamba 2, but for their weights and states": any(
+            not isinstance(layer, Mamba2) for layer in model.recurrent_layers
+        ),
+        "images and sound": model.num_encoder_parameters > 0,
+        "a fresh server's first second, whose large steps took 1.6 to 2.8 times as long": (
+            has_workers and model.sliding_window is not None
+        ),
+    }
+    return tuple(words for words, applies in found.items() if applies)
+
+
 def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
     """What a stage of a pipeline asks of each of its GPUs: a `share` of all layers, of each kind as much.
 

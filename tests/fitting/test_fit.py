@@ -18,7 +18,7 @@ from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import price_words
 from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis
+from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
 from kvsim.metrics.verdict import Limit
 from kvsim.models import find_model
@@ -226,7 +226,7 @@ OUTCOME = Outcome(
     tpot_s=Distribution(mean=0.02, p50=0.02, p90=0.02, p99=0.02),
     ttft_s=Distribution(mean=0.5, p50=0.5, p90=0.5, p99=0.5),
     output_tokens_per_s=100.0,
-    label=f"x; {Basis.SHEET.value}",
+    label=f"x; {class_of(Basis.SHEET, find_gpu('H100'), find_model('Meta-Llama-3-8B'), 'vllm').words}",
 )
 
 
@@ -237,6 +237,11 @@ def test_a_band_is_at_least_as_wide_as_the_known_error_and_holds_what_moved() ->
     low, high = band["ttft_p99_s"]
     assert (0.5 - low) == pytest.approx(high - 0.5)
     assert high > 0.55
+
+
+def test_a_figure_of_which_nobody_measured_an_error_has_no_band() -> None:
+    unmeasured = replace(OUTCOME, label="step times of my own")
+    assert band_of(unmeasured, [replace(unmeasured, output_tokens_per_s=70.0)], {"ttft_p99_s": 0.5}) == {}
 
 
 def test_requests_that_are_all_too_long_are_what_limits() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from kvsim.machines import plain_words, untimed_in
+
 from ..export.still import host_still, legend, still
 from ..export.still_svg import svg_of_stills
 from ..look.words import milliseconds, plural
@@ -58,7 +60,9 @@ def _machine(guided: Guided) -> str:
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
         return f"Model {lesson.model.name}."
-    return f"Model {lesson.model.name} on one {lesson.gpu.name}; step times: {meta.engine.get('step_time', 'unknown')}."
+    label = str(meta.engine.get("step_time", "unknown"))
+    missing = f" Not in them: {words}." if (words := untimed_in(label)) else ""
+    return f"Model {lesson.model.name} on one {lesson.gpu.name}. Step times: {plain_words(label)}.{missing}"
 
 
 def _pools(guided: Guided) -> list[tuple[str, Session]]:

@@ -1,0 +1,184 @@
+"""A figure of error belongs to one class of machine, model and times; what no recording tells was never measured."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli.fit import command as fit_command
+from kvsim.cli.run import command as run_command
+from kvsim.errors import UsageError
+from kvsim.hardware import GPUS, Gpu, find_gpu
+from kvsim.machines import Basis, class_in, class_of, known_errors, known_in, plain_words, served_model, step_times
+from kvsim.machines.errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
+from kvsim.models import Model, find_model, find_quantization
+from kvsim.recording import Meta, find, read
+
+ROOT = Path(__file__).parents[2]
+MODELS = (
+    *("Meta-Llama-3-8B", "Qwen3-32B", "Llama-3.3-70B-Instruct", "gemma-3-4b-it", "gpt-oss-20b", "Qwen3-30B-A3B"),
+    *("DeepSeek-V2-Lite", "DeepSeek-V3", "DeepSeek-V3.2", "granite-4.0-h-micro", "Qwen3-Next-80B-A3B-Instruct"),
+)
+SPARSE = "its sparse attention"
+
+
+@cache
+def meta_of(name: str) -> Meta:
+    """What the recording of that name in the table says of itself."""
+    folders = (find(name) if (ROOT / "traces" / name).is_dir() else None,)
+    places = ("benchmarks/recordings", "benchmarks/recordings/blind", "tests/conformance")
+    found = [folder for folder in (*folders, *(ROOT / place / name for place in places)) if folder and folder.is_dir()]
+    assert found, f"there is no recording {name}"
+    return read(found[0]).meta
+
+
+@pytest.mark.parametrize("kind", known_errors(), ids=lambda kind: kind.words)
+def test_every_class_has_recordings_that_exist_and_belong_to_it(kind: ErrorClass) -> None:
+    known = known_errors()[kind]
+    assert known.recordings
+    assert len(set(known.recordings)) == len(known.recordings)
+    for name in known.recordings:
+        meta = meta_of(name)
+        engine = "vllm" if meta.policy_name != "static" else f"hf-{meta.policy.get('cache', 'dynamic')}"
+        captured = not meta.engine.get("enforce_eager")
+        assert class_of(kind.basis, find_gpu(meta.gpu), served_model(meta), engine, captured=captured) == kind
+    assert all(0 <= known.median[name] <= known.worst[name] for name in (*FIGURES, *known.median))
+
+
+def test_no_two_classes_share_their_figures() -> None:
+    """Equal figures of two classes would mean that one borrowed them from the other."""
+    for (kind, one), (other, two) in combinations(known_errors().items(), 2):
+        figures = [(known.median, known.worst, known.clocks) for known in (one, two)]
+        assert figures[0] != figures[1], f"{kind.words} and {other.words}"
+    for one, two in combinations([error_words(kind) for kind in known_errors()], 2):
+        assert one != two
+
+
+def ways(model: Model) -> list[Model]:
+    """`model` served in several ways, as far as it can be."""
+    found = []
+    for settings in (
+        *({"tensor_parallel_size": size} for size in (1, 2, 4)),
+        {"pipeline_parallel_size": 2},
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": find_quantization("awq")},
+    ):
+        try:
+            found.append(model.served(**settings))  # type: ignore[arg-type]
+        except UsageError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_every_label_names_its_own_class_or_says_that_it_was_never_measured(gpu: Gpu) -> None:
+    for name in MODELS:
+        for model in ways(find_model(name)):
+            for captured in (True, False):
+                try:
+                    label = step_times(gpu, model, "vllm", captured=captured).label
+                except UsageError:  # vLLM has no such cache
+                    continue
+                kind = class_in(label)
+                assert kind is not None
+                assert kind == class_of(kind.basis, gpu, model, "vllm", captured=captured)
+                assert label.endswith(error_words(kind))
+                if (known := known_in(label)) is None:
+                    assert "never measured" in label
+                    assert "never measured" in plain_words(label)
+                    assert "recordings of this class" not in label.partition("on the very machine")[0]
+                else:
+                    assert {find_gpu(meta_of(item).gpu).architecture for item in known.recordings} == {gpu.architecture}
+                assert (SPARSE in label) == any(layer.kind == "indexer" for each in model.layers for layer in each)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "settings"),
+    [
+        ("MI300X", "Meta-Llama-3-8B", {}),
+        ("A10G", "Meta-Llama-3-8B", {}),
+        ("L40S", "Meta-Llama-3-8B", {}),
+        ("H100", "Llama-3.3-70B-Instruct", {"tensor_parallel_size": 4}),
+        ("H200", "DeepSeek-V3", {"tensor_parallel_size": 8}),
+        ("H100", "Mixtral-8x7B-v0.1", {"tensor_parallel_size": 2}),
+        ("H200", "Qwen3-30B-A3B", {}),
+        ("H200", "Meta-Llama-3-8B", {"quantization": find_quantization("awq")}),
+    ],
+)
+def test_nothing_is_borrowed_from_a_dense_model_on_one_h200(gpu: str, name: str, settings: dict[str, object]) -> None:
+    label = step_times(find_gpu(gpu), find_model(name).served(**settings), "vllm").label  # type: ignore[arg-type]
+    assert "error never measured" in label
+    assert known_in(label) is None
+
+
+def test_what_others_recorded_is_told_with_its_source() -> None:
+    mixtral = step_times(find_gpu("H100"), find_model("Mixtral-8x7B-v0.1").served(tensor_parallel_size=2), "vllm").label
+    assert "4 runs recorded by others (Mixtral-8x7B-v0.1 on H100 SXM; inference-sim" in mixtral
+    assert "end to end +22 to +30 %" in mixtral
+    for kind, told in outside_errors().items():
+        assert all(low <= high for each in told for low, high in (each.e2e, each.tpot)), kind.words
+
+
+def test_what_was_measured_of_the_very_machine_is_told_as_such() -> None:
+    """Llama-3-8B on two H200 was recorded on the machine of the card that ships, and on no other."""
+    label = step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B").served(tensor_parallel_size=2), "vllm").label
+    assert (
+        "error never measured; on the very machine that the card is of, typical (worst) error in 3 recordings" in label
+    )
+
+
+def test_a_class_is_read_from_a_label_whatever_the_names_before_it_say() -> None:
+    label = step_times(find_gpu("L40S"), find_model("Qwen3-8B"), "vllm").label
+    kind = class_in(label)
+    assert kind is not None
+    good = class_of(Basis.MODEL, find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm")
+    assert class_in(f"a card; {good.words}; {label}") == kind
+    assert class_in("step times of my own") is None
+    assert class_in("x; machine and model measured [Hopper GH100]") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("DeepSeek-V3.2", SPARSE), ("Qwen3-Next-80B-A3B-Instruct", "recurrent layers")]
+)
+def test_what_is_not_in_the_times_is_in_every_answer(name: str, words: str) -> None:
+    flags = [
+        *("--gpu", "H200", "--model", name, "--tensor-parallel-size", "8", "--max-model-len", "4096"),
+        *("--arrivals", "poisson", "--rate", "2", "--num-requests", "4"),
+        *("--prompt-tokens", "50", "--output-tokens", "4"),
+    ]
+    said, document = (
+        CliRunner().invoke(run_command, [*flags, *more], catch_exceptions=False).stdout for more in ((), ("--json",))
+    )
+    assert words in " ".join(said.split())
+    assert words in json.loads(document)["times"]
+
+
+def test_a_fit_without_a_measured_class_says_that_its_margin_is_unknown() -> None:
+    flags = [
+        *("--gpu", "A10G", "--model", "Meta-Llama-3-8B", "--max-model-len", "512", "--points", "2"),
+        *("--arrivals", "poisson", "--rate", "2", "--num-requests", "20"),
+        *("--prompt-tokens", "50", "--output-tokens", "10"),
+    ]
+    said, document = (
+        CliRunner().invoke(fit_command, [*flags, *more], catch_exceptions=False).stdout for more in ((), ("--json",))
+    )
+    assert "their margin is unknown" in " ".join(said.split())
+    assert json.loads(document)["outcome"]["band"] == {}
+
+
+def test_few_recordings_tell_a_figure_and_no_interval() -> None:
+    for known in known_errors().values():
+        assert known.tells_an_interval == (len(known.recordings) >= FEWEST)
+        assert ("(" in known.words()) == (len(known.recordings) > 1)
+
+
+def test_the_recordings_of_a_class_are_named_where_all_is_asked_for() -> None:
+    said = CliRunner().invoke(run_command, ["--all", "--no-band"], catch_exceptions=False).stdout
+    known = known_in(step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm").label)
+    assert known is not None
+    assert all(name in "".join(said.split()) for name in known.recordings)
