@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.conformance.oracle_groups import layout_of
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
+from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
@@ -102,10 +103,10 @@ def read_workload(file: Path) -> OracleWorkload:
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{file} cannot be read as text: {error}.") from error
     try:
-        document = json.loads(text)
+        document = parse(text)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{file}, line {error.lineno}: not JSON: {error.msg}.") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+    except ValueError as error:  # a number of thousands of digits, brackets thousands deep
         raise WorkloadError(f"{file}: not JSON that can be read: {error}.") from error
     return parse_workload(document, str(file))
 
@@ -219,8 +220,8 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _record(text: str, where: str, *, first: bool, after_end: bool) -> dict[str, Any]:
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parse(text)
+    except ValueError as error:
         raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
     if kind not in FIELDS or (kind == "meta") != first or after_end:

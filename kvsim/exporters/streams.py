@@ -11,8 +11,8 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.importers import azure, burstgpt
 from kvsim.importers.mooncake import HASH_TOKENS
+from kvsim.importers.plain import AZURE
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +26,7 @@ def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
 
     def lines() -> Iterator[str]:
-        yield ",".join(azure.COLUMNS)
+        yield ",".join(AZURE.columns.values())
         for arrival_s, prompt, output in _rows(workload):
             ticks = round(arrival_s * 1e7)
             moment = epoch + timedelta(seconds=ticks // 10_000_000)
@@ -39,7 +39,7 @@ def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
     """CSV as BurstGPT, whose requests name a model and a kind of log; both are made up here and say so."""
 
     def lines() -> Iterator[str]:
-        yield ",".join(burstgpt.COLUMNS)
+        yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
         for arrival_s, prompt, output in _rows(workload):
             yield f"{arrival_s:.6f},kvsim,{prompt},{output},{prompt + output},API log"
 

@@ -25,6 +25,8 @@ TABLE_BYTES = 1 << 31
 UNPACKED_TABLE_BYTES = 1 << 29
 """Largest size of a compressed table when it is decompressed, in bytes: a few kilobytes may become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
+_FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
+"""Bytes that any packed file may unpack to, and those for each of its own bytes: published traces have some twenty."""
 
 
 def open_file(file: Path) -> BinaryIO:
@@ -70,6 +72,7 @@ def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) 
         zlib.error: it is damaged. EOFError: its end is missing. OSError: it unpacks to more than `most_bytes` bytes, or
         to more than `most_lines` lines.
     """
+    most_bytes = min(most_bytes, _FEW_UNPACKED + _UNPACKED_PER_BYTE * len(content))
     parts, size, num_lines = [], 0, 0
     while content:
         unpack = zlib.decompressobj(wbits=31)

@@ -10,7 +10,6 @@ other programs have no place for a mark, so their files are replaced with --over
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import zlib
@@ -22,6 +21,7 @@ from typing import Any
 
 from kvsim.errors import KvsimError, UsageError
 from kvsim.files.atomic import unwritable, whole_folder
+from kvsim.files.json_text import parse
 
 MARKED = (
     "animate", "calibrate", "explain", "fit", "import", "measure", "plot", "reproduce", "sweep", "tui", "validate",
@@ -165,10 +165,10 @@ def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool
 
 def _document(target: Path) -> dict[str, Any]:
     """What a recording's `meta.json` says; nothing where it cannot be read."""
-    with suppress(OSError, ValueError, RecursionError):
+    with suppress(OSError, ValueError):
         file = target / _RECORDING
         if file.stat().st_size <= _META_BYTES:
-            read = json.loads(file.read_bytes())
+            read = parse(file.read_bytes())
             return read if isinstance(read, dict) else {}
     return {}
 

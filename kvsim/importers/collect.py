@@ -12,8 +12,10 @@ from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
-    from kvsim.importers.source import Source
+    from kvsim.importers.clock import Clock
+    from kvsim.importers.source import Row, Source
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,9 +25,12 @@ class Requests:
     source: Source
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
+    clock: Clock | None = None
+    """Reads the arrivals; None where the file has none."""
     hash_unit_tokens: int = 16
     num_silent: int = 0
-    arrival_s: list[float] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    """Times as the clock gives them."""
     prompt_tokens: list[int] = field(default_factory=list)
     output_tokens: list[int] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
@@ -36,7 +41,8 @@ class Requests:
 
     def add(
         self,
-        arrival_s: float,
+        row: Row,
+        arrival: Any,
         prompt_tokens: int,
         output_tokens: int,
         *,
@@ -46,11 +52,12 @@ class Requests:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> None:
-        """Add one request; a failed one, which has no prompt or no answer, is only counted."""
+        """Add the request of `row`; a failed one, which has no prompt or no answer, is only counted."""
+        time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1
             return
-        self.arrival_s.append(arrival_s)
+        self.arrivals.append(time)
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
         self.max_tokens.append(output_tokens if max_tokens is None else max_tokens)
@@ -60,40 +67,40 @@ class Requests:
         if request_id is not None:
             self.ids.append(request_id)
 
-    def add_plain(self, arrival_s: Sequence[float], prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> None:
-        """Add requests of which nothing else is known."""
+    def add_plain(
+        self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
+    ) -> bool:
+        """Add requests of which nothing else is known; False where they have to be added one by one."""
         if not (all(prompt_tokens) and all(output_tokens)):
-            for request in zip(arrival_s, prompt_tokens, output_tokens, strict=True):
-                self.add(*request)
-            return
-        count = len(arrival_s)
-        self.arrival_s += arrival_s
+            return False
+        count = len(prompt_tokens)
+        times = [0.0] * count if self.clock is None or arrivals is None else self.clock.read_many(arrivals)
+        if times is None:
+            return False
+        self.arrivals += times
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
         self.max_tokens += output_tokens
         self.priority += [0] * count
         self.prefix += [None] * count
         self.hashes += [()] * count
+        return True
 
-    def workload(self, note: str = "", *, from_first: bool = False) -> Workload:
-        """The requests as a workload.
-
-        Args:
-            note: what else a reader of the description must know.
-            from_first: whether time begins with the first arrival, as it must where the file has dates.
+    def workload(self, note: str = "") -> Workload:
+        """Return the requests as a workload; `note` is what else a reader of the description must know.
 
         Raises:
-            WorkloadError: no request is left.
+            WorkloadError: no request is left, or the arrivals together cannot be right.
         """
-        if not self.arrival_s:
+        if not self.arrivals:
             raise WorkloadError(
                 f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."
             )
-        arrival_s = np.array(self.arrival_s)
+        arrival_s, said = (self.arrivals, "") if self.clock is None else self.clock.seconds(self.arrivals)
         names = {name: number for number, name in enumerate(dict.fromkeys(p[0] for p in self.prefix if p))}
         without = f", without {self.num_silent} that have no prompt or no answer" if self.num_silent else ""
         return Workload(
-            arrival_s=arrival_s - arrival_s.min() if from_first else arrival_s,
+            arrival_s=arrival_s,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             max_tokens=self.max_tokens,
@@ -105,9 +112,7 @@ class Requests:
             hash_unit_tokens=self.hash_unit_tokens,
             ids=self.ids or None,
             name=self.source.name,
-            description=f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.what}){without}{note}",
+            description=(
+                f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.what}){without}{said}{note}"
+            ),
         )
-
-
-NO_ARRIVALS = "; it has no arrival times"
-"""Then all requests arrive at once, until they are given new arrivals."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
-from kvsim.importers import azure, burstgpt, mooncake, parquet, plain, ragpulse, sharegpt, vidur, vllm_bench
+from kvsim.importers import mooncake, names, parquet, plain, ragpulse, sharegpt, vllm_bench
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.source import Source
 
@@ -28,19 +28,22 @@ class TextFormat:
 
 
 FORMATS = {
-    "azure": TextFormat(what="Azure LLM inference trace, CSV", looks_like=azure.looks_like, read=azure.read),
-    "burstgpt": TextFormat(what="BurstGPT, CSV", looks_like=burstgpt.looks_like, read=burstgpt.read),
-    "csv": TextFormat(
-        what=f"CSV with the columns {', '.join(plain.COLUMNS)}, and perhaps {', '.join(plain.OPTIONAL)}",
-        looks_like=plain.looks_like,
-        read=plain.read,
+    "azure": TextFormat(what=f"{plain.AZURE.what}, CSV", looks_like=plain.AZURE.looks_like, read=plain.AZURE.read),
+    "burstgpt": TextFormat(
+        what=f"{plain.BURSTGPT.what}, CSV", looks_like=plain.BURSTGPT.looks_like, read=plain.BURSTGPT.read
     ),
     "mooncake": TextFormat(what="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
     "ragpulse": TextFormat(what="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
     "sharegpt": TextFormat(what="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
-    "vidur": TextFormat(what="CSV in Vidur's columns", looks_like=vidur.looks_like, read=vidur.read),
+    "vidur": TextFormat(what="CSV in Vidur's columns", looks_like=plain.looks_like_vidur, read=plain.read),
     "vllm-bench": TextFormat(
         what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
+    ),
+    # Last, because it knows the columns of the others too.
+    "csv": TextFormat(
+        what=f"CSV with the columns {', '.join(names.COLUMNS)}, and perhaps {', '.join(names.OPTIONAL)}",
+        looks_like=plain.looks_like,
+        read=plain.read,
     ),
 }
 """Name on the command line -> how to read it. A recording (a folder) and a workload (Parquet) need no name."""
@@ -89,7 +92,7 @@ def detect(source: Source) -> str:
         raise plain.unknown_columns(source, {})
     if found is None:
         raise WorkloadError(
-            f"{source.path}, line 1: {source.lines[0][:60]!r} begins no known format; "
+            f"{source.path}, line 1: {source.lines[0].strip()[:60]!r} begins no known format; "
             f"the known ones are {', '.join(FORMATS)}."
         )
     return found

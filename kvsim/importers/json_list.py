@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kvsim.errors import WorkloadError
+from kvsim.files.json_text import check_extent, each_once
 from kvsim.importers.source import Row
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
     from kvsim.importers.source import Source
 
-_LINES_AT_ONCE = 4096
+_AT_ONCE = 1 << 22
+"""Letters that are looked at together; most objects have fewer."""
+_MOST = 1 << 26
+"""Letters of the longest object."""
 _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -45,13 +49,13 @@ class _Reading:
     """Lines of JSON, joined only as far as they are needed, and a place in them."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
-        self._path, self._lines, self._num_read = path, lines, 0
+        self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
         self._text, self._at, self._line = "", 0, 1
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=each_once).raw_decode
 
     def error(self, sentence: str) -> WorkloadError:
         """The error that says what is wrong at this place."""
-        return WorkloadError(f"{self._path}, line {min(self._line, len(self._lines))}: {sentence}.")
+        return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
 
     def next_letter(self) -> str:
         """The letter at this place, behind any space; an empty string at the end."""
@@ -59,7 +63,7 @@ class _Reading:
             space = _SPACE.match(self._text, self._at)
             assert space is not None
             self._go_to(space.end())
-            if self._at < len(self._text) or not self._read_on(_LINES_AT_ONCE):
+            if self._at < len(self._text) or not self._read_on(_AT_ONCE):
                 return self._text[self._at : self._at + 1]
 
     def take(self, letter: str) -> None:
@@ -75,24 +79,33 @@ class _Reading:
         """Step over an object."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
-        num_lines = _LINES_AT_ONCE
+        more = _AT_ONCE
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
                 break
             except json.JSONDecodeError as error:
-                # What is cut off here may go on in the lines to come; twice as many each time, so that it ends soon.
-                num_lines, wrong_at = 2 * num_lines, error.pos - self._at
-                if not self._read_on(num_lines):
+                # What is cut off here may go on behind; twice as much each time, so that it ends soon.
+                more, wrong_at = 2 * more, error.pos - self._at
+                if more > _MOST:
+                    raise self.error(f"an object is longer than {_MOST:,} letters, or is no JSON") from error
+                if not self._read_on(more):
                     self._go_to(wrong_at)
                     raise self.error(f"this is no JSON: {error.msg}") from error
+                self._check_extent()
             except ValueError as error:
-                raise self.error("there is a number of thousands of digits, which no request has") from error
+                raise self.error(f"this is no JSON that can be read: {str(error).splitlines()[0]}") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
         row = Row(path=self._path, line=self._line, fields=self._object(value))
         self._go_to(end)
         return row
+
+    def _check_extent(self) -> None:
+        try:
+            check_extent(self._text)
+        except ValueError as error:
+            raise self.error(f"this is no request: {error}") from error
 
     def _object(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -103,9 +116,21 @@ class _Reading:
         self._line += self._text.count("\n", self._at, at)
         self._at = at
 
-    def _read_on(self, num_lines: int) -> bool:
-        """Join more lines behind what is left; False where there are none."""
-        more = self._lines[self._num_read : self._num_read + num_lines]
-        self._text, self._at = self._text[self._at :] + "".join(f"{line}\n" for line in more), 0
-        self._num_read += len(more)
-        return bool(more)
+    def _read_on(self, num_letters: int) -> bool:
+        """Join more of the file behind what is left; False where there is none."""
+        more, length = [self._text[self._at :]], 0
+        while length < num_letters:
+            piece = next(self._pieces, "")
+            if not piece:
+                break
+            more.append(piece)
+            length += len(piece)
+        self._text, self._at = "".join(more), 0
+        return length > 0
+
+
+def _pieces(lines: list[str]) -> Iterator[str]:
+    """Return the text of `lines` in pieces, since all of a file may stand in one line."""
+    for line in lines:
+        for start in range(0, len(line), _AT_ONCE):
+            yield line[start : start + _AT_ONCE]

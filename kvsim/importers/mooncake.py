@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.importers.clock import Clock
 from kvsim.importers.collect import Requests
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ def read(source: Source) -> Workload:
     Raises:
         WorkloadError: a row cannot be right; the message names the line.
     """
-    requests = Requests(source=source, what="Mooncake trace", hash_unit_tokens=HASH_TOKENS)
+    clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
+    requests = Requests(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)
     for row in source.json_rows():
         prompt_tokens = row.whole("input_length")
         requests.add(
-            row.number("timestamp") / 1000,
+            row,
+            row.value("timestamp"),
             prompt_tokens,
             row.whole("output_length"),
             hashes=_hashes(row, prompt_tokens),

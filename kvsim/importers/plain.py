@@ -1,47 +1,71 @@
-"""A CSV file in kvsim's own words or in others' for them: easy to write by hand, or from a log or a spreadsheet.
+"""A CSV file of requests, in kvsim's own words or in others' for them: a published trace, a log, a spreadsheet.
 
-Columns are found by name, by one of the names in `_ALIASES`, or as the caller says. A file of lengths alone has no
-arrivals. Times of arrival may be seconds, milliseconds or dates; unless the column is `arrival_s`, the first is zero.
+Columns are found by name, or as the caller says; two names of one quantity are an error. A file of lengths alone has no
+arrivals. Times of arrival may be numbers of any unit or dates; unless the column is `arrival_s`, the first is zero.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError, WorkloadError, shortened
-from kvsim.importers.collect import NO_ARRIVALS, Requests
+from kvsim.importers.clock import NO_ARRIVALS, Clock
+from kvsim.importers.collect import Requests
+from kvsim.importers.names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.importers.source import Block, Row, Source
+    from kvsim.importers.source import Row, Source
     from kvsim.workload import Workload
 
-COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens")
-"""An optional field may also be empty in some rows: no limit beyond the answer, priority 0, no shared prefix."""
-_MILLISECONDS = ("arrival_ms", "timestamp_ms", "time_ms")
-_ALIASES = {
-    "arrival_s": (
-        "arrival_s", "arrival", "arrival_time", "timestamp", "timestamp_s", "time", "time_s", "start", "start_time",
-        "start_s", "created", "created_at", "sent_at", "request_time", "date", "datetime", *_MILLISECONDS,
-    ),
-    "prompt_tokens": (
-        "prompt_tokens", "prompt", "prompt_len", "prompt_length", "num_prompt_tokens", "input", "input_tokens",
-        "input_len", "input_length", "num_input_tokens", "tokens_in", "context_tokens",
-    ),
-    "output_tokens": (
-        "output_tokens", "answer_tokens", "output", "output_len", "output_length", "num_output_tokens", "answer",
-        "completion_tokens", "completion", "generated_tokens", "generation_tokens", "response_tokens", "tokens_out",
-    ),
-}  # fmt: skip
-"""Names of the columns, ours first; capitals, spaces and hyphens make no difference."""
+_UNSHIFTED = ("arrival_s", "arrived_at")
+"""Columns, ours and Vidur's, whose times count from the beginning of the workload and not of a day or an age."""
 _EXAMPLE = "0.5,200,100"
 _INT32 = 2**31
-_MILLI = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published trace in CSV, whose columns have fixed names."""
+
+    what: str
+    """Name of the kind of file: "Azure LLM inference trace"."""
+    columns: Mapping[str, str]
+    """Our name of each column, with the unit of its times, and the file's."""
+    alone: bool = False
+    """Whether a file has no other columns."""
+
+    def looks_like(self, source: Source) -> bool:
+        """Return whether the first line names the columns."""
+        names = tuple(self.columns.values())
+        return source.header == names if self.alone else set(names) <= set(source.header)
+
+    def read(self, source: Source) -> Workload:
+        """Return the requests, of all models, from the first one's arrival on; rows need not be in order of time.
+
+        Raises:
+            WorkloadError: a row cannot be right; the message names the line.
+        """
+        return _read(source, _Names.of(source, self.columns), self.what)
+
+
+AZURE = Published(
+    what="Azure LLM inference trace",
+    columns={"arrival": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"},
+    alone=True,
+)
+"""Azure/AzurePublicDataset, 2023 and later, with dates of up to nine digits behind the point or `XXX` for none; and
+files of lengths in its columns.
+"""
+BURSTGPT = Published(
+    what="BurstGPT",
+    columns={"arrival_s": "Timestamp", "prompt_tokens": "Request tokens", "output_tokens": "Response tokens"},
+)
+"""HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds from the first day of the whole trace.
+A failed one has no answer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +73,49 @@ class _Names:
     """What the file calls our columns; without arrivals it is of lengths alone."""
 
     arrival: str | None
+    unit: str | None
+    """Unit of the arrivals, where one is stated."""
     prompt: str
     output: str
     optional: Mapping[str, str]
+
+    @classmethod
+    def of(cls, source: Source, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
+        """Find the columns in `source`: as `columns` says, and for the user where `settled`, or by their names."""
+        absent = [theirs for theirs in columns.values() if theirs not in source.header]
+        if absent:
+            raise WorkloadError(
+                f"{source.path}, line 1: there is no column {absent[0]!r}; there are {', '.join(source.header)}."
+            )
+        said = {_ours(name): (name, theirs) for name, theirs in columns.items()}
+        twice = rivals(source.header, frozenset(said) if settled else frozenset())
+        if twice and twice[1] != twice[2]:
+            ours, first, second = twice
+            raise WorkloadError(
+                f"{source.path}, line 1: the columns {first!r} and {second!r} both say {ours}; say which holds: "
+                f"--columns {ours}={second}."
+            )
+        found = {ours: names[0] for ours, names in by_quantity(source.header).items()}
+        found |= {ours: theirs for ours, (_, theirs) in said.items()}
+        if not {"prompt_tokens", "output_tokens"} <= found.keys():
+            raise unknown_columns(source, found)
+        # A column of an unknown name may be the arrivals.
+        unknown = [name for name in source.header if name not in found.values() and not counts_tokens(name)]
+        if "arrival_s" not in found and not columns and unknown:
+            raise unknown_columns(source, found)
+        arrival = found.get("arrival_s")
+        stated = meaning(said["arrival_s"][0] if "arrival_s" in said else "")
+        named = meaning(arrival or "")
+        unit = stated.unit if stated is not None else None
+        if named is not None and named.unit is not None and unit in (None, "s"):
+            unit = named.unit
+        return cls(
+            arrival=arrival,
+            unit=unit,
+            prompt=found["prompt_tokens"],
+            output=found["output_tokens"],
+            optional={ours: found[ours] for ours in OPTIONAL if ours in found},
+        )
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -60,16 +124,19 @@ class _Names:
 
 
 def looks_like(source: Source) -> bool:
-    """Whether the first line names the lengths of prompts and answers."""
-    folded = {_folded(name) for name in source.header}
-    return all(folded & set(_ALIASES[ours]) for ours in COLUMNS[1:])
+    """Return whether the first line names the lengths of prompts and answers."""
+    return {"prompt_tokens", "output_tokens"} <= by_quantity(source.header).keys()
 
 
-def unknown_columns(source: Source, columns: Mapping[str, str]) -> WorkloadError:
-    """The error that says which columns were found and which are needed."""
+def looks_like_vidur(source: Source) -> bool:
+    """Return whether the first line has the names of Vidur (microsoft/vidur)."""
+    return {"num_prefill_tokens", "num_decode_tokens"} <= set(source.header)
+
+
+def unknown_columns(source: Source, found: Mapping[str, str]) -> WorkloadError:
+    """Return the error that says which columns there are and which are needed besides those that were `found`."""
     header = source.delimiter.join(source.header)
-    missing = [ours for ours in COLUMNS if _found(source, ours, columns) is None]
-    hint = ",".join(f"{ours}=..." for ours in missing)
+    hint = ",".join(f"{ours}=..." for ours in COLUMNS if ours not in found)
     return WorkloadError(
         f"{source.path}, line 1: {shortened(header, 200)} begins no known format; a CSV file has the columns "
         f"{', '.join(COLUMNS)} (arrival_s may be missing), then lines such as {_EXAMPLE}; say which of yours are "
@@ -78,7 +145,7 @@ def unknown_columns(source: Source, columns: Mapping[str, str]) -> WorkloadError
 
 
 def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
-    """The requests.
+    """Return the requests.
 
     Args:
         source: the file.
@@ -88,20 +155,55 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
         WorkloadError: a column is missing, or a row cannot be right; the message names the line.
         UsageError: `columns` names one of ours that is none.
     """
-    names = _names(source, columns or {})
-    requests = Requests(source=source, what="lengths" if names.arrival is None else "CSV")
+    names = _Names.of(source, _checked(columns or {}), settled=True)
+    return _read(source, names, None)
+
+
+def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
+    known = (*COLUMNS, *OPTIONAL)
+    unknown = [name for name in columns if _ours(name) not in known]
+    if unknown:
+        raise UsageError(f"--columns: {unknown[0]} is no column of ours; those are {', '.join(known)}.")
+    for of, names in (("column of ours", [_ours(name) for name in columns]), ("column", list(columns.values()))):
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UsageError(f"--columns: the {of} {twice[0]} is named twice; give each a column of its own.")
+    return columns
+
+
+def _ours(name: str) -> str:
+    """Return our column that `name` stands for, in which times may have a unit: arrival_ms."""
+    known = meaning(name)
+    return name if known is None or known.ours != "arrival_s" else known.ours
+
+
+def _read(source: Source, names: _Names, published: str | None) -> Workload:
+    """Return the requests of a file whose columns are known."""
+    if names.arrival is None:
+        requests = Requests(source=source, what=published or "lengths")
+    else:
+        named = meaning(names.arrival)
+        clock = Clock(
+            path=source.path,
+            column=names.arrival,
+            unit=names.unit,
+            dated=named is not None and named.dated,
+            known=published is not None,
+            from_first=folded(names.arrival) not in _UNSHIFTED,
+        )
+        requests = Requests(source=source, what=published or "CSV", clock=clock)
     lines_by_id: dict[str, int] = {}
-    scale = _MILLI if names.arrival is not None and _folded(names.arrival) in _MILLISECONDS else 1.0
     for block in source.csv_blocks(names.required, tuple(names.optional.values())):
-        plain = None if names.optional else _plain(block, names, scale)
-        if plain is not None:
-            requests.add_plain(*plain)
-            continue
+        if not names.optional:
+            prompt, output = block.whole(names.prompt), block.whole(names.output)
+            texts = None if names.arrival is None else block.texts(names.arrival)
+            if prompt is not None and output is not None and requests.add_plain(texts, prompt, output):
+                continue
         for row in block.rows():
-            arrival_s = 0.0 if names.arrival is None else _seconds(row, names.arrival, scale)
             output_tokens = row.whole(names.output)
+            arrival = None if names.arrival is None else row.fields[names.arrival]
             if not names.optional:
-                requests.add(arrival_s, row.whole(names.prompt), output_tokens)
+                requests.add(row, arrival, row.whole(names.prompt), output_tokens)
                 continue
             ours = row._replace(
                 fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()}
@@ -112,7 +214,8 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
             if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
                 raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
             requests.add(
-                arrival_s,
+                row,
+                arrival,
                 row.whole(names.prompt),
                 output_tokens,
                 max_tokens=limit,
@@ -120,63 +223,7 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
                 prefix=_prefix(ours, names.prompt),
                 request_id=name,
             )
-    dated = names.arrival not in (None, "arrival_s")
-    return requests.workload(NO_ARRIVALS if names.arrival is None else "", from_first=dated)
-
-
-def _names(source: Source, columns: Mapping[str, str]) -> _Names:
-    unknown = [name for name in columns if name not in (*COLUMNS, *OPTIONAL)]
-    if unknown:
-        raise UsageError(f"--columns: {unknown[0]} is no column of ours; those are {', '.join((*COLUMNS, *OPTIONAL))}.")
-    absent = [theirs for theirs in columns.values() if theirs not in source.header]
-    if absent:
-        raise WorkloadError(
-            f"{source.path}, line 1: there is no column {absent[0]!r}; there are {', '.join(source.header)}."
-        )
-    arrival, prompt, output = (_found(source, ours, columns) for ours in COLUMNS)
-    optional = {ours: theirs for ours in OPTIONAL if (theirs := _found(source, ours, columns)) is not None}
-    if prompt is None or output is None:
-        raise unknown_columns(source, columns)
-    known = {prompt, output, *optional.values()}
-    # A column of an unknown name may be the arrivals.
-    if arrival is None and not columns and not set(source.header) <= known:
-        raise unknown_columns(source, columns)
-    return _Names(arrival=arrival, prompt=prompt, output=output, optional=optional)
-
-
-def _found(source: Source, ours: str, columns: Mapping[str, str]) -> str | None:
-    """The file's name of our column: as stated, or the first of those it is known by."""
-    if ours in columns:
-        return columns[ours]
-    by_folded = {_folded(name): name for name in reversed(source.header)}
-    return next((by_folded[alias] for alias in _ALIASES.get(ours, (ours,)) if alias in by_folded), None)
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\s\-]+", "_", name.strip().casefold())
-
-
-def _plain(block: Block, names: _Names, scale: float) -> tuple[list[float], list[int], list[int]] | None:
-    """Arrivals, prompts and outputs of rows in which they are plain numbers; None where one is not."""
-    prompt, output = block.whole(names.prompt), block.whole(names.output)
-    arrival = [0.0] * len(block.lines) if names.arrival is None else block.numbers(names.arrival)
-    if prompt is None or output is None or arrival is None:
-        return None
-    return [seconds * scale for seconds in arrival], prompt, output
-
-
-def _seconds(row: Row, name: str, scale: float) -> float:
-    """The arrival of a request in seconds, from a number, of which `scale` makes seconds, or a date."""
-    text = row.fields[name]
-    if ":" not in text:
-        return row.number(name, comma=True) * scale
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise row.error(
-            f"{name} should be a number of seconds, or a date such as 2026-11-16T18:15:46, not {shortened(text)}"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return requests.workload(NO_ARRIVALS if names.arrival is None else "")
 
 
 def _prefix(row: Row, prompt: str) -> tuple[str, int] | None:

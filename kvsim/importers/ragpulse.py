@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import WorkloadError, shortened
+from kvsim.importers.clock import Clock
 from kvsim.importers.collect import Requests
 from kvsim.importers.source import Source
 
@@ -39,20 +40,22 @@ def read(source: Source) -> Workload:
         WorkloadError: a row cannot be right; the message names the line. Or the files of lengths are missing.
     """
     chunk_tokens = _chunk_tokens(source)
-    requests = Requests(source=source, what="RAGPulse trace", hash_unit_tokens=UNIT_TOKENS)
+    clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
+    requests = Requests(source=source, what="RAGPulse trace", clock=clock, hash_unit_tokens=UNIT_TOKENS)
     hash_of: dict[Hashable, int] = {}
     for row in source.json_rows():
         chunks = row.fields.get("hash_ids")
         if not isinstance(chunks, dict) or not all(isinstance(chunks.get(kind, []), list) for kind in _ORDER):
             raise row.error(f"hash_ids should be an object of lists: {', '.join(_ORDER)}")
         prompt = [chunk for kind in _ORDER for chunk in chunks.get(kind, [])]
-        unknown = [chunk for chunk in prompt if not isinstance(chunk, int) or chunk not in chunk_tokens]
+        unknown = [chunk for chunk in prompt if type(chunk) is not int or chunk not in chunk_tokens]
         if unknown:
             raise row.error(f"no file of lengths has the chunk {shortened(unknown[0])}")
         prompt_tokens = row.whole("input_length", maximum=_LONGEST_PROMPT)
         lengths = ((chunk, chunk_tokens[chunk]) for chunk in prompt)
         requests.add(
-            row.number("timestamp"),
+            row,
+            row.value("timestamp"),
             prompt_tokens,
             row.whole("output_length"),
             hashes=_hashes(lengths, prompt_tokens, hash_of),
@@ -83,5 +86,7 @@ def _chunk_tokens(source: Source) -> dict[int, int]:
             )
         for row in Source.open(file).json_rows():
             id_field: Any = next((name for name in row.fields if name.endswith("_id")), "hash_id")
-            lengths[row.whole(id_field)] = row.whole("token_length")
+            chunk, tokens = row.whole(id_field), row.whole("token_length")
+            if lengths.setdefault(chunk, tokens) != tokens:
+                raise row.error(f"the chunk {chunk} has {tokens} tokens here, and {lengths[chunk]} elsewhere")
     return lengths

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
-from kvsim.importers.collect import NO_ARRIVALS, Requests
+from kvsim.importers.clock import NO_ARRIVALS
+from kvsim.importers.collect import Requests
 from kvsim.importers.json_list import entries
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "ba
 
 def looks_like(source: Source) -> bool:
     """Whether it begins like a list of objects with conversations, or like lines of them."""
-    head = "\n".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
+    head = "".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
     return head.lstrip().startswith(("[", "{")) and '"conversations"' in head
 
 
@@ -43,7 +44,7 @@ def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workloa
         question, answer = _first_exchange(row)
         lengths = [_tokens(row, turn, chars_per_token) for turn in (question, answer)]
         guessed += any("tokens" not in turn for turn in (question, answer) if turn)
-        requests.add(0.0, *lengths)
+        requests.add(row, None, *lengths)
     note = f"; lengths of {guessed:,} guessed at {chars_per_token:g} characters per token" if guessed else ""
     return requests.workload(note + NO_ARRIVALS)
 

@@ -6,15 +6,18 @@ import codecs
 import csv
 import io
 import json
+import re
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import WorkloadError, shortened
 from kvsim.files.contents import TABLE_BYTES, UNPACKED_TABLE_BYTES, content_of, unpacked
+from kvsim.files.json_text import parse
+from kvsim.importers.names import rivals
 
 if TYPE_CHECKING:
     import os
@@ -27,14 +30,23 @@ _FEW_DIGITS = 9
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _GZIP = b"\x1f\x8b"
+_PACKED = {
+    b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",
+    b"\x04\x22\x4d\x18": "packed with lz4", b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"7z\xbc\xaf\x27\x1c": "packed with 7z", b"\xd0\xcf\x11\xe0": "a spreadsheet", b"SQLite format 3": "a database",
+    b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16", b"ARROW1": "an Arrow file", b"%PDF": "a PDF document",
+}  # fmt: skip
+"""First bytes of files that are not read, and what such a file is."""
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """A text file, read whole. Blank lines at its end are not part of it."""
 
     path: Path
     lines: list[str]
+    """Lines with what ends them, which may stand inside of a field."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
@@ -52,6 +64,9 @@ class Source:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
             raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
+        what = next((what for magic, what in _PACKED.items() if content.startswith(magic)), None)
+        if what is not None:
+            raise WorkloadError(f"{file} is {what}; give it as text in UTF-8, plain or packed with gzip.")
         lines = list(_decoded(file, content.removeprefix(codecs.BOM_UTF8)))
         while lines and not lines[-1].strip():
             lines.pop()
@@ -64,7 +79,7 @@ class Source:
         """The file's name without its endings: `conversation_trace.jsonl.gz` is `conversation_trace`."""
         return self.path.name.partition(".")[0] or self.path.name
 
-    @property
+    @cached_property
     def header(self) -> tuple[str, ...]:
         """The first line as the names of CSV columns."""
         try:
@@ -80,13 +95,19 @@ class Source:
         return max(",;\t", key=self.lines[0].count)
 
     def first_object(self) -> dict[str, Any]:
-        """The first line as a JSON object; an empty one where it is none."""
+        """Return the first line as a JSON object; an empty one where it is none.
+
+        Raises:
+            WorkloadError: it unfolds to more than fits into memory, or says two things of one key.
+        """
         if not self.lines[0].lstrip().startswith("{"):
             return {}
         try:
-            document: dict[str, Any] = json.loads(self.lines[0])
-        except (ValueError, RecursionError):
+            document: dict[str, Any] = parse(self.lines[0])
+        except json.JSONDecodeError:
             return {}
+        except ValueError as error:
+            raise WorkloadError(f"{self.path}, line 1: this is no JSON that can be read: {error}.") from error
         return document
 
     def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Row]:
@@ -111,7 +132,7 @@ class Source:
             raise WorkloadError(
                 f"{self.path}, line 1: the column {missing[0]} is missing; the first line should name {wanted}."
             )
-        twice = [name for name in columns if columns.count(name) > 1]
+        twice = [name for name in columns if name and columns.count(name) > 1]
         if twice:
             raise WorkloadError(f"{self.path}, line 1: the column {twice[0]} is there more than once.")
         reader = csv.reader(self.lines[1:], delimiter=self.delimiter, strict=True)
@@ -137,13 +158,19 @@ class Source:
         """
         for number, line in enumerate(self.lines, 1):
             try:
-                document = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                document = parse(line)
+            except ValueError as error:
                 reason = str(error).splitlines()[0].rstrip(".")
                 raise WorkloadError(f"{self.path}, line {number}: this is no JSON object: {reason}.") from error
             if not isinstance(document, dict):
-                raise WorkloadError(f"{self.path}, line {number}: there should be a JSON object, not {line[:40]!r}.")
-            yield Row(path=self.path, line=number, fields=document)
+                raise WorkloadError(
+                    f"{self.path}, line {number}: there should be a JSON object, not {line.strip()[:40]!r}."
+                )
+            row = Row(path=self.path, line=number, fields=document)
+            twice = rivals(tuple(document))
+            if twice:
+                raise row.error(f"{twice[1]!r} and {twice[2]!r} both say {twice[0]}; leave one of them out")
+            yield row
 
     def json_document(self) -> Any:
         """The whole file as one JSON value.
@@ -152,13 +179,11 @@ class Source:
             WorkloadError: it is none; the message names the line.
         """
         try:
-            return json.loads("\n".join(self.lines))
+            return parse("".join(self.lines))
         except json.JSONDecodeError as error:
             raise WorkloadError(f"{self.path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
         except ValueError as error:
-            raise WorkloadError(f"{self.path} has a number of thousands of digits, which no request has.") from error
-        except RecursionError as error:
-            raise WorkloadError(f"{self.path} is JSON nested too deeply to be a list of requests.") from error
+            raise WorkloadError(f"{self.path} is no JSON that can be read: {str(error).splitlines()[0]}.") from error
 
 
 def _decoded(file: Path, content: bytes) -> Iterator[str]:
@@ -168,7 +193,7 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
     """
     for number, line in enumerate(io.BytesIO(content), 1):
         try:
-            yield line.decode().rstrip("\r\n")
+            yield line.decode()
         except UnicodeDecodeError as error:
             raise WorkloadError(
                 f"{file} is no text: line {number} is not UTF-8; requests are imported from CSV and JSON."
@@ -214,14 +239,6 @@ class Block(NamedTuple):
         digits = "".join(texts)
         return list(map(int, texts)) if digits.isascii() and digits.isdigit() else None
 
-    def numbers(self, name: str) -> list[float] | None:
-        """What `Row.number` says of each row; None where a text is no plain number, or a row is wrong."""
-        try:
-            numbers = list(map(float, self.texts(name) or []))
-        except ValueError:
-            return None
-        return numbers if all(0 <= number < inf for number in numbers) else None
-
 
 class Row(NamedTuple):
     """One request as it stands in a file; there may be ten million."""
@@ -240,7 +257,7 @@ class Row(NamedTuple):
         Raises:
             WorkloadError: it is none, or out of range.
         """
-        value = self._value(name)
+        value = self.value(name)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
             number: int | None = int(value)
         elif isinstance(value, str):
@@ -255,24 +272,21 @@ class Row(NamedTuple):
             raise self.error(f"{name} should be a whole number from {minimum} to {maximum}, not {shortened(value)}")
         return number
 
-    def number(self, name: str, *, comma: bool = False) -> float:
-        """The finite number of at least 0 in field `name`, from text or JSON; with `comma`, 0,5 is one half.
+    def number(self, name: str) -> float:
+        """Return the finite number of at least 0 in the text of field `name`.
 
         Raises:
             WorkloadError: it is none.
         """
-        value = self._value(name)
-        if comma and isinstance(value, str):
-            value = value.replace(",", ".")
-        try:
-            number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else -1.0
-        except (ValueError, OverflowError):
-            number = -1.0
+        text = self.value(name).strip()
+        # Python's float() would take 1_000, digits of other scripts and infinity.
+        number = float(text) if _NUMBER.fullmatch(text) else -1.0
         if not 0 <= number < float("inf"):
-            raise self.error(f"{name} should be a finite number of at least 0, not {shortened(value)}")
+            raise self.error(f"{name} should be a finite number of at least 0, not {shortened(text)}")
         return number
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        """Return what stands in field `name`; an error where it is missing."""
         if name not in self.fields:
             raise self.error(f"{name} is missing")
         return self.fields[name]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import WorkloadError, shortened
+from kvsim.importers.clock import Clock
 from kvsim.importers.collect import Requests
-from kvsim.workload import LONGEST_S
+from kvsim.importers.source import Row
 
 if TYPE_CHECKING:
     from kvsim.importers.source import Source
@@ -41,10 +41,12 @@ def read(source: Source) -> Workload:
     if len(prompts) != len(outputs):
         raise WorkloadError(f"{source.path} has {len(prompts)} input_lens and {len(outputs)} output_lens.")
     starts_s, note = _starts_s(source, document, len(prompts))
-    requests = Requests(source=source, what="vLLM serving benchmark")
-    for row in zip(starts_s, prompts, outputs, strict=True):
-        requests.add(*row)
-    return requests.workload(note, from_first=True)
+    clock = Clock(path=source.path, column="request_rate" if note else "start_times", unit="s")
+    requests = Requests(source=source, what="vLLM serving benchmark", clock=clock)
+    row = Row(path=source.path, line=1, fields=document)
+    for request in zip(starts_s, prompts, outputs, strict=True):
+        requests.add(row, *request)
+    return requests.workload(note)
 
 
 def _lengths(source: Source, document: dict[str, Any], name: str) -> list[int]:
@@ -62,22 +64,15 @@ def _lengths(source: Source, document: dict[str, Any], name: str) -> list[int]:
 def _starts_s(source: Source, document: dict[str, Any], num_requests: int) -> tuple[list[float], str]:
     starts = document.get("start_times")
     if starts is not None:
-        numbers = isinstance(starts, list) and all(
-            isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LONGEST_S
-            for value in starts
-        )
-        if not numbers or len(starts) != num_requests:
+        if not isinstance(starts, list) or len(starts) != num_requests:
             raise WorkloadError(
                 f"{source.path}: start_times should be a number for each of the {num_requests} requests."
             )
         return starts, ""
-    try:
-        rate = float(document.get("request_rate", "inf"))
-    except (TypeError, ValueError, OverflowError):
-        rate = 0.0
-    if not rate > 0:
-        raise WorkloadError(
-            f"{source.path}: request_rate should be a number above 0 or inf, not {shortened(document['request_rate'])}."
-        )
-    said = "all arrive at once" if math.isinf(rate) else f"they are spaced evenly at {rate:g} per second"
-    return [number / rate for number in range(num_requests)], f"; the file has no start_times, so {said}"
+    rate = document.get("request_rate", "inf")
+    if rate == "inf":
+        return [0.0] * num_requests, "; the file has no start_times, so all arrive at once"
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e300:
+        raise WorkloadError(f"{source.path}: request_rate should be a number above 0 or inf, not {shortened(rate)}.")
+    spaced = [number / rate for number in range(num_requests)]
+    return spaced, f"; the file has no start_times, so they are spaced evenly at {rate:g} per second"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from kvsim.errors import UsageError
 from kvsim.files.contents import TEXT_BYTES, content_of
+from kvsim.files.json_text import parse
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
 from kvsim.models.layers import FullAttention, Layer
@@ -105,12 +105,12 @@ def read_config(path: Path) -> Model:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(content_of(file, TEXT_BYTES).decode())
+        document = parse(content_of(file, TEXT_BYTES))
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}; --model takes a folder with config.json."
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{file} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise UsageError(f"{file} holds no object; a config.json of a model does.")

@@ -21,12 +21,12 @@ Where a model has several KV-cache groups, the first three end with the group wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from kvsim.errors import RecordingError, shortened
 from kvsim.files.eventline import line
+from kvsim.files.json_text import parse
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.provenance import refuse_constant
 from kvsim.recording.tables import RequestStatus
@@ -113,8 +113,8 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
         if not text.endswith(b"\n"):
             break
         try:
-            event = json.loads(text, parse_constant=refuse_constant)
-        except (ValueError, RecursionError):
+            event = parse(text, parse_constant=refuse_constant)
+        except ValueError:
             raise RecordingError(f"{source}, line {number}: not JSON.") from None
         if not isinstance(event, list) or not event:
             raise RecordingError(f"{source}, line {number}: an event should be a list.")

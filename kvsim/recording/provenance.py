@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.files.contents import META_BYTES, content_of
+from kvsim.files.json_text import parse
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta
@@ -76,12 +77,13 @@ def read_document(file: Path) -> Any:
         RecordingError: it is missing or no JSON; the message names `file`.
     """
     try:
-        return json.loads(_decoded(content_of(file, META_BYTES)), parse_constant=refuse_constant, parse_float=_finite)
+        text = _decoded(content_of(file, META_BYTES))
+        return parse(text, parse_constant=refuse_constant, parse_float=_finite)
     except FileNotFoundError:
         raise RecordingError(
             f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RecordingError(f"{file} cannot be read as JSON: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
@@ -179,7 +181,7 @@ def _decoded(content: bytes) -> str:
     """Text, without what cannot be written again: JSON can name half a letter."""
     text = content.decode("utf-8")
     if _HALF_A_LETTER.search(text):
-        json.dumps(json.loads(text), ensure_ascii=False).encode()
+        json.dumps(parse(text), ensure_ascii=False).encode()
     return text
 
 

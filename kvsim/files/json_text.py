@@ -1,0 +1,55 @@
+"""JSON that may come from anybody: bounded before memory is taken, and no key twice in an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MOST_NESTED = 1 << 21
+"""Lists and objects of one text: each takes some hundred bytes, however few letters it has."""
+MOST_VALUES = 1 << 24
+"""Commas of one text, those inside of its strings included: no more values stand in it."""
+
+
+def parse(
+    text: str | bytes,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], Any] | None = None,
+) -> Any:
+    """Return the value of a JSON text; the functions are those of `json.loads`.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, unfolds to more than fits into memory, or names a key twice.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    check_extent(text)
+    try:
+        return json.loads(text, object_pairs_hook=each_once, parse_constant=parse_constant, parse_float=parse_float)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_extent(text: str) -> None:
+    """Raise `ValueError` where `text` unfolds to more lists, objects or values than fit into memory."""
+    num_nested = text.count("[") + text.count("{")
+    if num_nested > MOST_NESTED:
+        raise ValueError(f"it has {num_nested:,} lists and objects, more than {MOST_NESTED:,}")
+    num_values = text.count(",")
+    if num_values > MOST_VALUES:
+        raise ValueError(f"it has {num_values:,} values, more than {MOST_VALUES:,}")
+
+
+def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of `pairs`; JSON leaves open which of two values of one key would hold.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {twice[:60]!r} more than once")
+    return document

@@ -1,0 +1,291 @@
+"""Times of arrival as a file states them: numbers of some unit or dates, turned into seconds when all are known.
+
+One row says little about what its time means. So rows are only checked to be alike, and the whole column is judged at
+its end: what could be two things is refused, and what is read in a way that the column's name does not state is said.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kvsim.errors import WorkloadError, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from kvsim.importers.source import Row
+
+
+class _Unit(NamedTuple):
+    """A unit of time: so many seconds, as a fraction, so that halves of milliseconds stay exact."""
+
+    words: str
+    numerator: int
+    denominator: int = 1
+
+    def seconds(self, times: Any) -> Any:
+        """Return `times` in seconds."""
+        return times * self.numerator / self.denominator
+
+
+_UNITS = {
+    "s": _Unit("seconds", 1),
+    "ms": _Unit("milliseconds", 1, 10**3),
+    "us": _Unit("microseconds", 1, 10**6),
+    "ns": _Unit("nanoseconds", 1, 10**9),
+    "min": _Unit("minutes", 60),
+    "h": _Unit("hours", 3600),
+    "d": _Unit("days", 86_400),
+}
+_EPOCH_S = (1e9, 4.1e9)
+"""Seconds since 1970 of the years 2001 to 2099. Those of milliseconds and so on lie far from these."""
+_EPOCH_UNITS = ("s", "ms", "us", "ns")
+_LONGEST_S = 1e8
+"""Seconds between two requests of one workload, some three years: more is a mistake in one of them."""
+_LATE = 10_000
+"""Numbers of no stated unit that begin later may be days of a calendar, a date or a time of day without its marks."""
+_LATE_S = 3600.0
+_SOON_S = 1.0
+_UNKNOWN = "XXX"
+"""Stands in Azure's files of lengths alone."""
+_NUMBER = re.compile(r"\+?(?:\d+(?P<point>\.\d*|,\d+)?|(?P<bare>[.,]\d+))(?P<power>[eE][+-]?\d+)?", re.ASCII)
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,]\d{3})+", re.ASCII)
+_DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d|[+-]\d\d|UTC)?", re.ASCII
+)
+_PLAIN_LETTERS = frozenset("0123456789.eE+-")
+_MOST = 9e18
+"""Times below it fit into 64 bits."""
+_NS = 10**9
+_ZONED, _LOCAL, _LENGTHS = "dates with a time zone", "dates without a time zone", f"{_UNKNOWN}, no times"
+_NUMBERS = "numbers"
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """One column of times. Feed it every row, keep what it gives for each, and ask for the seconds of those."""
+
+    path: Path
+    column: str
+    """The file's name of the column."""
+    unit: str | None = None
+    """The unit that the column's name or its format states, None where none is stated."""
+    dated: bool = False
+    """Whether the column's name promises dates."""
+    known: bool = True
+    """Whether the format says what its times are, so that only what is unusual has to be said again."""
+    from_first: bool = True
+    """Whether time begins with the first arrival, as it must where the file has dates."""
+    kind: str | None = field(default=None, init=False)
+    """What the rows hold, all of them alike."""
+    _mark: str = field(default="", init=False)
+    """The decimal mark of the numbers so far."""
+    _grouped: tuple[int, str] | None = field(default=None, init=False)
+    """A number whose mark may be one of thousands, with its line, until another shows that it is not."""
+    _decimal: bool = field(default=False, init=False)
+    """Whether a number has a mark that can only be a decimal one."""
+    _power: str = field(default="", init=False)
+    """A number that is written with a power of ten."""
+    _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
+    """Whether times fall, read with decimal marks and with marks of thousands."""
+    _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+
+    def read(self, row: Row, value: Any) -> float | int:
+        """Return the time in `value` of `row`: nanoseconds of a date, or a number as it stands.
+
+        Raises:
+            WorkloadError: it is no time, or none of the same kind as those before.
+        """
+        if isinstance(value, str):
+            return self._text(row, value.strip())
+        number = -1.0 if isinstance(value, bool) or not isinstance(value, (int, float)) else value
+        return self._number(row, number, value)
+
+    def read_many(self, texts: Sequence[str]) -> Sequence[float | int] | None:
+        """Return what `read` says of each of `texts`; None where they have to be looked at one by one."""
+        letters = "".join(texts)
+        if self.kind not in (None, _NUMBERS) or self._mark == "," or not _PLAIN_LETTERS.issuperset(letters):
+            return None
+        if "e" in letters or "E" in letters or ("." in letters and not self._decimal):
+            return None
+        try:
+            times = list(map(int if "." not in letters else float, texts))
+        except ValueError:
+            return None
+        if min(times) < 0 or max(times) >= _MOST:
+            return None
+        self.kind = _NUMBERS
+        if not self._decimal:
+            unordered = any(later < time for time, later in pairwise(times))
+            self._falls = [
+                fell or unordered or times[0] < last for fell, last in zip(self._falls, self._last, strict=True)
+            ]
+            self._last = (times[-1], times[-1])
+        return times
+
+    def _text(self, row: Row, text: str) -> float | int:
+        found = _NUMBER.fullmatch(text)
+        if found is None:
+            return self._date(row, text)
+        mark = (found["point"] or found["bare"] or "")[:1]
+        if mark and self._mark not in ("", mark):
+            raise row.error(
+                f"{self.column} is {shortened(text)}, and earlier numbers have the decimal mark {self._mark!r}; "
+                "write all of them with a point"
+            )
+        self._mark = self._mark or mark
+        self._power = self._power or (text if found["power"] else "")
+        number: float | int = float(text.replace(",", "."))
+        if not (mark or found["power"]) and number < _MOST:
+            number = int(text.lstrip("+0") or "0")
+        self._look_for_groups(row, text, mark, number)
+        return self._number(row, number, text)
+
+    def _look_for_groups(self, row: Row, text: str, mark: str, number: float) -> None:
+        """Note whether the mark of a number can be one of thousands, or is a decimal one for certain."""
+        if self._decimal:
+            return
+        if mark and not _GROUPED.fullmatch(text):
+            self._decimal = True
+        elif mark and self._grouped is None:
+            self._grouped = (row.line, text)
+        both = (number, number * 1000 if mark else number)
+        self._falls = [fell or now < last for fell, now, last in zip(self._falls, both, self._last, strict=True)]
+        self._last = both
+
+    def _number(self, row: Row, number: float, value: Any) -> float | int:
+        if not 0 <= number < _MOST:
+            raise row.error(f"{self.column} should be a finite number of at least 0, not {shortened(value)}")
+        self._be(row, _NUMBERS, value)
+        return number
+
+    def _date(self, row: Row, text: str) -> int:
+        if text == _UNKNOWN:
+            self._be(row, _LENGTHS, text)
+            return 0
+        match = _DATE.fullmatch(text)
+        wrong = row.error(
+            f"{self.column} should be a finite number of at least 0, not {shortened(text)}, or a time such as "
+            "2026-11-16T18:15:46Z"
+        )
+        if match is None:
+            raise wrong
+        zone = (match[3] or "").replace("UTC", "Z")
+        try:
+            moment = datetime.fromisoformat(match[1] + zone)
+            since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+        except (ValueError, OverflowError):
+            raise wrong from None
+        self._be(row, _ZONED if zone else _LOCAL, text)
+        return (since.days * 86_400 + since.seconds) * _NS + int((match[2] or "0").ljust(9, "0"))
+
+    def _be(self, row: Row, kind: str, value: Any) -> None:
+        if self.kind is None:
+            self.kind = kind
+        elif self.kind != kind:
+            raise row.error(
+                f"{self.column} is {shortened(value)}, one of {kind}, and the rows before it have {self.kind}; write "
+                "all of them in one way"
+            )
+
+    def seconds(self, times: Sequence[float | int]) -> tuple[NDArray[np.float64], str]:
+        """Return `times`, which `read` gave, in seconds, and what a reader of the workload must know of them.
+
+        Raises:
+            WorkloadError: together they could mean several things, or cannot be times of one workload.
+        """
+        if self.kind == _LENGTHS:
+            return np.zeros(len(times)), NO_ARRIVALS
+        if self.kind in (_ZONED, _LOCAL):
+            said = "" if self.known or self.kind == _ZONED else "; dates without a time zone are read as UTC"
+            return self._relative(times, _UNITS["ns"], "dates", shifts=True), said
+        self._check_marks()
+        low, high = min(times), max(times)
+        epoch = next((unit for unit in _EPOCH_UNITS if _is_epoch(low, unit) and _is_epoch(high, unit)), None)
+        if epoch is not None:
+            self._check_epoch(low, high, epoch)
+        unit = _UNITS[epoch or self.unit or "s"]
+        shifts = self.from_first or epoch is not None
+        seconds = self._relative(times, unit, unit.words, shifts=shifts)
+        if epoch is None:
+            self._check_unstated(low)
+        plain = self.unit == "s" or (self.known and self.unit is not None)
+        said = f"{unit.words} since 1970" if epoch else "" if plain else unit.words
+        comma = "with decimal commas" if self._mark == "," else ""
+        words = " ".join(filter(None, (said and f"as {said}", comma)))
+        late = f"; the first arrives after {seconds.min():,.6g} s" if not shifts and seconds.min() > _LATE_S else ""
+        return seconds, f"; arrival times read {words}{late}" if words else late
+
+    def _relative(self, times: Sequence[float | int], unit: _Unit, words: str, *, shifts: bool) -> NDArray[np.float64]:
+        low, high = min(times), max(times)
+        if unit.seconds(high - (low if shifts else 0)) > _LONGEST_S:
+            raise self._error(
+                f"goes from {self._as_told(low)} to {self._as_told(high)}, which as {words} is more than three years; "
+                "times of one unit, of one kind of clock and without a mistake are needed"
+            )
+        # Seconds since 1970 in a float have lost the last digits: subtract first.
+        exact = np.array(times) - (low if shifts else 0)
+        relative: NDArray[np.float64] = np.asarray(unit.seconds(exact), np.float64)
+        return relative
+
+    def _as_told(self, time: float) -> str:
+        if self.kind == _NUMBERS:
+            return f"{time:,.15g}" if isinstance(time, float) else str(time)
+        return f"{datetime.fromtimestamp(time // _NS, UTC):%Y-%m-%d}"
+
+    def _check_marks(self) -> None:
+        """Refuse numbers whose marks may be those of thousands."""
+        as_decimals, as_thousands = self._falls
+        ordered = as_decimals and not as_thousands
+        if self._grouped is not None and not self._decimal and (self._mark == "," or ordered):
+            line, text = self._grouped
+            digits = re.sub(r"[.,]", "", text)
+            raise WorkloadError(
+                f"{self.path}, line {line}: {self.column} is {text!r}, which may be {digits} or "
+                f"{text.replace(',', '.', 1)}; write numbers without marks of thousands, and with a decimal point."
+            )
+
+    def _check_unstated(self, low: float) -> None:
+        """Refuse numbers of which neither the name of the column nor their size says what they are."""
+        if self.unit is None and (low >= _LATE or self.dated):
+            raise self._error(
+                f"begins at {self._as_told(low)}, which is no time since 1970, and may be seconds or a day or an hour "
+                "of a calendar; write times such as 2026-11-16T18:15:46, or say that these are seconds with --columns "
+                f"arrival_s={self.column}"
+            )
+
+    def _check_epoch(self, low: float, high: float, epoch: str) -> None:
+        """Refuse times since 1970 that are in another unit than is stated, or have lost digits."""
+        stated = self.unit
+        if stated not in (None, epoch):
+            unit = _UNITS[str(stated)]
+            if unit.seconds(low) >= _LATE_S * 24 or unit.seconds(high - low) < _SOON_S:
+                raise self._error(
+                    f"is in {unit.words}, and begins at {self._as_told(low)}, which is a number of "
+                    f"{_UNITS[epoch].words} since 1970; name the column arrival_{epoch}, or say --columns "
+                    f"arrival_{epoch}={self.column}"
+                )
+        if self._power:
+            raise self._error(
+                f"has times since 1970 such as {self._power}, which have lost their last digits; write all of them"
+            )
+
+    def _error(self, sentence: str) -> WorkloadError:
+        return WorkloadError(f"{self.path}: the column {self.column} {sentence}.")
+
+
+def _is_epoch(time: float, unit: str) -> bool:
+    return _EPOCH_S[0] <= float(_UNITS[unit].seconds(time)) < _EPOCH_S[1]
+
+
+NO_ARRIVALS = "; it has no arrival times"
+"""Then all requests arrive at once, until they are given new arrivals."""

@@ -1,0 +1,114 @@
+"""Names of columns and keys: the quantity that each stands for, and the unit that it states."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens")
+"""An optional field may also be empty in some rows: no limit beyond the answer, priority 0, no shared prefix."""
+UNITS = {
+    "s": "s sec secs second seconds",
+    "ms": "ms msec msecs milli millis millisecond milliseconds",
+    "us": "us usec usecs μs micro micros microsecond microseconds",
+    "ns": "ns nsec nsecs nano nanos nanosecond nanoseconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "d": "d day days",
+}
+"""Units of time, and what stands for each at the end of a name."""
+_UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
+_TIMES = {
+    "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
+    "starttimestamp", "created", "createdat", "createdtime", "sentat", "requesttime", "requesttimestamp",
+}  # fmt: skip
+_DATES = {
+    "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
+}  # fmt: skip
+_CLOCKS = {"unix", "epoch", "utc"}
+"""Words that say from when times count."""
+_COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
+_NOUNS = {
+    "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
+    "output_tokens": {
+        "output", "answer", "completion", "generated", "generation", "response", "reply", "decode", "decoded", "out",
+    },
+}  # fmt: skip
+_BARE = {"prompt", "input", "output", "answer", "completion"}
+"""Nouns that are counted in tokens without saying so."""
+
+
+class Meaning(NamedTuple):
+    """What a name stands for."""
+
+    ours: str
+    """Our name of the column."""
+    unit: str | None = None
+    """Unit of a time, where the name states one."""
+    dated: bool = False
+    """Whether a date is expected."""
+
+
+@lru_cache(maxsize=1024)
+def meaning(name: str) -> Meaning | None:
+    """Return what a column or key of this name stands for, None where that is not known.
+
+    Capitals, spaces and punctuation make no difference: `promptTokens` is `Prompt tokens`.
+    """
+    words = _words(name)
+    ours = "_".join(words)
+    if ours in OPTIONAL:
+        return Meaning(ours)
+    unit = _UNIT_OF.get(words[-1]) if len(words) > 1 else None
+    base = [word for word in (words[:-1] if unit else words) if word not in _CLOCKS]
+    joined = "".join(base)
+    if joined in _TIMES | _DATES or (words and not base):
+        return Meaning("arrival_s", unit, joined in _DATES)
+    nouns = [word for word in words if word not in _COUNTING]
+    for length, known in _NOUNS.items():
+        if len(nouns) == 1 and nouns[0] in known and (len(words) > 1 or nouns[0] in _BARE):
+            return Meaning(length)
+    return None
+
+
+def counts_tokens(name: str) -> bool:
+    """Return whether a column of this name, known or not, holds lengths and no times."""
+    return not _COUNTING.isdisjoint(_words(name))
+
+
+def folded(name: str) -> str:
+    """Return `name` in small letters, with an underscore between words and nothing around them."""
+    return "_".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", unicodedata.normalize("NFKC", name))
+    return re.findall(r"[^\W_]+", spaced.casefold())
+
+
+def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return those of `names` that are known, by our name of what they stand for."""
+    found = defaultdict(list)
+    for name in names:
+        known = meaning(name)
+        if known is not None:
+            found[known.ours].append(name)
+    return found
+
+
+@lru_cache(maxsize=64)
+def rivals(names: tuple[str, ...], settled: Collection[str] = ()) -> tuple[str, str, str] | None:
+    """Return our name of a quantity and two of `names` that stand for it; None where each quantity has one name.
+
+    What stands in `settled`, by our names, may have several: the caller has said which holds.
+    """
+    found = by_quantity(names)
+    several = ((ours, some[0], some[1]) for ours, some in found.items() if len(some) > 1 and ours not in settled)
+    return next(several, None)
