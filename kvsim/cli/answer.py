@@ -42,8 +42,9 @@ def print_answer(
         server = f"{summary.policy}: " if len(summaries) > 1 else ""
         echo(f"{server}{verdict_of(summary).sentence}")
     print_table("", ["", ""], setting_rows(runs[0].meta, requests, len(runs)))
-    columns = [_figures(summary, band) for summary in summaries]
-    rows = [(cells[0][0], *(cell for _, cell in cells)) for cells in zip(*columns, strict=True)]
+    columns = [dict(_figures(summary, band)) for summary in summaries]
+    # Not every server copies to host memory.
+    rows = [(label, *(column.get(label, "–") for column in columns)) for label in max(columns, key=len)]
     heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
     print_table("", heads, rows, note="\n".join(notes))
 
@@ -140,7 +141,7 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
     return ", ".join(f"{policy[name]:,} {words}" for name, words in names.items() if isinstance(policy.get(name), int))
 
 
-def _figures(summary: Summary, band: Band | None) -> list[Row]:
+def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     """The rows that matter, each as one line of text."""
     ranges = {} if band is None else band.ranges
     rows = [("output", f"{_number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]

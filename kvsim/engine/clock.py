@@ -200,10 +200,11 @@ def finish_oldest(engine: Engine) -> None:
     if launched.is_recorded:
         state.host_s = max(state.host_s, launched.done_s)
     state.seq += 1
+    processed_s = state.host_s  # the update may take time, which what it brings does not wait for
     scheduler.update(engine)
     if launched.is_recorded:
         output = engine.outputs[state.num_outputs - state.first_output]
-        output.seq, output.time_s = state.seq, state.host_s
+        output.seq, output.time_s = state.seq, processed_s
         state.num_outputs += 1
         state.host_s += launched.turnaround_s
 

@@ -73,7 +73,7 @@ def update(engine: Engine) -> None:
     first = launched * settings.max_num_seqs
     state.num_in_flight -= 1
     memory.begin_update(engine, launched)
-    num_ended = state.num_ended
+    num_ended, now_s = state.num_ended, state.host_s
     for index in range(first, first + engine.launched[launched].num_emitting):
         node = engine.emitting[index]
         sequence = engine.sequences[node]
@@ -84,7 +84,7 @@ def update(engine: Engine) -> None:
             state.num_failures += 1
             continue
         if sequence.num_tokens == sequence.prompt_tokens:
-            engine.times[node].first_token_s = state.host_s
+            engine.times[node].first_token_s = now_s
         sequence.num_tokens += speculation.num_outputs(engine, node)
         if settings.ahead:
             sequence.placeholders -= 1
@@ -100,7 +100,7 @@ def update(engine: Engine) -> None:
             memory.free(engine, node)
             if sequence.status == PREEMPTED:
                 memory.leave_queue(engine, node)
-            leave(engine, node, FINISHED)
+            leave(engine, node, FINISHED, now_s)
     memory.end_update(engine)
     if state.num_ended > num_ended:
         _drop_what_left(engine)
@@ -114,17 +114,17 @@ def abort(engine: Engine, node: int) -> None:
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         memory.leave_queue(engine, node)
     memory.free(engine, node)
-    leave(engine, node, ABORTED)
+    leave(engine, node, ABORTED, engine.state[0].host_s)
     engine.state[0].unflushed = True
     _drop_what_left(engine)
 
 
 @part
-def leave(engine: Engine, node: int, status: int) -> None:
-    """A request has ended."""
+def leave(engine: Engine, node: int, status: int, now_s: float) -> None:
+    """A request has ended, at `now_s`."""
     state = engine.state[0]
     engine.sequences[node].status = status
-    engine.times[node].finished_s = state.host_s
+    engine.times[node].finished_s = now_s
     engine.lines[state.num_ended].ended = node
     state.num_ended += 1
 

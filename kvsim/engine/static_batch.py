@@ -237,7 +237,7 @@ def _end_batch(engine: Engine) -> None:
     for row in range(batch.num_rows):
         node = engine.running[row]
         sequence = engine.sequences[node]
-        scheduler.leave(engine, node, FINISHED if is_complete else ABORTED)
+        scheduler.leave(engine, node, FINISHED if is_complete else ABORTED, engine.state[0].host_s)
         sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
         if batch.num_steps > 0:
             journal.release_extent(engine, node, width_at(engine, batch.num_steps - 1))
