@@ -199,7 +199,7 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
     dtype = str(model.dtype).removeprefix("torch.")
     try:
         fields = model.hf_config.to_dict() | {"torch_dtype": dtype}
-        read = from_fields(fields, name=name, where="the model's configuration")
+        read = from_fields(fields, name=name, where="the model's configuration", longest=model.max_model_len)
         served = read.served(**served_as)
     except (KvsimError, TypeError, ValueError):
         log.info("kvsim: the recording says of its model what the engine does.", exc_info=True)

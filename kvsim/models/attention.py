@@ -35,12 +35,19 @@ def num_heads(config: Config) -> int:
 
 def num_kv_heads(config: Config) -> int:
     """Heads of the keys and values."""
-    return config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=num_heads(config))
+    heads = num_heads(config)
+    names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+    found = config.count(*names, default=heads, most=heads)
+    if heads % found:
+        raise config.wrong(next(filter(config.states, names)), f"a divisor of the {heads} attention heads")
+    return found
 
 
 def head_dim(config: Config) -> int:
     """Elements of one head."""
-    return config.count("head_dim", "attention_head_dim", default=hidden_size(config) // num_heads(config))
+    hidden, heads = hidden_size(config), num_heads(config)
+    divides = hidden % heads == 0 or config.states("kv_lora_rank")  # of a latent, heads have their own sizes
+    return config.count("head_dim", "attention_head_dim", default=hidden // heads if divides else None)
 
 
 def hidden_size(config: Config) -> int:
@@ -111,7 +118,7 @@ def even_layers_slide(config: Config) -> Caches:
 def gemma_3n(config: Config) -> Caches:
     """Gemma 3n: the last layers read what earlier ones keep, and keep nothing."""
     layers = every(5)(config)
-    shared = config.count("num_kv_shared_layers", default=0, least=0)
+    shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - shared] + [()] * shared
 
 
@@ -123,7 +130,7 @@ def gemma_4(config: Config) -> Caches:
         (_global(config, index),) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches
         for index, caches in enumerate(layers)
     ]
-    shared = config.count("num_kv_shared_layers", default=0, least=0)
+    shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - shared] + [()] * shared
 
 
@@ -142,15 +149,17 @@ def llama_4(config: Config) -> Caches:
     """Llama 4: three of four layers are chunked; those without rotary positions see everything."""
     count = num_layers(config)
     layer = full(config)
+    if config.fields.get("attention_chunk_size", 8192) is None:
+        return [(layer,)] * count
     chunk = config.count("attention_chunk_size", default=8192)
     chunked = ChunkedLocal(
         num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim, window=chunk
     )
-    kinds = config.texts("layer_types", count)
-    if kinds is not None:
-        return [(chunked,) if kind == "chunked_attention" else (layer,) for kind in kinds]
-    rotary = config.fields.get("no_rope_layers") or []
-    if len(rotary) == count:
+    rotary = config.fields.get("no_rope_layers")
+    if rotary is not None and rotary != []:
+        whole = isinstance(rotary, list | tuple) and all(type(one) is int and one in (0, 1) for one in rotary)
+        if not whole or len(rotary) != count:
+            raise config.wrong("no_rope_layers", f"a list of {count} ones and zeros, one for every layer")
         return [(chunked,) if is_rotary else (layer,) for is_rotary in rotary]
     interval = config.count("no_rope_layer_interval", default=4)
     return [(chunked,) if (index + 1) % interval else (layer,) for index in range(count)]
@@ -158,7 +167,7 @@ def llama_4(config: Config) -> Caches:
 
 def latent(config: Config) -> Caches:
     """DeepSeek: a latent in every layer, and beside it the keys of an indexer where there is one."""
-    sparse = config.states("index_topk")
+    sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse
     )

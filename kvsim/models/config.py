@@ -5,50 +5,91 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 
-LARGEST = 10**12
+LARGEST = 1 << 27
 """No count in a configuration is larger."""
 _MOST_SHOWN = 80
 """Characters of a wrong value that a message shows."""
+_TEXT_MODELS = ("text_config", "llm_config", "language_config")
+_OF_BOTH = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
+"""Fields that a text model inside of a wrapper takes from the wrapper, where it does not say them itself."""
 
 
 class Config:
     """The fields of one configuration. Text models inside of wrappers for images have theirs in `text_config`."""
 
-    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
-        """`where` names the file in messages."""
+    def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
+        """`where` names the file in messages; `architecture` is the class that the text model is of."""
         self.fields = fields
         self.where = where
+        self.architecture = architecture
 
-    def text(self) -> Config:
-        """The fields of the text model."""
-        for name in ("text_config", "llm_config", "language_config"):
-            nested = self.fields.get(name)
-            if isinstance(nested, dict):
-                return Config({"architectures": self.fields.get("architectures")} | nested, f"{name} of {self.where}")
-        return self
+    def text(self, architecture: str) -> Config:
+        """The fields of the text model, which is of that class.
+
+        Raises:
+            UsageError: if there are several, or one is no object.
+        """
+        stated = [name for name in _TEXT_MODELS if self.states(name)]
+        if not stated:
+            return Config(self.fields, self.where, architecture)
+        name = stated[0]
+        nested = self.fields[name]
+        if len(stated) > 1 or not isinstance(nested, dict) or not nested:
+            raise self.wrong(name, "the one object with the fields of the text model")
+        inherited = {key: self.fields[key] for key in _OF_BOTH if self.states(key)}
+        return Config(inherited | nested, f"{name} of {self.where}", architecture)
 
     def states(self, name: str) -> bool:
         """Whether the field is there, and not null."""
         return self.fields.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """The whole number in the first of `names` that is there, or `default`.
+        """The whole number in those of `names` that are there, which must agree, or `default`.
 
         Raises:
             UsageError: if there is none and no default, or if it is no whole number from `least` to `most`.
         """
-        right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
-        for name in names:
-            value = self.fields.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                    raise self.wrong(name, right)
-                return value
-        if default is None or default < least:
+        right = f"a whole number from {least} to {most:,}"
+        stated = [name for name in names if self.states(name)]
+        for name in stated:
+            value = self.fields[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise self.wrong(name, right)
+            if value != self.fields[stated[0]]:
+                raise self.wrong(name, f"what {stated[0]} says, which is {self.fields[stated[0]]:,}")
+        if stated:
+            return int(self.fields[stated[0]])
+        if default is None or not least <= default <= most:
             raise self.wrong(names[0], right)
         return default
+
+    def positive(self, name: str, *, default: float | None = None) -> float:
+        """The number in a field, above 0 and at most a million, or `default`.
+
+        Raises:
+            UsageError: if it is none.
+        """
+        value = self.fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+            raise self.wrong(name, "a number above 0 and at most 1,000,000")
+        return value
+
+    def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
+        """The set of layers that a list of numbers names, counted from `first`; empty if there is no list.
+
+        Raises:
+            UsageError: if it is no list of whole numbers, or one names no layer, or one layer stands there twice.
+        """
+        value = self.fields.get(name)
+        if value is None:
+            return frozenset()
+        layers = range(first, below + first)
+        whole = isinstance(value, list | tuple) and all(type(one) is int and one in layers for one in value)
+        if not whole or len(set(value)) < len(value):
+            raise self.wrong(name, f"a list of different layers, from {first} to {below + first - 1}")
+        return frozenset(index - first for index in value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """The truth value of a field.
@@ -80,7 +121,6 @@ class Config:
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
         """The error that says what is wrong with a field."""
-        value = shown or repr(self.fields.get(name))
-        value = value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN - 1]}…"
-        what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
+        value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
+        what = f"says {name} = {value}" if name in self.fields else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

@@ -20,8 +20,10 @@ from kvsim.models.parameters import (
     is_tied,
     mixture,
 )
+from kvsim.models.positions import longest_sequence
+from kvsim.models.quantized import quantization_of
 from kvsim.models.shape import Model
-from kvsim.models.weights import from_config
+from kvsim.models.stated import check_layers, check_stated
 
 Rule: TypeAlias = Callable[[Config], attention.Caches]
 """Says what every layer of a model keeps."""
@@ -97,40 +99,53 @@ _NOT_MODELLED: Mapping[str, str] = {
 """Architectures that keep what kvsim has no rule for, and what that is; a size by other rules would be wrong."""
 
 
-def read_config(path: Path) -> Model:
-    """The model that a `config.json`, or the folder that holds one, describes; named after its folder.
+def read_config(path: Path, longest: int | None = None) -> Model:
+    """The model that a `config.json` describes, or the folder that holds one; named after its folder.
+
+    `longest` is the longest sequence in tokens, for a configuration that does not say.
 
     Raises:
         UsageError: if it cannot be read, or does not describe a model that kvsim knows.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = parse(content_of(file, TEXT_BYTES))
+        content = content_of(file, TEXT_BYTES)
+        document = parse(content)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}; --model takes a folder with config.json."
         ) from error
     except ValueError as error:
+        if content.startswith(b"GGUF"):
+            raise UsageError(f"{file} is a GGUF file; --model takes the config.json that it was made from.") from error
         raise UsageError(f"{file} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise UsageError(f"{file} holds no object; a config.json of a model does.")
     stated = document.get("_name_or_path")
-    name = stated if isinstance(stated, str) and stated else file.resolve().parent.name
-    return from_fields(document, name=name, where=str(file))
+    name = stated if isinstance(stated, str) and stated else _name_of(file.absolute())
+    return from_fields(document, name=name, where=str(file), longest=longest)
 
 
-def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
-    """The model that the fields of a `config.json` describe.
+def _name_of(file: Path) -> str:
+    """The name of a model by its folder: that of a folder of Hugging Face's cache is in the names of folders above."""
+    cached = next((folder.name for folder in file.parents if folder.name.startswith("models--")), None)
+    return file.parent.name if cached is None else cached.removeprefix("models--").replace("--", "/")
+
+
+def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: int | None = None) -> Model:
+    """The model that the fields of a `config.json` describe; `longest` as above.
 
     Raises:
         UsageError: if a field is missing or cannot be right, or the architecture is unknown; the message names `where`.
     """
     config = Config(fields, where)
     architecture = _architecture(config)
-    text = config.text()
+    text = config.text(architecture)
+    check_stated(text)
     layers = RULES[architecture](text)
+    check_layers(text, layers)
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
-    counts = count_parameters(text, architecture, layers)
+    counts = count_parameters(text, layers)
     experts = mixture(text)
     all_sparse = experts is not None and all(has_experts(text, index) for index in range(len(layers)))
     main = next((layer for layer in kinds if isinstance(layer, FullAttention)), None)
@@ -139,6 +154,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
     )
     plain = uniform and main is not None and main.head_dim == main.value_head_dim
     heads = attention.num_heads(text) if _has_heads(text) else text.count("num_heads", default=1)
+    quantization = quantization_of(config, text, num_layers=len(layers), has_experts=experts is not None)
     return Model(
         name=name,
         architecture=architecture,
@@ -149,9 +165,9 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
         hidden_size=attention.hidden_size(text),
         intermediate_size=experts.intermediate_size if experts and all_sparse else dense_size(text),
         vocab_size=text.count("vocab_size"),
-        max_position_embeddings=_longest(text),
-        tie_word_embeddings=is_tied(text, architecture),
-        dtype=recurrent.model_dtype(text if text.states("dtype") or text.states("torch_dtype") else config),
+        max_position_embeddings=longest_sequence(text, longest),
+        tie_word_embeddings=is_tied(text),
+        dtype=recurrent.model_dtype(text),
         num_parameters=counts.total,
         num_active_parameters=counts.active,
         layer_kinds=() if plain else tuple(kinds),
@@ -162,7 +178,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str) -> Model:
         expert_intermediate_size=experts.intermediate_size if experts else 0,
         num_expert_parameters=counts.expert,
         num_encoder_parameters=encoder_parameters(config),
-        quantization=from_config(fields, where),
+        quantization=quantization,
+        kv_cache_dtype=quantization.kv_cache_dtype if quantization else "auto",
     )
 
 
@@ -170,10 +187,30 @@ def _has_heads(text: Config) -> bool:
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
 
 
+_OTHER_FILES = {
+    "peft_type": "an adapter (adapter_config.json); --model takes the config.json of its base model",
+    "tokenizer_class": "a tokenizer (tokenizer_config.json); --model takes the config.json beside it",
+    "weight_map": "an index of weights; --model takes the config.json beside it",
+    "quant_algo": "a quantization; --model takes the config.json beside it",
+    "producer": "a quantization (hf_quant_config.json); --model takes the config.json beside it",
+    "do_sample": "how to sample (generation_config.json); --model takes the config.json beside it",
+    "eos_token_id": "how to sample (generation_config.json); --model takes the config.json beside it",
+    "crop_size": "a processor of images; --model takes the config.json beside it",
+    "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
+}
+"""Fields of files that lie beside a config.json, and what those describe."""
+
+
 def _architecture(config: Config) -> str:
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()
+    if not named and not config.states("hidden_size"):
+        for field, what in _OTHER_FILES.items():
+            if config.states(field):
+                raise UsageError(f"{config.where} does not say architectures, and by its {field} describes {what}.")
+    if len(set(named)) > 1:
+        raise config.wrong("architectures", "a list of one")
     known = [name for name in (_WRAPPERS.get(name, name) for name in named) if name in RULES]
     if known:
         return known[0]
@@ -189,27 +226,3 @@ def _architecture(config: Config) -> str:
         "num_attention_heads, num_key_value_heads, head_dim, intermediate_size, vocab_size, max_position_embeddings, "
         "tie_word_embeddings and torch_dtype describes it."
     )
-
-
-_MOST_SCALED = 1e6
-"""The largest factor that is taken for a scaling of positions; one beyond it is none."""
-
-
-def _longest(text: Config) -> int:
-    """The longest sequence that vLLM derives, in tokens: positions, and what scaling them adds."""
-    positions = text.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
-    scaling = text.fields.get("rope_scaling") or text.fields.get("rope_parameters")
-    if not isinstance(scaling, dict):
-        return positions
-    kind = scaling.get("rope_type", scaling.get("type"))
-    factor = scaling.get("factor")
-    if (
-        kind not in ("yarn", "linear", "dynamic")
-        or not isinstance(factor, int | float)
-        or not 0 < factor < _MOST_SCALED
-    ):
-        return positions
-    if kind == "yarn":
-        original = scaling.get("original_max_position_embeddings", positions)
-        positions = original if isinstance(original, int) else positions
-    return max(1, int(positions * factor))

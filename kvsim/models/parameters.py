@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.models.attention import hidden_size, num_heads
+from kvsim.models.attention import hidden_size, num_heads, num_layers
 from kvsim.models.layers import (
     FullAttention,
     GatedDeltaNet,
@@ -38,7 +38,12 @@ _UNGATED = {
     "Starcoder2ForCausalLM",
 }
 """Architectures whose feed-forward network has two matrices; all others have a gate beside."""
-_GATED_ATTENTION = ("qwen3_next", "qwen3_5")
+_GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
+_TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
+"""Beginnings of architectures with one table for embedding and output where a configuration does not say."""
+_WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
+"""Fields with the width of a feed-forward network, where it is not `intermediate_size`."""
+_WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
 """Architectures with a table of positions, and its rows beyond the longest sequence."""
 
@@ -69,18 +74,21 @@ def mixture(config: Config) -> Mixture | None:
     count = config.count(*names, default=0, least=0)
     if not count:
         return None
-    width = config.count("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
+    own = config.states("moe_intermediate_size") or config.states("expert_intermediate_size")
+    own = own or config.architecture == "NemotronHForCausalLM"
+    width = config.count(*(("moe_intermediate_size", "expert_intermediate_size") if own else ("intermediate_size",)))
     shared = config.count(
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
         default=config.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0)
         * width,
         least=0,
     )  # fmt: skip
-    if str(config.fields.get("model_type", "")).startswith("llama4"):
+    if config.architecture.startswith("Llama4"):
         shared = width
     active = config.count(
-        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_topk"
-    )
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_topk",
+        most=count,
+    )  # fmt: skip
     return Mixture(count, active, width, shared)
 
 
@@ -91,8 +99,7 @@ def has_experts(config: Config, index: int) -> bool:
         return kind in ("E", "moe", "sparse")
     if index < config.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, least=0):
         return False
-    listed = config.fields.get("mlp_only_layers") or []
-    if index in listed:
+    if index in config.indices("mlp_only_layers", num_layers(config)):
         return False
     if config.states("expert_layer_period"):
         offset = config.count("expert_layer_offset", default=0, least=0)
@@ -111,30 +118,29 @@ def _stated_kind(config: Config, index: int) -> str | None:
     return None
 
 
-def count_parameters(config: Config, architecture: str, layers: Caches) -> Parameters:
+def count_parameters(config: Config, layers: Caches) -> Parameters:
     """Count the parameters of a text model whose layers keep `layers`."""
     hidden = hidden_size(config)
     vocabulary = config.count("vocab_size") * hidden
-    tied = is_tied(config, architecture)
-    total = vocabulary * (1 if tied else 2) + hidden
+    architecture = config.architecture
+    total = vocabulary * (1 if is_tied(config) else 2) + hidden
     if architecture in _LEARNED_POSITIONS:
         positions = config.count("max_position_embeddings", "n_positions") + _LEARNED_POSITIONS[architecture]
         total += positions * hidden
     total += _per_layer_embeddings(config, len(layers))
     experts = active_experts = 0
     for index, caches in enumerate(layers):
-        total += sum(_cache_parameters(config, layer, architecture) for layer in caches) + 2 * hidden
-        dense, routed, active = _feed_forward(config, architecture, index, bool(caches))
+        total += sum(_cache_parameters(config, layer) for layer in caches) + 2 * hidden
+        dense, routed, active = _feed_forward(config, index, bool(caches))
         total += dense + routed
         experts += routed
         active_experts += active
     return Parameters(total, total - experts + active_experts, experts)
 
 
-def is_tied(config: Config, architecture: str) -> bool:
+def is_tied(config: Config) -> bool:
     """Whether one table serves as input embedding and output projection."""
-    default = architecture.startswith(("Gemma", "Cohere", "OPT", "GPT2"))
-    return config.flag("tie_word_embeddings", default=default)
+    return config.flag("tie_word_embeddings", default=config.architecture.startswith(_TIED))
 
 
 def encoder_parameters(config: Config) -> int:
@@ -147,7 +153,7 @@ def encoder_parameters(config: Config) -> int:
     depth = tower.count("num_hidden_layers", "depth", "num_layers", default=0, least=0)
     inner = tower.count("intermediate_size", default=4 * width, least=0)
     patch = tower.count("patch_size", default=14)
-    projector = width * hidden_size(config.text())
+    projector = width * hidden_size(config.text(""))
     return depth * (4 * width**2 + 2 * width * inner) + 3 * patch**2 * width + projector
 
 
@@ -160,12 +166,12 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
     return num_layers * width * (rows + 3 * hidden_size(config))
 
 
-def _feed_forward(config: Config, architecture: str, index: int, keeps: bool) -> tuple[int, int, int]:
+def _feed_forward(config: Config, index: int, keeps: bool) -> tuple[int, int, int]:
     """Parameters of a layer's feed-forward part: those that every token uses, the routed, the routed of one token."""
-    hidden = hidden_size(config)
+    hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3
     experts = mixture(config)
-    if architecture in ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"):
+    if architecture in _WITHOUT_FEED_FORWARD:
         return 0, 0, 0
     if architecture == "NemotronHForCausalLM" and keeps:
         return 0, 0, 0
@@ -185,27 +191,31 @@ def _feed_forward(config: Config, architecture: str, index: int, keeps: bool) ->
 def dense_size(config: Config, index: int = 0) -> int:
     """Width of the feed-forward network of the layer of that index, where it is no mixture."""
     widths = config.fields.get("intermediate_size")
-    if isinstance(widths, list):  # Gemma 3n: one for every layer
-        one = widths[index] if index < len(widths) else None
-        return type(config)({"intermediate_size": one}, config.where).count("intermediate_size")
-    names: tuple[str, ...] = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner")
+    if isinstance(widths, list | tuple):  # Gemma 3n: one for every layer
+        if len(widths) != num_layers(config):
+            raise config.wrong("intermediate_size", f"a number, or one for each of the {num_layers(config)} layers")
+        return type(config)({"intermediate_size": widths[index]}, config.where).count("intermediate_size")
+    name, default = _WIDTHS.get(config.architecture, "intermediate_size"), None
     if config.count("num_local_experts", default=1, least=0) == 0:  # Granite 4 H without experts
-        names = ("shared_intermediate_size", *names)
-    size = config.count(*names, default=4 * hidden_size(config), least=0)
+        name = "shared_intermediate_size" if config.states("shared_intermediate_size") else name
+    if name == "n_inner":
+        default = 4 * hidden_size(config)
+    elif config.architecture in _WITHOUT_FEED_FORWARD:
+        default = config.count("expand", default=2) * hidden_size(config)
+    size = config.count(name, default=default)
     if not config.flag("block_auto_adjust_ff_dim", default=False):
         return size
     # LFM2 states the width of a network without a gate: two thirds of it, in whole multiples.
     multiple = config.count("block_multiple_of", default=256)
-    factor = config.fields.get("block_ffn_dim_multiplier", 1.0)
-    narrowed = int((factor if isinstance(factor, int | float) else 1.0) * int(2 * size / 3))
+    narrowed = int(config.positive("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
     return -(-narrowed // multiple) * multiple
 
 
-def _cache_parameters(config: Config, layer: Layer, architecture: str) -> int:
+def _cache_parameters(config: Config, layer: Layer) -> int:
     """Parameters of what computes, and reads, that which a layer keeps."""
     match layer:
         case FullAttention():
-            return _attention(config, layer, architecture)
+            return _attention(config, layer)
         case Mla():
             return _latent_attention(config, layer)
         case Indexer():
@@ -240,9 +250,9 @@ def _recurrent(config: Config, layer: Recurrent) -> int:
             return 4 * hidden * layer.inner_size + layer.inner_size * layer.conv_kernel
 
 
-def _attention(config: Config, layer: FullAttention, architecture: str) -> int:
-    hidden, heads = hidden_size(config), num_heads(config)
-    gated = str(config.fields.get("model_type", "")).startswith(_GATED_ATTENTION)
+def _attention(config: Config, layer: FullAttention) -> int:
+    hidden, heads, architecture = hidden_size(config), num_heads(config), config.architecture
+    gated = architecture.startswith(_GATED_ATTENTION)
     query = heads * layer.head_dim * (2 if gated and config.flag("attn_output_gate", default=True) else 1)
     shares_values = config.flag("attention_k_eq_v", default=False) and layer.kind == "full"
     values = 0 if shares_values else layer.num_kv_heads * layer.value_head_dim

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 def model_dtype(config: Config) -> str:
     """Type in which vLLM runs the model: the configuration's, and bfloat16 where that is float32 or not said."""
-    dtype = str(config.fields.get("dtype") or config.fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    if dtype not in DTYPE_BYTES:
-        raise config.wrong("torch_dtype", f"one of {', '.join(DTYPE_BYTES)}")
+    names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
+    stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
+    for name, dtype in stated.items():
+        if dtype not in DTYPE_BYTES or len(set(stated.values())) > 1:
+            raise config.wrong(name, f"one of {', '.join(DTYPE_BYTES)}, and dtype and torch_dtype the same")
+    dtype = next(iter(stated.values()), "bfloat16")
     return "bfloat16" if dtype == "float32" else dtype
 
 
@@ -79,8 +82,8 @@ def granite_hybrid(config: Config) -> Caches:
     kinds: dict[str, Layer | None] = {
         "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
     }  # fmt: skip
-    indices = config.fields.get("attn_layer_indices")
-    if isinstance(indices, list):
+    if config.states("attn_layer_indices"):
+        indices = config.indices("attn_layer_indices", num_layers(config))
         return [(attention,) if index in indices else (mamba,) for index in range(num_layers(config))]
     return _listed(config, kinds, "layer_types" if config.states("layer_types") else "layers_block_type")
 
@@ -118,7 +121,7 @@ def qwen_linear(config: Config) -> Caches:
     """Qwen3-Next, Qwen3.5: a gated delta net, and full attention in every fourth layer."""
     dtype = model_dtype(config)
     state_dtype = dtype
-    if config.fields.get("model_type", "").startswith("qwen3_5"):
+    if config.architecture.startswith("Qwen3_5"):
         state_dtype = _state_dtype(config, "mamba_ssm_dtype", default=dtype)
     linear = GatedDeltaNet(
         num_key_heads=config.count("linear_num_key_heads"),
@@ -144,7 +147,7 @@ def falcon_h1(config: Config) -> Caches:
 def jamba(config: Config) -> Caches:
     """Jamba: Mamba 1, and attention in every eighth layer."""
     period = config.count("attn_layer_period", default=8)
-    offset = config.count("attn_layer_offset", default=4, least=0)
+    offset = config.count("attn_layer_offset", default=4, least=0, most=period - 1)
     attention, mamba = full(config), _mamba_1(config)
     return [(attention,) if index % period == offset else (mamba,) for index in range(num_layers(config))]
 
@@ -169,16 +172,16 @@ def lfm2(config: Config) -> Caches:
     attention = full(config)
     if config.states("layer_types"):
         return _listed(config, {"conv": conv, "full_attention": attention})
-    indices = config.fields.get("full_attn_idxs")
-    if not isinstance(indices, list):
+    if not config.states("full_attn_idxs"):
         raise config.wrong("layer_types", "a list of conv and full_attention for every layer")
+    indices = config.indices("full_attn_idxs", num_layers(config))
     return [(attention,) if index in indices else (conv,) for index in range(num_layers(config))]
 
 
 def kimi_linear(config: Config) -> Caches:
     """Kimi-Linear: a delta net, and a latent in the layers that `full_attn_layers` names, counted from 1."""
     stated = config.fields.get("linear_attn_config")
-    if not isinstance(stated, dict) or not isinstance(stated.get("full_attn_layers"), list):
+    if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")
     nested = type(config)(stated, f"linear_attn_config of {config.where}")
     linear = KimiDelta(
@@ -188,6 +191,9 @@ def kimi_linear(config: Config) -> Caches:
         dtype=model_dtype(config),
     )
     latents = latent(config)
-    return [
-        latents[index] if index + 1 in stated["full_attn_layers"] else (linear,) for index in range(num_layers(config))
-    ]
+    full_layers = nested.indices("full_attn_layers", len(latents), first=1)
+    if nested.states("kda_layers") and len(nested.indices("kda_layers", len(latents), first=1) | full_layers) < len(
+        latents
+    ):
+        raise nested.wrong("kda_layers", "a list of all layers that full_attn_layers does not name")
+    return [latents[index] if index in full_layers else (linear,) for index in range(len(latents))]

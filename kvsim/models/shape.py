@@ -119,6 +119,8 @@ class Model:
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
             check_kv_cache_dtype(kv_cache_dtype)
+            if kv_cache_dtype == "auto" and self.quantization is not None:
+                kv_cache_dtype = self.quantization.kv_cache_dtype
             changes["kv_cache_dtype"] = kv_cache_dtype
         if not isinstance(quantization, str):
             changes |= {"quantization": quantization, "stored_weight_bytes": None}

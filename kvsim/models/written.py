@@ -132,7 +132,12 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
     bits: list[Any] = [value.get("linear_bits"), value.get("expert_bits")] if isinstance(value, dict) else []
     if not bits or not all(isinstance(item, int | float) and 0 <= item <= 64 for item in bits):
         raise RecordingError(_wrong(shape, "quantization", "an object with method, linear_bits and expert_bits"))
-    return Quantization(method=str(value.get("method", "")), linear_bits=bits[0], expert_bits=bits[1])
+    cache = value.get("kv_cache_dtype", "auto")
+    if cache not in KV_CACHE_DTYPES:
+        raise RecordingError(_wrong(shape, "quantization", f"of a kv_cache_dtype among {', '.join(KV_CACHE_DTYPES)}"))
+    return Quantization(
+        method=str(value.get("method", "")), linear_bits=bits[0], expert_bits=bits[1], kv_cache_dtype=cache
+    )
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ from kvsim.kv_groups import CacheSettings, plan_cache
 from kvsim.models import Model
 from kvsim.models.huggingface import from_fields
 
+
+def whole(config: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of a class of Transformers, with what that class leaves open."""
+    (architecture,) = config["architectures"]
+    if architecture == "Glm4MoeForCausalLM":
+        return config | {"head_dim": 42}
+    return {"max_position_embeddings": 2048} | config if "Mamba" in architecture else config
+
+
 ROWS = [
-    json.loads(line)["config"]
+    whole(json.loads(line)["config"])
     for line in gzip.decompress(Path(__file__).with_name("parameter-counts.jsonl.gz").read_bytes()).splitlines()
 ]
 EXTRAS: dict[str, Any] = {
@@ -78,10 +88,36 @@ def check(model: Model) -> None:
 
 
 @pytest.mark.parametrize("config", ROWS, ids=lambda config: config["architectures"][0])
-def test_a_field_that_is_left_out_is_named(config: dict[str, Any]) -> None:
+def test_a_field_that_is_left_out_is_asked_for_or_decides_nothing(config: dict[str, Any]) -> None:
+    # The rows are the defaults of Transformers' classes: a model without a field of them is the same one, or refused.
+    whole = from_fields(config, name="one", where="its config.json")
     for key in config:
         smaller = {name: value for name, value in config.items() if name != key}
         try:
-            from_fields(smaller, name="smaller", where="its config.json")
+            model = from_fields(smaller, name="one", where="its config.json")
         except UsageError as error:
             assert "config.json" in str(error)  # noqa: PT017
+            continue
+        if (config["model_type"], key) == ("internlm3", "num_key_value_heads"):
+            continue  # it is given a Llama's architecture here, whose class has as many as attention heads
+        if model.kv_lora_rank is not None:  # of latents, a head's size has no part in the cache
+            model = replace(model, head_dim=whole.head_dim)
+        assert model == whole, key
+
+
+@pytest.mark.parametrize("config", ROWS, ids=lambda config: config["architectures"][0])
+def test_a_number_of_another_type_is_refused_where_it_is_read(config: dict[str, Any]) -> None:
+    right = from_fields(config, name="one", where="its config.json")
+    for key in [key for key, value in config.items() if type(value) is int]:
+        smaller = from_fields_or_none({name: value for name, value in config.items() if name != key})
+        for value in (str(config[key]), float(config[key]), -1, 10**30, [config[key]], True):
+            model = from_fields_or_none(config | {key: value})
+            # What nothing depends on may be anything: then it may be left out, too.
+            assert model is None or (model == right and smaller == right), (key, value)
+
+
+def from_fields_or_none(config: dict[str, Any]) -> Model | None:
+    try:
+        return from_fields(config, name="one", where="its config.json")
+    except UsageError:
+        return None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvsim.errors import RecordingError, UnknownNameError
 from kvsim.models import Model, all_models, find_model, listed
 from kvsim.models.huggingface import from_fields
+from tests.models.test_damaged_configs import whole
 
 KIB = 1024
 COUNTS = Path(__file__).with_name("parameter-counts.jsonl.gz")
@@ -128,7 +129,8 @@ def test_a_folder_here_is_found_after_the_listed_names(tmp_path: Path, monkeypat
     for name in ("mine", "phi-4"):
         (tmp_path / name).mkdir()
         config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
-        (tmp_path / name / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4}))
+        config |= {"num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     assert find_model("mine").num_layers == 2
     assert find_model("phi-4").num_layers == 40
     assert find_model("./phi-4").num_layers == 2
@@ -225,7 +227,7 @@ def test_parameters_of_any_configuration_are_those_of_the_model_that_is_built_fr
     assert len(rows) >= 50
     for row in rows:
         (architecture,) = row["config"]["architectures"]
-        model = from_fields(row["config"], name=architecture, where=architecture)
+        model = from_fields(whole(row["config"]), name=architecture, where=architecture)
         assert model.num_parameters == pytest.approx(row["num_parameters"], rel=0.001), architecture
         assert model.num_active_parameters <= model.num_parameters
 

@@ -18,7 +18,8 @@ DENSE_LATENT = {
     "architectures": ["DeepseekV2ForCausalLM"], "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
     "num_key_value_heads": 16, "intermediate_size": 10944, "vocab_size": 102400, "kv_lora_rank": 512,
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "q_lora_rank": None, "n_routed_experts": None,
+    "n_shared_experts": None, "moe_intermediate_size": 1408, "first_k_dense_replace": 27,
 }  # fmt: skip
 """DeepSeek-V2-Lite with a dense feed-forward network in every layer."""
 WINDOWS = {

@@ -1,0 +1,226 @@
+"""Types of a checkpoint by the `quantization_config` of its `config.json`: of its weights, of the cache it asks for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.models.weights import QUANTIZATIONS, Quantization
+
+if TYPE_CHECKING:
+    from kvsim.errors import UsageError
+    from kvsim.models.config import Config
+
+_FIELDS = ("quantization_config", "compression_config")
+_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+"""Fields that list what is not quantized."""
+_SMALL = re.compile(
+    r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
+    r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
+)
+"""Parts that hold next to no weights, or none that are quantized by any method."""
+_ATTENTION = re.compile(r"attn|attention")
+_OF_EVERY_TOKEN = re.compile(
+    r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
+)
+"""Parts that every token passes through, in a mixture of experts."""
+
+
+def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
+    """The quantization that a configuration states for the model, or for its text model; None where there is none.
+
+    Raises:
+        UsageError: if kvsim does not know the method, or a figure of it cannot be right.
+    """
+    places = [config] if config is text else [config, text]
+    found = [(place, name) for place in places for name in _FIELDS if place.states(name)]
+    if not found:
+        return None
+    place, name = found[0]
+    stated = place.fields[name]
+    if any(other.fields[field] != stated for other, field in found):
+        raise place.wrong(name, "the same wherever it is stated")
+    if not isinstance(stated, dict):
+        raise place.wrong(name, "an object with quant_method")
+    scheme = type(config)(stated, f"{name} of {place.where}")
+    weights = _kept(scheme, _weights(scheme), num_layers=num_layers, has_experts=has_experts)
+    cache = _cache(scheme)
+    if cache != "auto" and place is not config and _method(scheme).startswith("modelopt"):
+        raise place.wrong(name, "beside text_config, where vLLM looks for the type of the cache", shown="an object")
+    return replace(weights, kv_cache_dtype=cache)
+
+
+def _method(scheme: Config) -> str:
+    method = scheme.fields.get("quant_method")
+    producer = scheme.fields.get("producer")
+    if method is None and isinstance(producer, dict) and producer.get("name") == "modelopt":
+        return "modelopt"
+    return method.casefold().replace("_", "-") if isinstance(method, str) else ""
+
+
+def _weights(scheme: Config) -> Quantization:
+    method = _method(scheme)
+    if method in ("awq", "awq-marlin", "auto-awq"):
+        return _grouped(scheme, method, ("bits", "w_bit"), ("group_size", "q_group_size"), (4, 8))
+    if method in ("gptq", "gptq-marlin", "auto-gptq", "auto-round", "intel/auto-round", "inc"):
+        return _grouped(scheme, method, ("bits",), ("group_size",), (2, 3, 4, 8))
+    if method in ("fp8", "fbgemm-fp8"):
+        return _fp8(scheme)
+    if method in ("mxfp4", "gpt-oss-mxfp4"):
+        return _named("mxfp4")
+    if method.startswith("modelopt"):
+        return _modelopt(scheme)
+    if method == "compressed-tensors":
+        return _compressed_tensors(scheme)
+    raise _unknown(scheme, "quant_method", "a method that kvsim knows")
+
+
+def _named(name: str) -> Quantization:
+    known = QUANTIZATIONS[name]
+    assert known is not None
+    return known
+
+
+def _unknown(scheme: Config, field: str, right: str) -> UsageError:
+    methods = ", ".join(name for name in QUANTIZATIONS if name != "none")
+    return scheme.wrong(field, f"{right}, or be left out with the whole object and --quantization say one of {methods}")
+
+
+def _grouped(
+    scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
+) -> Quantization:
+    """Whole numbers in groups of weights, each with a 16-bit scale and a zero point."""
+    bits = scheme.count(*bits_names)
+    if bits not in widths:
+        raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
+    size = scheme.count(*group_names, least=-1, most=1 << 14)
+    if size != -1 and (size < 1 or size % 8):
+        raise scheme.wrong(group_names[0], "-1, or a multiple of 8")
+    stored = bits + ((16 + bits) / size if size > 0 else 0)
+    return Quantization(method=method, linear_bits=stored, expert_bits=stored)
+
+
+def _fp8(scheme: Config) -> Quantization:
+    block = scheme.fields.get("weight_block_size")
+    if block is None:
+        return _named("fp8")
+    if not (
+        isinstance(block, list | tuple)
+        and len(block) == 2
+        and all(type(size) is int and 16 <= size <= 1 << 14 for size in block)
+    ):
+        raise scheme.wrong("weight_block_size", "two whole numbers from 16 on")
+    stored = 8 + 32 / (block[0] * block[1])
+    return Quantization(method="fp8", linear_bits=stored, expert_bits=stored)
+
+
+def _modelopt(scheme: Config) -> Quantization:
+    inner = scheme.fields.get("quantization", scheme.fields)
+    if not isinstance(inner, dict):
+        raise scheme.wrong("quantization", "an object with quant_algo")
+    algorithm = inner.get("quant_algo")
+    named = algorithm.casefold() if isinstance(algorithm, str) else ""
+    if named in ("fp8", "fp8_per_channel_per_token", "fp8_pb_wo"):
+        return _named("fp8")
+    if named == "nvfp4":
+        return _named("nvfp4")
+    raise _unknown(type(scheme)(inner, scheme.where), "quant_algo", "FP8 or NVFP4")
+
+
+def _compressed_tensors(scheme: Config) -> Quantization:
+    groups = scheme.fields.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, dict) else []
+    weights = schemes[0].get("weights") if len(schemes) == 1 and isinstance(schemes[0], dict) else None
+    if not isinstance(weights, dict):
+        raise _unknown(scheme, "config_groups", "an object of one entry with weights")
+    group = type(scheme)(weights, f"weights of {scheme.where}")
+    kind = group.fields.get("type", "int")
+    if kind not in ("int", "float"):
+        raise group.wrong("type", "int or float")
+    if kind == "float":
+        bits, size = group.count("num_bits"), group.count("group_size", default=-1, least=-1)
+        floats = {(8, -1): "fp8", (8, 128): "fp8", (4, 16): "nvfp4", (4, 32): "mxfp4"}
+        if (bits, size) not in floats:
+            raise group.wrong("num_bits", "8, or 4 in groups of 16 or 32, since they are floats")
+        stored = _named(floats[bits, size]).expert_bits
+        found = Quantization(method="compressed-tensors", linear_bits=stored, expert_bits=stored)
+    else:
+        stated = group.fields.get("group_size")
+        filled = {**group.fields, "group_size": -1 if stated is None else stated}
+        filled_group = type(scheme)(filled, group.where)
+        found = _grouped(filled_group, "compressed-tensors", ("num_bits",), ("group_size",), (2, 3, 4, 8))
+    targets = schemes[0].get("targets")
+    experts_alone = isinstance(targets, list) and bool(targets) and all("expert" in str(target) for target in targets)
+    return replace(found, linear_bits=0) if experts_alone else found
+
+
+def _cache(scheme: Config) -> str:
+    """Type of the cache that the checkpoint asks for."""
+    method = _method(scheme)
+    inner = scheme.fields.get("quantization", scheme.fields) if method.startswith("modelopt") else scheme.fields
+    place = type(scheme)({**scheme.fields, **inner}, scheme.where)
+    stated, algorithm = place.fields.get("kv_cache_scheme"), place.fields.get("kv_cache_quant_algo")
+    if method == "compressed-tensors" and stated is not None:
+        fine = (
+            isinstance(stated, dict)
+            and stated.get("strategy") in ("tensor", "attn_head")
+            and stated.get("symmetric") is True
+        )
+        if not (fine and (stated.get("type"), stated.get("num_bits")) == ("float", 8)):
+            raise place.wrong("kv_cache_scheme", "symmetric floats of 8 bits by tensor or attn_head")
+        return "fp8"
+    if not method.startswith("modelopt"):
+        if stated is not None or algorithm is not None:
+            raise place.wrong(
+                "kv_cache_scheme" if stated is not None else "kv_cache_quant_algo", f"left out, since {method} has none"
+            )
+        return "auto"
+    kinds = {"FP8": "fp8", "NVFP4": "nvfp4"}
+    found = set()
+    if algorithm is not None:
+        if not isinstance(algorithm, str) or algorithm.upper() not in kinds:
+            raise place.wrong("kv_cache_quant_algo", f"one of {', '.join(kinds)}")
+        found.add(kinds[algorithm.upper()])
+    if stated is not None:
+        bits = (stated.get("type"), stated.get("num_bits")) if isinstance(stated, dict) else None
+        if bits == ("float", 8) and stated.get("dynamic") is False:
+            found.add("fp8")
+        elif bits == ("float", 4):
+            found.add("nvfp4")
+        else:
+            raise place.wrong("kv_cache_scheme", "floats of 8 bits with dynamic = false, or of 4 bits")
+    if len(found) > 1:
+        raise place.wrong("kv_cache_quant_algo", "what kv_cache_scheme says")
+    return found.pop() if found else "auto"
+
+
+def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
+    """The quantization where parts of the model are left in its own type.
+
+    Where attention is, in all layers of a mixture of experts, so is whatever every token passes through.
+    """
+    names: list[str] = []
+    for field in _LEFT_OUT:
+        stated = scheme.fields.get(field)
+        if stated is None:
+            continue
+        if not isinstance(stated, list | tuple) or not all(isinstance(name, str) for name in stated):
+            raise scheme.wrong(field, "a list of names of layers")
+        names += stated
+    large = [name for name in names if not _SMALL.search(name)]
+    if not large or not weights.linear_bits:
+        return weights
+    attention = [name for name in large if _ATTENTION.search(name)]
+    indices = {number for name in attention for number in re.findall(r"\.(\d+)\.", name)}
+    in_all_layers = any(not re.search(r"\.\d+\.", name) for name in attention) or len(indices) == num_layers
+    if (
+        has_experts
+        and in_all_layers
+        and all(_OF_EVERY_TOKEN.search(name) or re.search(r"\.\d+\.", name) for name in large)
+    ):
+        return replace(weights, linear_bits=0)
+    field = next(field for field in _LEFT_OUT if scheme.states(field))
+    raise scheme.wrong(
+        field, "without parts of layers, whose size kvsim cannot tell", shown=f"a list with {large[0]!r}"
+    )
