@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
+from kvsim.kv_groups.specs import check_block_size
 from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, OwnPolicy, Paged, Static
+from kvsim.policies.own import check_hooks
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
@@ -77,8 +79,12 @@ def checked(policy: PolicyLike) -> PolicyLike:
     if isinstance(policy, str):
         if policy not in POLICY_NAMES:
             raise UnknownNameError("policy", policy, POLICY_NAMES)
-    elif not isinstance(policy, Paged | Contiguous | Static | OwnPolicy):
+    elif isinstance(policy, Paged | Contiguous | Static):
+        return policy
+    elif not isinstance(policy, OwnPolicy):
         raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
+    else:
+        check_hooks(policy)
     return policy
 
 
@@ -86,19 +92,23 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
     """The policy that was given, or the named one with vLLM's defaults on the GPU of `machine`; it was `checked`.
 
     `max_model_len` is the longest sequence in tokens; the model's, if left out.
+
+    Raises:
+        UsageError: vLLM would not start with its settings.
     """
     if not isinstance(given, str):
+        if isinstance(given, Paged):
+            check_block_size(machine.model, given.cache.block_size)
+        if not isinstance(given, Static):
+            given.scheduler.check_starts()
         return given
     longest = max_model_len or machine.model.max_position_embeddings
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
     gpu = machine.gpu
     defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
-    scheduler = ContinuousSettings(
-        max_num_seqs=defaults.max_num_seqs,
-        max_num_batched_tokens=defaults.max_num_batched_tokens,
-        max_model_len=longest,
-    )
+    num_seqs, num_tokens = defaults.limits(None, None, longest, chunked=True)
+    scheduler = ContinuousSettings(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest)
     if given == Contiguous.name:
         return Contiguous(scheduler=scheduler)
     return replace(Paged(scheduler=scheduler), cache=PagedSettings())

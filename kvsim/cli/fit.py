@@ -117,10 +117,11 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     Raises:
         UsageError: a flag cannot be right, or is not for a server that is searched.
     """
-    from kvsim.cli.machine import FIND, check_at_least_one, engine_defaults, machine_of
+    from kvsim.cli.machine import FIND, caches_prefixes, check_at_least_one, engine_limits, machine_of
     from kvsim.cli.offload import offload_settings
     from kvsim.cli.workload import given
     from kvsim.fitting import Server
+    from kvsim.kv_groups.specs import check_block_size, check_length
     from kvsim.policies.settings import PagedSettings
 
     for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
@@ -131,24 +132,34 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
             )
     if flags["order"] != "fcfs":
         raise UsageError("--order is not searched by kvsim fit; leave it out, or use kvsim run.")
-    check_at_least_one(flags, "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+    check_at_least_one(flags, "block_size", "num_blocks")
     gpu, model = machine_of(flags, meta)
-    defaults = engine_defaults(flags, gpu)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
+    if length == FIND:
+        length = None
+    check_length(model, length)
+    check_block_size(model, flags["block_size"])
+    longest = given(length, model.max_position_embeddings)
+    num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     return Server(
         gpu=gpu,
         model=model,
         gpu_memory_utilization=0.92 if share is None else share,
-        max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
-        max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
-        max_model_len=model.max_position_embeddings if length in (None, FIND) else length,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        max_model_len=longest,
         block_size=flags["block_size"],
-        enable_prefix_caching=not flags["no_prefix_caching"],
+        enable_prefix_caching=caches_prefixes(flags, model),
         watermark=flags["watermark"],
-        cache=PagedSettings(block_size=flags["block_size"] or 16, **offload_settings(flags, gpu)),
+        cache=PagedSettings(
+            block_size=flags["block_size"] or 16,
+            hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
+            **offload_settings(flags, gpu),
+        ),
         enable_chunked_prefill=not flags["no_chunked_prefill"],
         long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         async_scheduling=not flags["no_async_scheduling"],
+        captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
         replicas=replicas,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.workload import given
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +49,38 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     return gpu, model.served(**stated)
 
 
-def engine_defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
-    """The largest step that vLLM's `LLM` class or its server takes on the GPU where no flag says otherwise."""
+def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
+    """The sequences and tokens of a step: as told, or what vLLM's `LLM` class or its server takes on the GPU."""
+    told = flags["max_num_seqs"], flags["max_num_batched_tokens"]
+    check_at_least_one(flags, "max_num_seqs", "max_num_batched_tokens")
+    return _defaults(flags, gpu).limits(*told, max_model_len, chunked=not flags.get("no_chunked_prefill"))
+
+
+def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
+    """The defaults that vLLM adjusts to the other settings, a sentence each."""
+    names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
+    return [
+        f"{name} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"
+        for name, default, value in zip(names, defaults, engine_limits(flags, gpu, max_model_len), strict=True)
+        if flags[name] is None and value != default
+    ]
+
+
+def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
     from kvsim.policies.settings import EngineDefaults
 
     return EngineDefaults.of(flags["defaults"], gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+
+
+def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
+    """Whether prefixes are cached: as told; otherwise they are, but not for models with recurrent layers, as in vLLM.
+
+    Raises:
+        UsageError: the flags say both.
+    """
+    if flags["no_prefix_caching"] and flags["prefix_caching"]:
+        raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
+    return not flags["no_prefix_caching"] and bool(flags["prefix_caching"] or not model.recurrent_layers)
 
 
 def check_at_least_one(flags: Mapping[str, Any], *names: str) -> None:
@@ -84,7 +110,9 @@ def memory_of(
     if kv_gib is not None and not 0 < kv_gib < 1e6:
         raise UsageError(f"--kv-gib should be a positive size, not {kv_gib}.")
     share = flags["gpu_memory_utilization"]
-    defaults = engine_defaults(flags, gpu)
+    length = settings.get("max_model_len", flags.get("max_model_len"))
+    longest = model.max_position_embeddings if length in (None, FIND) else length
+    num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     return plan_budget(
         gpu,
         model,
@@ -92,9 +120,9 @@ def memory_of(
         block_size=flags["block_size"],
         kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
         num_blocks=flags["num_blocks"],
-        max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
-        max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
+        max_num_batched_tokens=num_tokens,
+        max_num_seqs=num_seqs,
         oversize=flags["oversize"],
-        enable_prefix_caching=False if flags["no_prefix_caching"] else prefix_caching,
+        enable_prefix_caching=prefix_caching,
         **settings,
     )

@@ -132,7 +132,7 @@ def command(
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
-    notes += failure_notes(runs[0].meta)
+    notes += (scenario.notes if policy != "static" else []) + failure_notes(runs[0].meta)
     if front_end == "http":
         server = http(scenario.gpu, card_named(flags["profile"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))

@@ -7,7 +7,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.cli.machine import FIND, GIB, check_at_least_one, engine_defaults, machine_of, memory_of
+from kvsim.cli.machine import (
+    FIND,
+    GIB,
+    adjusted_words,
+    caches_prefixes,
+    check_at_least_one,
+    engine_limits,
+    machine_of,
+    memory_of,
+)
 from kvsim.cli.offload import offload_settings
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.workload import given, is_generated, workload_and_source
@@ -43,6 +52,7 @@ class Scenario:
 
     def policy(self, name: str) -> Policy:
         """The policy called `name` with the settings of the flags."""
+        from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Static
         from kvsim.policies.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
 
@@ -70,25 +80,18 @@ class Scenario:
                     request_level=flags["request_level"],
                 ),
             )
+        check_block_size(self.model, flags["block_size"])
         return Paged(
             scheduler=scheduler,
             cache=PagedSettings(
                 block_size=self.block_size,
-                enable_prefix_caching=self._caches_prefixes(),
+                enable_prefix_caching=caches_prefixes(flags, self.model),
                 hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
                 watermark=flags["watermark"],
                 **offload_settings(flags, self.gpu),
                 **self._modelled(),
             ),
         )
-
-    def _caches_prefixes(self) -> bool:
-        """As told; otherwise on, but off for models with recurrent layers, as in vLLM."""
-        if self.flags["no_prefix_caching"] and self.flags["prefix_caching"]:
-            raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
-        if self.flags["no_prefix_caching"]:
-            return False
-        return self.flags["prefix_caching"] or not self.model.recurrent_layers
 
     def _modelled(self) -> dict[str, Any]:
         """Settings of the paged cache that no engine was compared with; those not given keep their defaults."""
@@ -112,9 +115,12 @@ class Scenario:
         With the flag `times` at `own`, as without it, static batches run on Hugging Face's engine and the others on
         vLLM's; at `one`, every policy has the step times of vLLM's engine, so that a comparison is like for like.
         """
+        from kvsim.policies import Static
         from kvsim.simulation import Machine
 
-        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=self._step_time(policy))
+        captured = isinstance(policy, Static) or not self.flags["enforce_eager"]
+        times = self._step_time(policy, captured=captured)
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: Policy, *, captured: bool = True) -> StepTimeModel:
         """The profile or the machine card that was asked for, or the best that there is; see `kvsim.machines`.
@@ -174,19 +180,28 @@ class Scenario:
         return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
 
     def _scheduler(self) -> Any:
+        from kvsim.kv_groups.specs import check_length
         from kvsim.policies.settings import ContinuousSettings, Order
 
         flags = self.flags
-        defaults = engine_defaults(flags, self.gpu)
-        return ContinuousSettings(
-            max_num_seqs=given(flags["max_num_seqs"], defaults.max_num_seqs),
-            max_num_batched_tokens=given(flags["max_num_batched_tokens"], defaults.max_num_batched_tokens),
+        check_length(self.model, flags["max_model_len"])
+        num_seqs, num_tokens = engine_limits(flags, self.gpu, self.max_model_len)
+        settings = ContinuousSettings(
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_tokens,
             max_model_len=self.max_model_len,
             async_scheduling=not flags["no_async_scheduling"],
             order=Order(flags["order"]),
             enable_chunked_prefill=not flags["no_chunked_prefill"],
             long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         )
+        settings.check_starts()
+        return settings
+
+    @property
+    def notes(self) -> list[str]:
+        """What vLLM adjusts of its own accord under the flags."""
+        return adjusted_words(self.flags, self.gpu, self.max_model_len)
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
@@ -245,7 +260,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
             gpu,
             model,
             find_max_model_len=finds,
-            prefix_caching=flags["prefix_caching"] or None,
+            prefix_caching=caches_prefixes(flags, model),
             hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
         )
         # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.

@@ -13,6 +13,7 @@ import click
 from kvsim.cli.machine import tokens_or_auto
 from kvsim.cli.sections import section
 from kvsim.cli.workload import workload_options
+from kvsim.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -21,6 +22,16 @@ _paged = section("Paged cache")
 _contiguous = section("Contiguous reservations")
 _static = section("Static batches")
 _scheduling = section("Scheduling")
+
+
+def _refuse_swap_space(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    """Say what has become of a flag of vLLM 0.x."""
+    if value is not None:
+        raise UsageError(
+            "vLLM dropped --swap-space with its V1 engine, which computes preempted sequences again; "
+            "--kv-offloading-size GIB is the host memory of vLLM 0.25.1, and --swap-gib GIB a model of the old swap."
+        )
+
 
 _MACHINE = (
     _machine(
@@ -54,7 +65,13 @@ _MACHINE = (
         metavar="GIB",
         help="Memory for the KV cache on each GPU.  [the recording's, or what the GPU leaves]",
     ),
-    _machine("--num-blocks", type=int, metavar="N", help="The same, in blocks of a paged cache."),
+    _machine(
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        type=int,
+        metavar="N",
+        help="The same, in blocks of a paged cache.",
+    ),
     _machine(
         "--gpu-memory-utilization",
         type=float,
@@ -63,21 +80,37 @@ _MACHINE = (
     ),
     _machine("--oversize", is_flag=True, help="Insist on a model and a cache that the GPU has no memory for."),
     _machine("--block-size", type=int, metavar="TOKENS", help="Tokens per block.  [16; 64 for latent attention]"),
+    _machine("--enforce-eager", is_flag=True, help="Launch kernels one by one: no captured graphs."),
+    _paged("--no-prefix-caching", "--no-enable-prefix-caching", is_flag=True, help="Never reuse a prefix."),
+    _paged(
+        "--prefix-caching",
+        "--enable-prefix-caching",
+        is_flag=True,
+        help="Reuse prefixes in models with recurrent layers, too.",
+    ),
+    _paged(
+        "--disable-hybrid-kv-cache-manager",
+        is_flag=True,
+        help="Treat windowed layers as full ones, as vLLM's flag does.",
+    ),
+    _paged("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space),
+    _scheduling("--max-num-seqs", type=int, help="Sequences in one step.  [vLLM's, by the GPU]"),
+    _scheduling("--max-num-batched-tokens", type=int, help="Tokens in one step.  [vLLM's, by the GPU]"),
+    _scheduling(
+        "--defaults",
+        type=click.Choice(["llm", "server"]),
+        default="llm",
+        show_default=True,
+        help="Whose limits hold where none is given: vLLM's LLM class or its server.",
+    ),
 )
-"""Flags of the model, the GPU and its memory: all that decides how many blocks there are."""
+"""Flags of the model, the GPU, its memory and the largest step: all that decides how many blocks there are."""
 
 _OPTIONS = (
     _machine(
         "--profile",
         metavar="PROFILE",
         help="Step times: a profile, or none for the data sheet alone.  [the one that matches]",
-    ),
-    _paged("--no-prefix-caching", is_flag=True, help="Never reuse a prefix."),
-    _paged("--prefix-caching", is_flag=True, help="Reuse prefixes in models with recurrent layers, too."),
-    _paged(
-        "--disable-hybrid-kv-cache-manager",
-        is_flag=True,
-        help="Treat windowed layers as full ones, as vLLM's flag does.",
     ),
     _paged(
         "--watermark",
@@ -179,8 +212,6 @@ _OPTIONS = (
     ),
     _static("--sort-by-length", is_flag=True, help="Batch prompts of similar length."),
     _static("--no-memory-guard", is_flag=True, help="Let batches run out of memory, and count it."),
-    _scheduling("--max-num-seqs", type=int, help="Sequences in one step."),
-    _scheduling("--max-num-batched-tokens", type=int, help="Tokens in one step."),
     _scheduling(
         "--long-prefill-token-threshold",
         type=int,
@@ -197,13 +228,6 @@ _OPTIONS = (
         default="fcfs",
         show_default=True,
         help="Who is served first.",
-    ),
-    _scheduling(
-        "--defaults",
-        type=click.Choice(["llm", "server"]),
-        default="llm",
-        show_default=True,
-        help="Whose limits hold where none is given: vLLM's LLM class or its server.",
     ),
     _scheduling(
         "--refuse-misfits",

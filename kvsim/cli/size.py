@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.machine import FIND, caches_prefixes, machine_of, memory_of
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import json_option, print_json, print_table, size
 from kvsim.errors import UsageError
+from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -34,20 +35,6 @@ def _list(*, as_json: bool) -> None:
 @click.command("size")
 @click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
 @machine_options
-@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.  [vLLM's, by the GPU]")
-@click.option("--max-num-seqs", type=int, help="Sequences in one step.  [vLLM's, by the GPU]")
-@click.option(
-    "--defaults",
-    type=click.Choice(["llm", "server"]),
-    default="llm",
-    show_default=True,
-    help="Whose limits hold where none is given: vLLM's LLM class or its server.",
-)
-@click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
-@click.option("--prefix-caching", is_flag=True, help="Reuse prefixes in models with recurrent layers, too.")
-@click.option(
-    "--disable-hybrid-kv-cache-manager", is_flag=True, help="Treat windowed layers as full ones, as vLLM's flag does."
-)
 @click.option(
     "--tokens",
     type=int,
@@ -81,11 +68,13 @@ def command(
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
-    if prefix_caching and flags["no_prefix_caching"]:
-        raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
     check_ranges(flags | {"max_model_len": max_model_len, "tokens": tokens})
     gpu, model = machine_of(flags)
     finds = max_model_len == FIND
+    if policy != "static" and not finds:
+        check_length(model, max_model_len)
+    if policy == "paged":
+        check_block_size(model, flags["block_size"])
     budget = memory_of(
         flags,
         gpu,
@@ -93,7 +82,7 @@ def command(
         max_model_len=None if finds else max_model_len,
         find_max_model_len=finds,
         hybrid_manager=not disable_hybrid_kv_cache_manager,
-        prefix_caching=True if prefix_caching else None,
+        prefix_caching=caches_prefixes(flags | {"prefix_caching": prefix_caching}, model),
     )
     if tokens < 1:
         raise UsageError(f"--tokens should be at least 1, not {tokens}.")

@@ -94,8 +94,9 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             values[field.name] = told[name]
         elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
             raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
-        if field.name in values and type(values[field.name]) not in _types(field.default):
-            example = field.default.value if isinstance(field.default, Enum) else field.default
+        default = 1 if field.default is None else field.default  # a limit, whose default follows from others
+        if field.name in values and type(values[field.name]) not in _types(default):
+            example = default.value if isinstance(default, Enum) else default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")
     try:
         for name, kinds in (("order", Order), ("kv_offloading_eviction", Eviction)):

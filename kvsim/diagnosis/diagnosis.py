@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.fitting.answer import bands, remedy_dict
+from kvsim.fitting.answer import bands, command_dict, remedy_dict
 from kvsim.fitting.search import figures_of
 from kvsim.metrics.verdict import Limit, limit_of, verdict_of, wasted_percent
 
@@ -73,7 +73,7 @@ class Diagnosis:
             "cause": self.cause,
             "moments": self.moments,
             "sureness": self.sureness,
-            "command": self.server.flags(),
+            **command_dict(self.server),
             "measured": self.summary.as_dict(),
             "wasted": {
                 "computed_tokens": self.summary.computed_tokens,

@@ -77,12 +77,17 @@ class Answer:
                 "think_s": self.load.think_s,
                 "rate_per_s": self.load.rate_per_s,
             },
-            "command": self.server.flags(),
+            **command_dict(self.server),
             "outcome": self.outcome.as_dict() | {"band": bands(self.band)},
             "remedies": [remedy_dict(each) for each in self.remedies],
             "without_gain": [each.change.words for each in self.without_gain],
             "tried": [{"change": each.change.words, "fits": each.fits} | each.outcome.as_dict() for each in self.tried],
         }
+
+
+def command_dict(server: Server) -> dict[str, Any]:
+    """The command that starts a server, and what is needed where there is none, as JSON has it."""
+    return {"command": server.flags() if server.starts else None, "needs": None if server.starts else server.flags()}
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
@@ -98,7 +103,7 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
         "fits": remedy.fits,
         "num_gpus": remedy.change.server.num_gpus,
         "replicas": remedy.change.server.replicas,
-        "command": remedy.change.server.flags(),
+        **command_dict(remedy.change.server),
         "band": bands(remedy.band),
         **remedy.outcome.as_dict(),
     }

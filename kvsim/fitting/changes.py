@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import combinations, islice, product, zip_longest
+from itertools import chain, combinations, islice, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_quantization
 from kvsim.steptime import TYPICAL
@@ -80,7 +80,16 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
     together = (_both(first, second) for first, second in combinations(settings, 2))
     beside = (_both(setting, kept) for kept, setting in product(types, settings))
     pairs = (change for two in zip_longest(together, beside) for change in two if change is not None)
-    return list(islice((*alone, *pairs), most))
+    return list(islice(filter(_starts, chain(alone, pairs)), most))
+
+
+def _starts(change: Change) -> bool:
+    """Whether vLLM starts with the limits of a change."""
+    try:
+        change.server.policy()
+    except UsageError:
+        return False
+    return True
 
 
 def _change(server: Server, kind: Kind, words: str, **fields: object) -> Change:

@@ -7,12 +7,14 @@ account says.
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BudgetError
+from kvsim.fitting.checkpoint import checkpoint_of, hub_name
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
@@ -103,16 +105,22 @@ class Server:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
 
     def policy(self) -> Paged:
-        """What is simulated on it."""
+        """What is simulated on it.
+
+        Raises:
+            UsageError: vLLM would not start with such limits or blocks.
+        """
+        scheduler = ContinuousSettings(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            async_scheduling=self.async_scheduling,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+        )
+        scheduler.check_starts()
         return Paged(
-            scheduler=ContinuousSettings(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_model_len=self.max_model_len,
-                async_scheduling=self.async_scheduling,
-                enable_chunked_prefill=self.enable_chunked_prefill,
-                long_prefill_token_threshold=self.long_prefill_token_threshold,
-            ),
+            scheduler=scheduler,
             cache=replace(
                 self.cache,
                 block_size=self._block_size(),
@@ -134,37 +142,61 @@ class Server:
             return replace(self, max_model_len=longest)
         return self
 
+    @property
+    def starts(self) -> bool:
+        """Whether `flags` is a command: a checkpoint with such weights is known."""
+        return checkpoint_of(self.model, self.name) is not None
+
     def flags(self) -> str:
-        """The command that starts one replica."""
-        model, settings = self.model, ["vllm", "serve", self.name or self.model.name]
-        if model.tensor_parallel_size > 1:
-            settings += ["--tensor-parallel-size", str(model.tensor_parallel_size)]
-        if self.num_blocks is None:
-            settings += ["--gpu-memory-utilization", f"{self.gpu_memory_utilization:g}"]
-        else:
-            settings += ["--num-gpu-blocks-override", str(self.num_blocks)]
-        settings += ["--max-num-seqs", str(self.max_num_seqs)]
-        settings += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
-        settings += ["--max-model-len", str(self.max_model_len)]
-        if model.kv_cache_dtype != "auto":
-            settings += ["--kv-cache-dtype", model.kv_cache_dtype]
-        if model.quantization is not None:
-            settings += ["--quantization", model.quantization.method]
-        if self.block_size is not None:
-            settings += ["--block-size", str(self.block_size)]
-        if self.cache.kv_offloading_size:
-            settings += ["--kv-offloading-size", f"{self.cache.kv_offloading_size:g}"]
-        if self.watermark:
-            settings += ["--watermark", f"{self.watermark:g}"]
-        if self.long_prefill_token_threshold:
-            settings += ["--long-prefill-token-threshold", str(self.long_prefill_token_threshold)]
-        if not self.enable_chunked_prefill:
-            settings.append("--no-enable-chunked-prefill")
-        if not self.enable_prefix_caching:
-            settings.append("--no-enable-prefix-caching")
-        if not self.async_scheduling:
-            settings.append("--no-async-scheduling")
-        return shlex.join(settings)
+        """The command that starts one replica; where no checkpoint with such weights is known, what one would need."""
+        model, found = self.model, checkpoint_of(self.model, self.name)
+        if found is None and model.quantization is not None:
+            name = f"{hub_name(self.name or model.name)} with {model.quantization.method} weights"
+            return f"a checkpoint of {name} is needed, served with {shlex.join(self._settings())}"
+        name, stored = found or (hub_name(self.name or model.name), [])
+        return shlex.join(["vllm", "serve", name, *self._settings(), *stored])
+
+    def _settings(self) -> list[str]:
+        """The flags of everything that is not vLLM's default, and of the limits."""
+        model, size, blocks = self.model, self.model.tensor_parallel_size, self.num_blocks
+        extra = self._offload_settings() if self.cache.kv_offloading_size else {}
+        values = {
+            "--tensor-parallel-size": f"{size}" if size > 1 else "",
+            "--gpu-memory-utilization": f"{self.gpu_memory_utilization:g}" if blocks is None else "",
+            "--num-gpu-blocks-override": f"{blocks}" if blocks is not None else "",
+            "--max-num-seqs": f"{self.max_num_seqs}",
+            "--max-num-batched-tokens": f"{self.max_num_batched_tokens}",
+            "--max-model-len": f"{self.max_model_len}",
+            "--kv-cache-dtype": model.kv_cache_dtype.removeprefix("auto"),
+            "--block-size": f"{self.block_size or ''}",
+            "--kv-offloading-size": f"{self.cache.kv_offloading_size:g}" if self.cache.kv_offloading_size else "",
+            "--kv-transfer-config": json.dumps({"kv_connector_extra_config": extra}) if extra else "",
+            "--watermark": f"{self.watermark:g}" if self.watermark else "",
+            "--long-prefill-token-threshold": f"{self.long_prefill_token_threshold or ''}",
+        }
+        caches_unasked = not model.recurrent_layers
+        switches = {
+            "--no-enable-chunked-prefill": not self.enable_chunked_prefill,
+            "--enable-prefix-caching": self.enable_prefix_caching and not caches_unasked,
+            "--no-enable-prefix-caching": caches_unasked and not self.enable_prefix_caching,
+            "--disable-hybrid-kv-cache-manager": not self.cache.hybrid_manager,
+            "--no-async-scheduling": not self.async_scheduling,
+            "--enforce-eager": not self.captured,
+        }
+        told = [part for flag, value in values.items() if value for part in (flag, value)]
+        return told + [flag for flag, is_set in switches.items() if is_set]
+
+    def _offload_settings(self) -> dict[str, Any]:
+        """The settings of host memory that differ from vLLM's defaults, by its names."""
+        cache, usual = self.cache, PagedSettings()
+        found: dict[str, Any] = {}
+        if cache.kv_offloading_block_size not in (0, cache.block_size):
+            found["block_size"] = cache.kv_offloading_block_size
+        if cache.kv_offloading_eviction is not usual.kv_offloading_eviction:
+            found["eviction_policy"] = cache.kv_offloading_eviction.value
+        if cache.kv_offloading_prompt_only != usual.kv_offloading_prompt_only:
+            found["offload_prompt_only"] = cache.kv_offloading_prompt_only
+        return found
 
     def _block_size(self) -> int:
         """What the engine is told; the blocks of several groups follow from it."""
@@ -219,5 +251,6 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
         find_max_model_len=find_max_model_len,
         block_size=server.block_size,
         enable_prefix_caching=server.enable_prefix_caching,
+        hybrid_manager=server.cache.hybrid_manager,
         num_blocks=server.num_blocks,
     )

@@ -137,6 +137,34 @@ def _check(settings: CacheSettings) -> None:
             raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
 
 
+def check_length(model: Model, max_model_len: int | None) -> None:
+    """Make sure that vLLM serves sequences of so many tokens, if that was said.
+
+    Raises:
+        UsageError: they are longer than the model's own configuration allows.
+    """
+    longest = model.max_position_embeddings
+    if max_model_len is not None and max_model_len > longest:
+        raise UsageError(
+            f"vLLM does not serve {model.name} with --max-model-len {max_model_len}: its configuration allows "
+            f"{longest:,} tokens (max_position_embeddings); take that or less."
+        )
+
+
+def check_block_size(model: Model, block_size: int | None) -> None:
+    """Make sure that vLLM has an attention kernel for blocks of so many tokens, if that was said.
+
+    Raises:
+        UsageError: it has none, and does not start.
+    """
+    least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
+    if block_size is not None and model.attention_layers and block_size % least:
+        raise UsageError(
+            f"vLLM has no attention kernel for blocks of {block_size} tokens; --block-size should be a multiple of "
+            f"{least} for {model.name}."
+        )
+
+
 def smallest_block(model: Model, settings: CacheSettings) -> int:
     """Tokens of the smallest block that the attention backend can work with."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):

@@ -15,6 +15,10 @@ from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, Slidi
 if TYPE_CHECKING:
     from kvsim.models.layers import Attention
 
+_NOT_MLA = ("fp8_e5m2", "nvfp4", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head")
+"""Types that no backend of vLLM for latent attention takes."""
+_SPARSE = ("auto", "bfloat16", "fp8", "fp8_ds_mla")
+"""Types that its backend for sparse latent attention takes."""
 _SCALE_BYTES = 4
 """Bytes of the float32 scale that a cache type with `per_token_head` keeps for every key and every value of a head."""
 
@@ -23,6 +27,18 @@ def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
     """Raise a UsageError unless kvsim knows the type."""
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise UsageError(f"--kv-cache-dtype should be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}.")
+
+
+def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
+    """Raise a UsageError unless some backend of vLLM 0.25.1 for such a layer takes a cache of that type."""
+    if isinstance(layer, Mla):
+        is_taken = kv_cache_dtype in _SPARSE if layer.sparse else kv_cache_dtype not in (*_NOT_MLA, "fp8_ds_mla")
+        kind, instead = "sparse latent attention" if layer.sparse else "multi-head latent attention", "auto and fp8 are"
+    else:
+        is_taken = kv_cache_dtype != "fp8_ds_mla"
+        kind, instead = "attention that keeps keys and values", "fp8 is"
+    if not is_taken:
+        raise UsageError(f"--kv-cache-dtype {kv_cache_dtype} is not for {kind} in vLLM; {instead}.")
 
 
 def bytes_per_token(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import RecordingError, UsageError
-from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype
+from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
 from kvsim.models.dtypes import dtype_bytes
 from kvsim.models.layers import Attention, FullAttention, Indexer, Mla, SlidingWindow
 from kvsim.models.weights import Quantization, stored_bytes
@@ -119,6 +119,8 @@ class Model:
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
             check_kv_cache_dtype(kv_cache_dtype)
+            for layer in set(self.attention_layers):
+                check_layer_takes(layer, kv_cache_dtype)
             if kv_cache_dtype == "auto" and self.quantization is not None:
                 kv_cache_dtype = self.quantization.kv_cache_dtype
             changes["kv_cache_dtype"] = kv_cache_dtype

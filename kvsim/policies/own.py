@@ -8,8 +8,10 @@ records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from difflib import get_close_matches
+from typing import Any, Protocol, runtime_checkable
 
+from kvsim.errors import UsageError
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 
@@ -180,3 +182,22 @@ class OwnPolicy(Protocol):
     def unit_tokens(self) -> int:
         """Slots per unit of the pool."""
         return self.cache.block_size
+
+
+def check_hooks(policy: OwnPolicy) -> None:
+    """Make sure that no method of a policy or of its allocator has a hook's name with a letter or two wrong: it would
+    never be asked.
+
+    Raises:
+        UsageError: one has; the sentence names the hook.
+    """
+    for given, protocol in ((type(policy), OwnPolicy), (policy.allocator, Allocator)):
+        _check_names(given, protocol)
+
+
+def _check_names(given: Any, protocol: Any) -> None:
+    hooks = [name for name in dir(protocol) if not name.startswith("_")]
+    for name, value in vars(given).items() if isinstance(given, type) else ():
+        near = [] if name.startswith("_") or name in hooks else get_close_matches(name, hooks, n=1, cutoff=0.8)
+        if near and near[0] not in vars(given) and (callable(value) or near[0] in ("name", "scheduler", "cache")):
+            raise UsageError(f"{given.__name__}.{name} is never asked for; {protocol.__name__} has {near[0]}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from kvsim.errors import UsageError
 
@@ -70,8 +71,10 @@ def _positive(**settings: int) -> None:
 class ContinuousSettings:
     """Iteration-level scheduling; the defaults are those of vLLM 0.25.1's `LLM` class on a GPU of 70 GiB or more."""
 
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 16384
+    max_num_seqs: int = cast(int, None)
+    """Sequences in one step; left out, 1,024, or `max_num_batched_tokens` where that is less, as in vLLM."""
+    max_num_batched_tokens: int = cast(int, None)
+    """Tokens in one step; left out, 16,384, adjusted as `EngineDefaults.limits` says."""
     max_model_len: int = 8192
     async_scheduling: bool = True
     """Schedule one step ahead of the step whose output is known."""
@@ -83,14 +86,34 @@ class ContinuousSettings:
     """Admit a request only when its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."""
 
     def __post_init__(self) -> None:
-        _positive(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-        )
+        given = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
+        _positive(**{name: value for name, value in given.items() if value is not None})
+        limits = EngineDefaults.LLM_LARGE.limits(*given.values(), chunked=self.enable_chunked_prefill)
+        for name, value in zip(given, limits, strict=False):
+            object.__setattr__(self, name, value)
         if self.long_prefill_token_threshold < 0:
             raise UsageError(
                 f"long_prefill_token_threshold should be 0 or more, not {self.long_prefill_token_threshold}."
+            )
+
+    def check_starts(self) -> None:
+        """Make sure that vLLM 0.25.1 starts with these limits, as the validator of its `SchedulerConfig` does.
+
+        Raises:
+            UsageError: it does not; the sentence gives its reason.
+        """
+        tokens = self.max_num_batched_tokens
+        if tokens < self.max_num_seqs:
+            raise UsageError(
+                f"vLLM does not start with max_num_batched_tokens ({tokens:,}) below max_num_seqs "
+                f"({self.max_num_seqs:,}): a step must have a token for every sequence; raise "
+                "--max-num-batched-tokens or lower --max-num-seqs."
+            )
+        if tokens < self.max_model_len and not self.enable_chunked_prefill:
+            raise UsageError(
+                f"vLLM does not start with max_num_batched_tokens ({tokens:,}) below max_model_len "
+                f"({self.max_model_len:,}) where prompts are not chunked: a prompt must fit into one step; raise "
+                "--max-num-batched-tokens, lower --max-model-len, or leave out --no-chunked-prefill."
             )
 
 
@@ -235,6 +258,20 @@ class EngineDefaults(Enum):
     def max_num_batched_tokens(self) -> int:
         """Tokens in one step."""
         return self.value[1]
+
+    def limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
+    ) -> tuple[int, int]:
+        """The sequences and tokens of a step, where None is vLLM's default, which it adjusts to the other settings.
+
+        A step has tokens for the longest prompt where prompts are not chunked, no more than all sequences together
+        could compute, and one for every sequence.
+        """
+        num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens
+        if num_tokens is None:
+            num_tokens = self.max_num_batched_tokens if chunked else max(self.max_num_batched_tokens, max_model_len)
+            num_tokens = min(num_tokens, (self.max_num_seqs if num_seqs is None else num_seqs) * max_model_len)
+        return min(self.max_num_seqs, num_tokens) if num_seqs is None else num_seqs, num_tokens
 
     @classmethod
     def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool) -> EngineDefaults:

@@ -24,7 +24,7 @@ def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tm
     assert lines[0].startswith("No: ")
     assert "of 12 users fit; " in lines[0]
     assert lines[1].startswith("Limit: memory: 60 blocks hold 9 requests of 90 tokens, and are full. Of the time, ")
-    assert any(line.startswith("1  vllm serve Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
+    assert any(line.startswith("1  vllm serve meta-llama/Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
     assert "in brackets: where four of five such predictions lie" in said
     assert (tmp_path / "fit.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -36,7 +36,7 @@ def test_json_has_everything_that_was_tried(type_command: Run) -> None:
     assert document["fits"] is False
     assert len(document["tried"]) == 6
     assert document["remedies"][0]["band"]["output_tokens_per_s"][0] <= document["remedies"][0]["output_tokens_per_s"]
-    assert document["command"].startswith("vllm serve Meta-Llama-3-8B ")
+    assert document["command"].startswith("vllm serve meta-llama/Meta-Llama-3-8B ")
 
 
 @pytest.mark.parametrize(

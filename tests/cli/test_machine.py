@@ -247,7 +247,7 @@ def test_a_file_that_is_no_config_is_refused(complaint: Complaint, folder: Path,
         (("--tokens", "0"), "--tokens should be at least 1"),
         (("--tokens", str(10**30)), "--tokens should be at most"),
         (("--max-model-len", str(10**30)), "--max-model-len should be at most"),
-        (("--max-num-seqs", "0"), "max_num_seqs is 0"),
+        (("--max-num-seqs", "0"), "--max-num-seqs should be at least 1, not 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

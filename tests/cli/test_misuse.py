@@ -163,8 +163,8 @@ class TestRecordings:
             "--block-size should be at least 1",
         ),
         (("run", "--watermark", "nan"), 2, "watermark should be at least 0 and below 1, not nan."),
-        (("run", "--max-num-seqs", "0"), 2, "max_num_seqs should be at least 1, not 0."),
-        (("run", "--max-num-batched-tokens", "0"), 2, "max_num_batched_tokens should be at least 1, not 0."),
+        (("run", "--max-num-seqs", "0"), 2, "--max-num-seqs should be at least 1, not 0."),
+        (("run", "--max-num-batched-tokens", "0"), 2, "--max-num-batched-tokens should be at least 1, not 0."),
         (("run", "--max-model-len", "0"), 2, "--max-model-len should be a whole number of at least 1, or auto, not 0."),
         (
             ("run", "--max-model-len", "-4"),
@@ -219,8 +219,21 @@ class TestRecordings:
         ),
         (
             ("run", "--no-chunked-prefill", "--max-num-batched-tokens", "8"),
-            1,
-            "the request in row 1 with 22 tokens can never",
+            2,
+            "vLLM does not start with max_num_batched_tokens (8) below max_model_len (8,192) where prompts are not",
+        ),
+        (
+            ("run", "--max-num-batched-tokens", "10", "--max-num-seqs", "11"),
+            2,
+            "vLLM does not start with max_num_batched_tokens (10) below max_num_seqs (11)",
+        ),
+        (("compare", "--block-size", "10"), 2, "vLLM has no attention kernel for blocks of 10 tokens"),
+        (("run", "--max-model-len", "9000"), 2, "its configuration allows 8,192 tokens (max_position_embeddings)"),
+        (("run", "--swap-space", "4"), 2, "vLLM dropped --swap-space with its V1 engine"),
+        (
+            ("run", "--model", "deepseek-v3", "--kv-cache-dtype", "int8_per_token_head"),
+            2,
+            "--kv-cache-dtype int8_per_token_head is not for multi-head latent attention in vLLM",
         ),
         (
             ("run", "--workload", "rec", "--arrivals", "poisson"),

@@ -6,7 +6,8 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static, describe
+from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, OwnPolicy, Paged, Policy, Static, describe
+from kvsim.policies.own import ServedRequest, StepInMaking, check_hooks
 from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
@@ -89,3 +90,49 @@ def test_what_a_policy_says_of_itself() -> None:
     assert contiguous.unit_tokens == Static().unit_tokens == 1
     assert Paged(cache=PagedSettings(block_size=32)).unit_tokens == 32
     assert Static(scheduler=StaticSettings(preallocated=True)).max_model_len == 8192
+
+
+@pytest.mark.parametrize(
+    ("given", "num_seqs", "num_tokens"),
+    [
+        ({}, 1024, 16384),
+        ({"max_num_batched_tokens": 512}, 512, 512),
+        ({"max_num_seqs": 4, "max_model_len": 256}, 4, 1024),
+        ({"enable_chunked_prefill": False, "max_model_len": 40_000}, 1024, 40_000),
+        ({"max_num_seqs": 2000}, 2000, 16384),
+    ],
+)
+def test_limits_that_are_left_out_are_adjusted_as_vllm_does(
+    given: dict[str, int], num_seqs: int, num_tokens: int
+) -> None:
+    limits = ContinuousSettings(**given)  # type: ignore[arg-type]
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (num_seqs, num_tokens)
+    limits.check_starts()
+
+
+def test_limits_with_which_vllm_does_not_start_are_refused_with_its_reason() -> None:
+    with pytest.raises(UsageError, match=r"max_num_batched_tokens \(10\) below max_num_seqs \(16\)"):
+        ContinuousSettings(max_num_batched_tokens=10, max_num_seqs=16).check_starts()
+    whole = ContinuousSettings(max_num_batched_tokens=4096, max_model_len=8192, enable_chunked_prefill=False)
+    with pytest.raises(UsageError, match=r"below max_model_len \(8,192\) where prompts are not chunked"):
+        whole.check_starts()
+
+
+def test_a_misspelt_hook_is_refused_with_the_right_name() -> None:
+    class Mine(OwnPolicy):
+        def admitt(self, step: StepInMaking) -> ServedRequest | None:
+            return step.waiting[0]
+
+    class Units(Allocator):
+        def alocate(self, request: ServedRequest, num_tokens: int) -> None: ...
+
+    class Own(OwnPolicy):
+        allocator = Units  # type: ignore[assignment]
+
+        def shortest(self) -> None:
+            """A method of its own, which is like no hook."""
+
+    with pytest.raises(UsageError, match=r"Mine\.admitt is never asked for; OwnPolicy has admit\."):
+        check_hooks(Mine())
+    with pytest.raises(UsageError, match=r"Units\.alocate is never asked for; Allocator has allocate\."):
+        check_hooks(Own())

@@ -21,7 +21,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
 from kvsim.metrics.verdict import Limit
-from kvsim.models import find_model
+from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit import draw_fit, frontier
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
@@ -136,7 +136,7 @@ def test_the_first_rush_is_not_what_limits_a_load_that_fits() -> None:
 
 
 def test_the_price_of_a_change_is_told() -> None:
-    before, after = run(server(2000), users(40)), run(server(2000, max_num_batched_tokens=64), users(40))
+    before, after = (run(server(2000, max_num_seqs=64, max_num_batched_tokens=n), users(40)) for n in (2048, 64))
     assert after.ttft_s.p99 > 1.5 * before.ttft_s.p99
     assert f"TTFT p99 {after.ttft_s.p99 / before.ttft_s.p99:.1f} times as long" in price_words(before, after)
     assert price_words(before, before) == ""
@@ -201,10 +201,34 @@ def test_the_flags_of_a_server_are_those_of_vllm() -> None:
     )
     assert "--gpu-memory-utilization 0.92 " in server().flags()
     assert replace(base, name="./mine").flags().startswith("vllm serve ./mine --")
+    assert replace(base, name="llama-3-8b").flags().startswith("vllm serve meta-llama/Meta-Llama-3-8B --")
+    tuned = replace(base, name="Meta-Llama-3-8B-Instruct")
+    assert tuned.flags().startswith("vllm serve meta-llama/Meta-Llama-3-8B-Instruct --")
     careful = replace(base, watermark=0.05, long_prefill_token_threshold=512, enable_chunked_prefill=False)
     assert careful.flags().removeprefix(base.flags()) == (
         " --watermark 0.05 --long-prefill-token-threshold 512 --no-enable-chunked-prefill"
     )
+
+
+def test_weights_that_vllm_cannot_make_are_another_checkpoint() -> None:
+    def served(name: str, quantization: str | None) -> Server:
+        model = find_model(name)
+        if quantization is not None:
+            model = model.served(quantization=find_quantization(quantization))
+        return Server(gpu=find_gpu("H200"), model=model, name=name, max_model_len=4096)
+
+    online = served("Qwen3-32B", "fp8").flags()
+    assert online.startswith("vllm serve Qwen/Qwen3-32B --")
+    assert online.endswith(" --quantization fp8")
+    for name, quantization in (("Qwen3-32B", "awq"), ("Qwen3-32B-AWQ", None), ("Qwen/Qwen3-32B-AWQ", None)):
+        sibling = served(name, quantization)
+        assert sibling.starts
+        assert sibling.flags().startswith("vllm serve Qwen/Qwen3-32B-AWQ --")
+        assert "--quantization" not in sibling.flags()
+    assert "--quantization" not in served("openai/gpt-oss-20b", None).flags(), "its checkpoint is in mxfp4"
+    unknown = served("Qwen3-0.6B", "awq")
+    assert not unknown.starts
+    assert unknown.flags().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --")
 
 
 def test_what_a_recorded_pool_had_beyond_its_account_stays_with_every_change() -> None:
