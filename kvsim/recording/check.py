@@ -9,9 +9,11 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
+from kvsim.recording.check_queue import Stays, check_queue
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
 from kvsim.recording.check_settings import check_settings
+from kvsim.recording.check_times import Ends, check_clock
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.rules import require, require_of, rises, within
@@ -30,7 +32,8 @@ def check(recording: Recording, folder: Path) -> None:
     check_schedule(recording, folder / "schedule.parquet")
     _check_memory(recording, folder / "memory.parquet")
     if recording.meta.pool.groups:
-        check_tables_of_groups(recording, folder)
+        residencies = check_tables_of_groups(recording, folder)
+        stays = Stays.between(recording.memory, residencies.request, residencies.birth_seq)
     elif len(recording.memory):  # an engine whose cache has no addresses reports none
         check_block_tables(recording, folder)
     elif recording.meta.pool.num_units is None:
@@ -38,7 +41,13 @@ def check(recording: Recording, folder: Path) -> None:
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
     _check_initial(recording, folder / "meta.json")
-    check_agreement(recording, folder)
+    ends = Ends.of(recording)
+    check_agreement(recording, ends, folder)
+    check_clock(recording, folder)
+    if not recording.meta.begins_in_the_middle:
+        if not recording.meta.pool.groups:
+            stays = Stays.of(recording.memory)
+        check_queue(recording, stays, ends, folder)
 
 
 def _check_memory(recording: Recording, file: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.check_times import CLOCK_S, Ends, begun_before, check_outputs, tokens_behind_outputs
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.rules import is_time, require, require_of, rises, within
-from kvsim.recording.tables import MemoryKind, RequestStatus, Schedule, Steps
+from kvsim.recording.rules import agree, is_time, require, require_of, rises, within
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
@@ -70,7 +71,7 @@ def check_schedule(recording: Recording, file: Path) -> None:
     require(rises(schedule.step), file, "step should not decrease")
 
 
-def check_agreement(recording: Recording, folder: Path) -> None:
+def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
     """Check that the schedule agrees with the steps, and the requests with both.
 
     Raises:
@@ -78,42 +79,53 @@ def check_agreement(recording: Recording, folder: Path) -> None:
     """
     _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_rows_of_requests(recording, folder / "schedule.parquet")
-    _check_requests_against_schedule(recording, folder / "requests.parquet")
-    if recording.meta.begins_in_the_middle:
-        return
-    requests, steps, file = recording.requests, recording.steps, folder / "steps.parquet"
-    # There are fewer requests than steps to look for.
-    came = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
-    arrived = np.bincount(came, minlength=len(steps) + 1)
-    np.cumsum(arrived, out=arrived)
-    require_of(
-        lambda rows: np.add(steps.running[rows], steps.waiting[rows], dtype=np.int64) <= arrived[rows],
-        steps, file, "running and waiting should not be more than have arrived",
-    )  # fmt: skip
-    rows = np.flatnonzero(steps.preempted)
-    preempted = np.cumsum(steps.preempted[rows], dtype=np.int64) <= int(requests.preemptions.sum(dtype=np.int64))
-    require(preempted, file, "preempted should add up to the preemptions of requests.parquet", rows)
-    lost = requests.preemptions.cumsum(dtype=np.int64) <= int(steps.preempted.sum(dtype=np.int64))
-    require(lost, folder / "requests.parquet", "preemptions should add up to preempted of steps.parquet")
+    _check_requests_against_schedule(recording, ends, folder / "requests.parquet")
 
 
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
     schedule, steps = recording.schedule, recording.steps
-    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32))
-    require(scheduled == steps.num_scheduled, file, "num_scheduled should be what schedule.parquet has for the step")
-    tokens = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64))
+    repeats = schedule.repeats.astype(np.int64)
+    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32), repeats)
+    agree(steps.num_scheduled, scheduled, file, "num_scheduled", "schedule.parquet")
+    del scheduled
+    tokens = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), repeats)
     rule = "prefill_tokens and decode_tokens should add up to the tokens of schedule.parquet"
     require_of(
         lambda rows: tokens[rows] == np.add(steps.prefill_tokens[rows], steps.decode_tokens[rows], dtype=np.int64),
         steps, file, rule,
     )  # fmt: skip
+    least, most = _prefill_tokens(recording)
+    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), least)
+    if most is least:
+        agree(steps.prefill_tokens, prefill, file, "prefill_tokens", "schedule.parquet")
+        return
+    require(steps.prefill_tokens >= prefill, file, "prefill_tokens should be no less than schedule.parquet has")
+    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), most)
+    require(steps.prefill_tokens <= prefill, file, "prefill_tokens should be no more than schedule.parquet has")
 
 
-def _per_step(schedule: Schedule, num_steps: int, amount: np.ndarray) -> np.ndarray:
-    """`amount` of the rows of the schedule, added up for each step."""
+def _prefill_tokens(recording: Recording) -> tuple[IntArray, IntArray]:
+    """In how many of its steps each row of the schedule fills in a prompt, or what a preemption took: at least, and at
+    most.
+
+    Several tokens at once are no answer, unless drafts are verified; those of a request that was preempted may be both.
+    """
+    schedule, requests = recording.schedule, recording.requests
+    repeats, drafts = schedule.repeats.astype(np.int64), recording.meta.policy.get("num_speculative_tokens") or 0
+    rest = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
+    of_prompt = np.clip(-(-rest // schedule.tokens), 0, repeats)
+    least = np.where(schedule.tokens > 1 + drafts, repeats, of_prompt)
+    if not drafts:
+        return least, least
+    may_be = (schedule.tokens > 1) & (requests.preemptions[schedule.request] > 0)
+    return least, np.where(may_be, repeats, least)
+
+
+def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> npt.NDArray[np.int64]:
+    """`amount` of the rows of the schedule, added up for each of the steps that they stand for."""
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
-    np.add.at(change, schedule.step.astype(np.int64) + schedule.repeats, -amount)
+    np.add.at(change, schedule.step.astype(np.int64) + repeats, -amount)
     return np.cumsum(change, dtype=change.dtype, out=change)[:-1]
 
 
@@ -141,107 +153,34 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(no_gap, file, "computed_before should not be more than the request has computed in earlier rows", rows[1:])
 
 
-def _check_requests_against_schedule(recording: Recording, file: Path) -> None:
+def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
-    repeats, num_requests = schedule.repeats.astype(np.int64), len(requests)
-    final = np.zeros(num_requests, np.int64)
-    np.maximum.at(final, schedule.request, schedule.computed_before + schedule.tokens * repeats)
+    final = np.zeros(len(requests), np.int64)
+    np.maximum.at(
+        final, schedule.request, schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
+    )
     is_scheduled = final > 0
     finished = requests.status == RequestStatus.FINISHED
     require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
-    needed = _tokens_behind_outputs(recording)
-    enough = (requests.output_tokens == 0) | (final >= needed) | _begun_before(recording)
+    enough = (requests.output_tokens == 0) | (final >= tokens_behind_outputs(recording)) | begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if not len(steps):
         return
-    last_step = np.zeros(num_requests, np.int64)
-    np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
+    last_step = np.zeros(len(requests), np.int64)
+    np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
     left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_step])
     require(left, file, "finished_s should not be before the start of the request's last step")
-    _check_times_of_outputs(recording, file)
+    check_outputs(recording, ends, file)
     if recording.meta.begins_in_the_middle:
         return
     require(is_scheduled == ~np.isnan(requests.first_scheduled_s), file, "first_scheduled_s is not schedule.parquet's")
     rows, first_row = np.unique(schedule.request, return_index=True)
-    begins = schedule.step[first_row]
-    within_step = (requests.first_scheduled_s[rows] >= steps.start_s[begins] - _CLOCK_S) & (
-        requests.first_scheduled_s[rows] <= steps.end_s[begins] + _CLOCK_S
-    )
-    require(within_step, file, "first_scheduled_s should lie within the request's first step", rows)
-    cached = requests.cached_tokens[rows] == schedule.computed_before[first_row]
-    require(cached, file, "cached_tokens should be what was computed before the request's first step", rows)
-
-
-def _check_times_of_outputs(recording: Recording, file: Path) -> None:
-    """A token is there no earlier than the step that computes it ends, and the engine notices soon after its last.
-
-    Where a recording begins in the middle, a request that was scheduled before may have its tokens from then.
-    """
-    requests, steps = recording.requests, recording.steps
-    answered = (requests.output_tokens > 0) & ~_begun_before(recording)
-    finished = answered & (requests.status == RequestStatus.FINISHED)
-    for name, asked, tokens in (
-        ("first_token_s", answered, requests.prompt_tokens.astype(np.int64)),
-        ("finished_s", finished, _tokens_behind_outputs(recording)),
-    ):
-        times = getattr(requests, name)
-        rows, computed_in = _steps_of_tokens(recording.schedule, np.where(asked, tokens, 0))
-        holds = times[rows] >= steps.end_s[computed_in] - _CLOCK_S
-        require(holds, file, f"{name} should not be before the end of the step that computes what it needs", rows)
-        upto = ~asked | (times <= steps.end_s[-1] + _NOTICED_S)
-        require(upto, file, f"{name} should not be long after the last step")
-
-
-def _begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Whether each request was scheduled before a recording that begins in the middle tells of it."""
-    requests, steps, schedule = recording.requests, recording.steps, recording.schedule
-    if not recording.meta.begins_in_the_middle or not len(steps):
-        return np.zeros(len(requests), np.bool_)
-    told_s = np.full(len(requests), steps.end_s[-1])
-    rows, first_row = np.unique(schedule.request, return_index=True)
-    told_s[rows] = steps.start_s[schedule.step[first_row]]
-    return np.asarray(requests.first_scheduled_s < told_s - _CLOCK_S)
-
-
-def _tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Tokens of each request that must be computed for its last output: all but that one.
-
-    In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
-    tokens known by then, answers that token again, and from then on the request has one output more.
-    """
-    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
-    behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
-    if recording.meta.engine.get("pipeline_parallel_size", 1) == 1 or not requests.preemptions.any():
-        return behind
-    rows = np.flatnonzero(requests.preemptions[schedule.request])
-    rows = rows[np.argsort(schedule.request[rows], kind="stable")]
-    request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
-    before = schedule.computed_before[rows].astype(np.int64)
-    after = before + schedule.tokens[rows] * repeats
-    of_request = request.astype(np.int64) * _MOST_STEPS
-    answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
-        after >= requests.prompt_tokens[request]
-    )
-    is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
-    is_under_way = steps.output_seq[(begins + repeats - 1)[:-1]] > steps.schedule_seq[begins[1:]]
-    return behind - np.bincount(request[1:][is_resumed & is_under_way & answers[:-1]], minlength=len(requests))
-
-
-def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The requests of which so many tokens are computed, if any are asked for, and the first step that gets there."""
-    wanted, before = tokens[schedule.request], schedule.computed_before
-    gets_there = np.flatnonzero(
-        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
-    )
-    rows, first = np.unique(schedule.request[gets_there], return_index=True)
-    row = gets_there[first]
-    return rows, schedule.step[row] + -(-(wanted[row] - before[row]) // schedule.tokens[row]) - 1
+    begin_s = steps.start_s[schedule.step[first_row]]
+    agree(requests.first_scheduled_s[rows], begin_s, file, "first_scheduled_s", "steps.parquet", rows, within=CLOCK_S)
+    before = schedule.computed_before[first_row]
+    agree(requests.cached_tokens[rows], before, file, "cached_tokens", "schedule.parquet", rows)
 
 
 _MOST_STEPS = 1 << 32
 """A number of steps that no recording has."""
-_CLOCK_S = 1e-6
-"""Seconds by which two readings of one clock may differ when they are written down."""
-_NOTICED_S = 10.0
-"""An engine that does nothing else has noticed by then what its last step brought."""

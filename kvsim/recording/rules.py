@@ -24,6 +24,33 @@ def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = 
         raise RecordingError(f"{file}, row {int(row)}: {rule}.")
 
 
+def agree(
+    stated: np.ndarray, found: np.ndarray, file: Path, column: str, source: str, rows: np.ndarray | None = None,
+    *, within: float = 0,
+) -> None:  # fmt: skip
+    """Raise for the first row of which `column` says something else than what was `found` in another table.
+
+    Args:
+        stated: what the column says.
+        found: what it should say.
+        file: the file of the column.
+        column: its name.
+        source: where `found` comes from.
+        rows: the rows of the file that were looked at, if not all.
+        within: how far two numbers may be apart that are the same.
+
+    Raises:
+        RecordingError: naming `file`, the row, and both numbers.
+    """
+    wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
+    if wrong.any():
+        at = np.argmax(wrong) if rows is None else np.flatnonzero(wrong)[np.argmin(rows[wrong])]
+        row = at if rows is None else rows[at]
+        raise RecordingError(
+            f"{file}, row {int(row)}: {column} says {stated[at]:,.15g}, and {source} makes it {found[at]:,.15g}."
+        )
+
+
 def require_of(holds: Callable[[slice], np.ndarray], table: Table, file: Path, rule: str) -> None:
     """Raise as `require` does, for a rule that takes more memory than the column: it is asked of some rows at a time.
 

@@ -73,7 +73,21 @@ def less(value: float) -> float:
         ("requests", "first_scheduled_s", None, "a finished request should have first_scheduled_s"),
         ("requests", "finished_s", None, "a finished request should have an output and finished_s"),
         ("requests", "finished_s", EARLIER, "finished_s should not be before"),
-        ("requests", "finished_s", LATER, "finished_s should not be long after the last step"),
+        ("requests", "finished_s", LATER, "finished_s says 1,000,000, and steps.parquet makes it 0"),
+        ("requests", "finished_s", lambda time_s: time_s + 1e-3, "finished_s says .*, and steps.parquet makes it"),
+        (
+            "requests",
+            "first_token_s",
+            lambda time_s: time_s + 1e-3,
+            "first_token_s says .*, and steps.parquet makes it",
+        ),
+        (
+            "requests",
+            "first_scheduled_s",
+            lambda time_s: time_s + 1e-3,
+            "first_scheduled_s says .* steps.parquet makes",
+        ),
+        ("requests", "arrival_s", EARLIER, "arrival_s should not be before|arrival_s should not decrease"),
         ("requests", "finished_s", lambda time_s: time_s - 1e-3, "finished_s should not be before the end of the step"),
         ("requests", "first_token_s", lambda time_s: time_s - 1e-3, "first_token_s should not be before the end"),
         ("requests", "id", "r7", "row 5 has this id|row 7: row 5|row 7"),
@@ -83,18 +97,23 @@ def less(value: float) -> float:
         ("requests", "max_tokens", 1, "output_tokens should not be more than max_tokens"),
         ("requests", "output_tokens", more, "output_tokens should not be more than"),
         ("requests", "preemptions", -1, "preemptions should not be negative"),
-        ("requests", "preemptions", more, "preemptions should add up to preempted"),
+        ("requests", "preemptions", more, "preemptions says 5, and memory.parquet makes it 4"),
         ("requests", "cached_tokens", -1, "cached_tokens should lie between"),
-        ("requests", "cached_tokens", 1, "cached_tokens should be what was computed before"),
+        ("requests", "cached_tokens", 1, "cached_tokens says 1, and schedule.parquet makes it 0"),
         ("requests", "prompt_hashes", [1] * 99, "prompt_hashes should not be more than prompt_tokens"),
         ("requests", "arrival_seq", 10_000, "arrival_seq should not decrease"),
-        ("steps", "num_scheduled", more, "num_scheduled should"),
+        (
+            "steps",
+            "num_scheduled",
+            more,
+            "num_scheduled should not be more|num_scheduled says 5, and schedule.parquet makes",
+        ),
         ("steps", "running", 0, "num_scheduled should not be more than running"),
-        ("steps", "running", 13, "running and waiting should not be more than have arrived"),
+        ("steps", "running", 13, "running says 13, and memory.parquet makes it 5"),
         ("steps", "waiting", -1, "waiting should not be negative"),
-        ("steps", "waiting", 13, "running and waiting should not be more than have arrived"),
+        ("steps", "waiting", 13, "waiting says 13, and requests.parquet makes it 6"),
         ("steps", "preempted", -3, "preempted should not be negative"),
-        ("steps", "preempted", more, "preempted should add up|preemptions should add up"),
+        ("steps", "preempted", more, "preempted says 1, and memory.parquet makes it 0"),
         ("steps", "prefill_tokens", more, "prefill_tokens and decode_tokens should add up"),
         ("steps", "decode_tokens", -5, "decode_tokens should not be negative"),
         ("steps", "free_units", less, "free_units should be what memory.parquet leaves|free_units should lie"),
@@ -120,6 +139,16 @@ def test_a_contradiction_names_the_file(folder: Path, table: str, column: str, v
         row = next(nth for nth in range(20, len(data)) if data["kind"][nth].as_py() == "append")
     change(folder, table, column, row, value)
     with pytest.raises(RecordingError, match=rf"\.parquet, row \d+: .*({rule})"):
+        read(folder)
+
+
+def test_a_prompt_that_is_called_an_answer(folder: Path) -> None:
+    """The sum of the step stays."""
+    tokens = pq.read_table(folder / "steps.parquet")["prefill_tokens"].to_pylist()
+    row = next(row for row, count in enumerate(tokens) if count)
+    change(folder, "steps", "prefill_tokens", row, less)
+    change(folder, "steps", "decode_tokens", row, more)
+    with pytest.raises(RecordingError, match=rf"row {row}: prefill_tokens says .*, and schedule.parquet makes it"):
         read(folder)
 
 
@@ -160,7 +189,9 @@ def set_field(file: Path, place: str, value: Any) -> None:
 def test_nothing_computed_and_finished_all_the_same(folder: Path) -> None:
     file = folder / "schedule.parquet"
     pq.write_table(pq.read_table(file).slice(0, 0), file)
-    with pytest.raises(RecordingError, match=r"steps\.parquet, row 0: num_scheduled should be what"):
+    with pytest.raises(
+        RecordingError, match=r"steps\.parquet, row 0: num_scheduled says 1, and schedule.parquet makes it 0"
+    ):
         read(folder)
 
 

@@ -190,7 +190,9 @@ def report(builder: RecordingBuilder, num_steps: int, long_until: int) -> None:
             builder.scheduled(first, step, 1, float(step))
         builder.append_blocks(row, 0, [num_steps])
         builder.scheduled(row, 0, 1, float(step))
-        close_step(builder, num_scheduled=1 + (step < long_until), free_units=0)
+        goes_on = step < long_until
+        free_units = 0 if goes_on else num_steps
+        close_step(builder, num_scheduled=1 + goes_on, free_units=free_units, prefill_tokens=1 + (step == 0))
         builder.emitted(row, step + 0.5)
         builder.release(row, 1, 0)
         builder.ended(row, RequestStatus.FINISHED, step + 0.5)
@@ -198,12 +200,14 @@ def report(builder: RecordingBuilder, num_steps: int, long_until: int) -> None:
             builder.emitted(first, step + 0.5)
         if step + 1 == long_until:
             builder.ended(first, RequestStatus.FINISHED, step + 0.5)
+            builder.release(first, num_steps, 0)
 
 
-def close_step(builder: RecordingBuilder, num_scheduled: int = 1, free_units: int = 0) -> None:
+def close_step(builder: RecordingBuilder, num_scheduled: int = 1, free_units: int = 0, prefill_tokens: int = 0) -> None:
     step = builder.num_steps
     number = builder.step(
-        start_s=float(step), prefill_tokens=0, decode_tokens=num_scheduled, num_scheduled=num_scheduled,
+        start_s=float(step), prefill_tokens=prefill_tokens, decode_tokens=num_scheduled - prefill_tokens,
+        num_scheduled=num_scheduled,
         running=num_scheduled, waiting=0, preempted=0, free_units=free_units,
     )  # fmt: skip
     builder.next_seq()

@@ -1,0 +1,106 @@
+"""What must hold between who runs, waits and gives way after each step, and when requests come, hold memory and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.check_times import Ends
+from kvsim.recording.model import Recording
+from kvsim.recording.order import in_parts
+from kvsim.recording.rules import agree, require, require_of
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, RequestStatus
+
+
+class Stays(NamedTuple):
+    """The moments at which requests begin to hold memory, and at which they give all of it back."""
+
+    birth_request: IntArray
+    birth_seq: IntArray
+    end_request: IntArray
+    end_seq: IntArray
+
+    @classmethod
+    def of(cls, memory: Memory) -> Stays:
+        """Those of a pool without several KV-cache groups, whose tables begin at position 0."""
+        births = np.flatnonzero((memory.position == 0) & (memory.kind <= MemoryKind.SHARE))
+        return cls.between(memory, memory.request[births], memory.seq[births])
+
+    @classmethod
+    def between(cls, memory: Memory, birth_request: IntArray, birth_seq: IntArray) -> Stays:
+        """Those that begin at the given moments. What moves gives its memory back when it takes another, and stays."""
+        ends = memory.ends
+        num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
+        birth = birth_request.astype(np.int64) * num_seqs + birth_seq
+        end = memory.request[ends].astype(np.int64) * num_seqs + memory.seq[ends]
+        begins, leaves = ~np.isin(birth, end), ends[~np.isin(end, birth)]
+        return cls(birth_request[begins], birth_seq[begins], memory.request[leaves], memory.seq[leaves])
+
+
+def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Check `running`, `waiting` and `preempted` of every step, and the preemptions of every request.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    steps, file = recording.steps, folder / "steps.parquet"
+    if not len(steps):
+        return
+    moments = steps.schedule_seq
+    if recording.meta.pool.num_units is None:  # a batch that runs as a whole
+        agree(steps.running, steps.num_scheduled, file, "running", "num_scheduled")
+    else:
+        held = _so_far(moments, stays.birth_seq) - _so_far(moments, stays.end_seq)
+        if recording.copies is None:
+            agree(steps.running, held, file, "running", "memory.parquet")
+        else:  # one that waits for its blocks to come from the host holds some, and one whose blocks are still copied
+            require_of(lambda rows: steps.running[rows] <= held[rows], steps, file,
+                       "running should not be more requests than hold memory")  # fmt: skip
+        del held
+    status = recording.requests.status
+    present = _so_far(moments, recording.requests.arrival_seq[status != RequestStatus.REFUSED])
+    present -= _so_far(moments, _left_seq(recording, ends))
+    for rows in in_parts(len(steps)):
+        waiting = present[rows] - steps.running[rows]
+        agree(steps.waiting[rows], waiting, file, "waiting", "requests.parquet", np.arange(rows.start, rows.stop))
+    if recording.copies is None:
+        _check_preemptions(recording, stays, ends, folder)
+
+
+def _check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Who gives all memory back when a step is scheduled was preempted by it; who does so later has ended."""
+    requests, steps = recording.requests, recording.steps
+    step = np.searchsorted(steps.schedule_seq, stays.end_seq)
+    gave_way = steps.schedule_seq[np.minimum(step, len(steps) - 1)] == stays.end_seq
+    preempted = np.bincount(step[gave_way], minlength=len(steps))
+    agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "memory.parquet")
+    lost = np.bincount(stays.end_request[gave_way], minlength=len(requests))
+    agree(requests.preemptions, lost, folder / "requests.parquet", "preemptions", "memory.parquet")
+    rows = stays.end_request[~gave_way]
+    ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
+    require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
+    output_seq = np.zeros(len(requests), np.int64)
+    output_seq[ends.request] = steps.output_seq[ends.step]
+    known = output_seq[rows] > 0
+    require(
+        (output_seq[rows] == stays.end_seq[~gave_way])[known], folder / "requests.parquet",
+        "output_tokens and the request's memory should end with one output", rows[known],
+    )  # fmt: skip
+
+
+def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
+    """The moments by which requests have left: the output that ended them, or the step that came next."""
+    requests, steps = recording.requests, recording.steps
+    aborted_s = requests.finished_s[requests.status == RequestStatus.ABORTED]
+    following = np.searchsorted(steps.start_s, aborted_s)
+    told = following[following < len(steps)]
+    return np.concatenate((steps.output_seq[ends.step], steps.schedule_seq[told]))
+
+
+def _so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
+    """How many of `seq` have come at each of `moments`, which ascend and are many more."""
+    found = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
+    return np.cumsum(found, out=found)

@@ -1,0 +1,154 @@
+"""What must hold for the times of a recording: each is that of an event, and events have an order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.model import Recording
+from kvsim.recording.rules import agree, require, require_of
+from kvsim.recording.tables import FloatArray, IntArray, RequestStatus, Schedule
+
+CLOCK_S = 1e-6
+"""Seconds by which two readings of one clock may differ when they are written down."""
+_OWN_READING_S = 0.01
+"""Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
+_MOST_STEPS = 1 << 32
+"""A number of steps that no recording has."""
+
+
+def check_clock(recording: Recording, folder: Path) -> None:
+    """Check that times rise from event to event as `seq` does.
+
+    A request may be taken in some time after it came, but the engine looks for such before each step.
+
+    Raises:
+        RecordingError: naming the file and row of the first time that is out of order.
+    """
+    requests, steps = recording.requests, recording.steps
+    if not len(steps):
+        return
+
+    def is_behind_outputs(rows: slice) -> npt.NDArray[np.bool_]:
+        place = np.searchsorted(steps.output_seq, steps.schedule_seq[rows])
+        before = np.where(place > 0, steps.end_s[place - 1], -np.inf)
+        found: npt.NDArray[np.bool_] = (before <= steps.start_s[rows] + CLOCK_S) & (
+            steps.start_s[rows] <= steps.end_s[place] + CLOCK_S
+        )
+        return found
+
+    rule = "start_s should lie between the end_s of the outputs before and behind schedule_seq"
+    require_of(is_behind_outputs, steps, folder / "steps.parquet", rule)
+    scheduled = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
+    processed = np.searchsorted(steps.output_seq, requests.arrival_seq)
+    next_s = np.minimum(np.append(steps.start_s, np.inf)[scheduled], np.append(steps.end_s, np.inf)[processed])
+    rule = "arrival_s should not be after the step that comes next by arrival_seq"
+    require(requests.arrival_s <= next_s + CLOCK_S, folder / "requests.parquet", rule)
+    if recording.meta.begins_in_the_middle:
+        return
+    # Those that come while others are taken in are taken in behind the next step.
+    last = np.maximum(scheduled - 1, 0)
+    earlier = np.searchsorted(steps.output_seq, steps.schedule_seq[last])
+    looked_s = np.maximum(np.append(-np.inf, steps.end_s)[earlier], np.append(-np.inf, steps.start_s)[last])
+    rule = "arrival_s should not be before the engine looked last by arrival_seq"
+    since = (scheduled == 0) | (requests.arrival_s >= looked_s - CLOCK_S)
+    require(since, folder / "requests.parquet", rule)
+
+
+class Ends(NamedTuple):
+    """The requests that finished, and the step whose output ended each."""
+
+    request: IntArray
+    step: IntArray
+
+    @classmethod
+    def of(cls, recording: Recording) -> Ends:
+        """A static batch ends as a whole, and how many drafts of the last step were accepted is not told."""
+        requests, schedule = recording.requests, recording.schedule
+        finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
+        if recording.meta.policy_name != "static" and not recording.meta.policy.get("num_speculative_tokens"):
+            return cls(*_steps_of_tokens(schedule, np.where(finished, tokens_behind_outputs(recording), 0)))
+        last_step = np.zeros(len(requests), np.int64)
+        np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
+        rows = np.flatnonzero(finished)
+        return cls(rows, last_step[rows])
+
+
+def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
+    """Check that the first and the last token of each request came with the outputs of the steps that computed them.
+
+    Where a recording begins in the middle, a request that was scheduled before may have its tokens from then.
+
+    Raises:
+        RecordingError: naming `file` and the row of the first request that had its tokens at another time.
+    """
+    requests, steps = recording.requests, recording.steps
+    answered = (requests.output_tokens > 0) & ~begun_before(recording)
+    first = _steps_of_tokens(recording.schedule, np.where(answered, requests.prompt_tokens.astype(np.int64), 0))
+    for name, (rows, computed_in) in (("first_token_s", first), ("finished_s", ends)):
+        times, end_s = getattr(requests, name)[rows], steps.end_s[computed_in]
+        within = CLOCK_S if _are_of_one_reading(recording, times - end_s) else _OWN_READING_S
+        before = times >= end_s - CLOCK_S
+        require(before, file, f"{name} should not be before the end of the step that computes what it needs", rows)
+        agree(times, end_s, file, name, "steps.parquet", rows, within=within)
+    if recording.meta.policy_name == "static" and len(ends.step):
+        together = np.zeros(len(steps))
+        together[ends.step] = requests.finished_s[ends.request]
+        agree(
+            requests.finished_s[ends.request], together[ends.step], file, "finished_s", "the rest of its batch",
+            ends.request, within=CLOCK_S,
+        )  # fmt: skip
+
+
+def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
+    """Whether the recorder read its clock once for an output and all that it brought, as most do."""
+    return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
+
+
+def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Whether each request was scheduled before a recording that begins in the middle tells of it."""
+    requests, steps, schedule = recording.requests, recording.steps, recording.schedule
+    if not recording.meta.begins_in_the_middle or not len(steps):
+        return np.zeros(len(requests), np.bool_)
+    told_s = np.full(len(requests), steps.end_s[-1])
+    rows, first_row = np.unique(schedule.request, return_index=True)
+    told_s[rows] = steps.start_s[schedule.step[first_row]]
+    return np.asarray(requests.first_scheduled_s < told_s - CLOCK_S)
+
+
+def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
+    """Tokens of each request that must be computed for its last output: all but that one.
+
+    In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
+    tokens known by then, answers that token again, and from then on the request has one output more.
+    """
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
+    if recording.meta.engine.get("pipeline_parallel_size", 1) == 1 or not requests.preemptions.any():
+        return behind
+    rows = np.flatnonzero(requests.preemptions[schedule.request])
+    rows = rows[np.argsort(schedule.request[rows], kind="stable")]
+    request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
+    before = schedule.computed_before[rows].astype(np.int64)
+    after = before + schedule.tokens[rows] * repeats
+    of_request = request.astype(np.int64) * _MOST_STEPS
+    answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
+        after >= requests.prompt_tokens[request]
+    )
+    is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
+    is_under_way = steps.output_seq[(begins + repeats - 1)[:-1]] > steps.schedule_seq[begins[1:]]
+    return behind - np.bincount(request[1:][is_resumed & is_under_way & answers[:-1]], minlength=len(requests))
+
+
+def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The requests of which so many tokens are computed, if any are asked for, and the first step that gets there."""
+    wanted, before = tokens[schedule.request], schedule.computed_before
+    gets_there = np.flatnonzero(
+        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
+    )
+    rows, first = np.unique(schedule.request[gets_there], return_index=True)
+    row = gets_there[first]
+    return rows, schedule.step[row] + -(-(wanted[row] - before[row]) // schedule.tokens[row]) - 1
