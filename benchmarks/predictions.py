@@ -59,7 +59,10 @@ BESIDE = (
     *(folder for name in _REMEDIES for folder in sorted(_BESIDE.glob(f"{name}/*/"))),
 )
 """Recordings that do not ship; those in `blind` were predicted before they were made (`predicted.json`)."""
-PIPELINES = tuple(sorted((Path(__file__).parents[1] / "tests/conformance/recorded_pipeline").glob("*sync-*")))
+_CRASHED = "async-pressure"
+"""A pipeline whose engine ended halfway, with three requests of four unanswered."""
+_PIPELINES = (Path(__file__).parents[1] / "tests/conformance/recorded_pipeline").glob("*sync-*")
+PIPELINES = tuple(folder for folder in sorted(_PIPELINES) if folder.name != _CRASHED)
 """Recordings of Llama-3-8B in two stages."""
 
 _HTTP = "inference-sim/training ed5c1d2, vLLM behind HTTP"

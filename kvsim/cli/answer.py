@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, plain_words, untimed_in
-from kvsim.machines.errors import evidence
+from kvsim.machines.errors import error_words
 from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def times_rows(label: Any) -> list[Row]:
     kind = class_in(text)
     rows = [
         ("times", plain_words(text)),
-        ("error", "; ".join(evidence(kind)) if kind is not None else "not known of such times"),
+        ("class", "" if kind is None else kind.setting),
+        ("error", "not known of such times" if kind is None else error_words(kind)),
         ("not in the times", untimed_in(text)),
     ]
     return [row for row in rows if row[1]]

@@ -120,14 +120,15 @@ def command(
     if as_json:
         print_json({"table": str(output), **facts, "best": outcome.best, "points": outcome.rows})
         return
-    _print_points(outcome, list(axes))
+    _print_points(outcome, list(axes), [point.machine.step_time.label for point in points])
     click.echo(f"{output}: " + ", ".join(f"{count} {name}" for name, count in facts.items()))
     for settings in outcome.lost:
         echo(f"lost with its worker: {dict(settings)}", err=True)
 
 
-def _print_points(outcome: Outcome, names: Sequence[str]) -> None:
-    """The best point in a line, and a row for each."""
+def _print_points(outcome: Outcome, names: Sequence[str], labels: Sequence[str]) -> None:
+    """The best point in a line, a row for each, and what the times of all of them rest on."""
+    from kvsim.machines import plain_words, untimed_in
 
     def of(row: Mapping[str, Any]) -> str:
         return ", ".join(f"{name.replace('_', '-')} {row[name]}" for name in names) or "the only point"
@@ -138,7 +139,9 @@ def _print_points(outcome: Outcome, names: Sequence[str]) -> None:
     rows = [(*(str(row[name]) for name in names), *_cells(row)) for row in outcome.rows]
     columns = [*(name.replace("_", "-") for name in names), "output tokens/s", "TTFT p99", "TPOT p99", "preemptions",
                "pool held at most"]  # fmt: skip
-    print_table("", columns, rows, figures=range(len(columns)))
+    notes = [f"times: {plain_words(label)}" for label in labels]
+    notes += [f"not in the times: {words}" for label in labels if (words := untimed_in(label))]
+    print_table("", columns, rows, figures=range(len(columns)), note="\n".join(dict.fromkeys(notes)))
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

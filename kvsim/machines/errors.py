@@ -253,18 +253,13 @@ def untimed_in(label: str) -> str:
 
 
 def error_words(kind: ErrorClass) -> str:
-    """How far off predictions of a class are, as far as that is known."""
-    return "; ".join((*(["error never measured"] if kind not in known_errors() else []), *evidence(kind)))
-
-
-def evidence(kind: ErrorClass) -> list[str]:
-    """What is known of the error of a class: by its own recordings, or else what comes nearest, said for what it is."""
+    """How far off predictions of a class are: by its own recordings, or else by the nearest, said for what it is."""
     if (known := known_errors().get(kind)) is not None:
-        return [known.words()]
-    found = [each.words() for each in outside_errors().get(kind, ())]
+        return known.words()
+    found = ["error never measured", *(each.words() for each in outside_errors().get(kind, ()))]
     if kind.basis is Basis.GPU and (near := known_errors().get(replace(kind, basis=Basis.MACHINE))) is not None:
         found.append(f"on the very machine that the card is of, {near.words()}")
-    return found
+    return "; ".join(found)
 
 
 def plain_words(label: str) -> str:
@@ -273,5 +268,5 @@ def plain_words(label: str) -> str:
     if kind is None:
         return label.partition(";")[0]
     if (known := known_errors().get(kind)) is None:
-        return f"{_PLAIN[kind.basis]}; how far off they are was never measured for {kind.setting}"
+        return f"{_PLAIN[kind.basis]}; how far off that is was never measured"
     return f"{_PLAIN[kind.basis]}: throughput is typically within {max(known.median['throughput'], 1):.0f} %"

@@ -162,14 +162,14 @@ def untimed(model: Model) -> tuple[str, ...]:
     """
     has_workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
     found = {
-        "its sparse attention (each token reads all that are cached, and what picks them takes no time)": any(
+        "its sparse attention (each token reads all that are cached and nothing picks them)": any(
             isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers
         ),
-        "recurrent layers other than Mamba 2, but for their weights and states": any(
+        "recurrent layers other than Mamba 2 (but for their weights and states)": any(
             not isinstance(layer, Mamba2) for layer in model.recurrent_layers
         ),
         "images and sound": model.num_encoder_parameters > 0,
-        "a fresh server's first second, whose large steps took 1.6 to 2.8 times as long": (
+        "a fresh server's first second (whose large steps took 1.6 to 2.8 times as long)": (
             has_workers and model.sliding_window is not None
         ),
     }

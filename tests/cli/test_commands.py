@@ -76,8 +76,9 @@ def test_run(kvsim: Kvsim, tmp_path: Path, policy: str) -> None:
     text = succeed(kvsim(*arguments, folder=tmp_path))
     assert "12 requests" in text or "400 requests" in text
     assert re.match(r"(Nothing is held back|The batch is full|Memory is short): .* All 12 requests are served ", text)
-    assert re.search(r"times +calibrated on H200", text)
-    assert "machine and model measured" in text
+    assert re.search(r"times +measured on this GPU with this model: throughput is typically within \d+ %", text)
+    assert re.search(r"class +Hopper GH100, dense, 1 GPU", text)
+    assert "calibrated on" not in text, "that is for --all"
     without = succeed(kvsim("run", "--policy", policy, *FEW, "--profile", "none", "--all"))
     assert "uncalibrated" in without, "a time that was never calibrated says so"
     for state in STATES:
@@ -131,9 +132,9 @@ def test_compare(kvsim: Kvsim, tmp_path: Path) -> None:
         line.rpartition("  ")[0].split("  ")[0].strip(): line.split()[-3:] for line in text.splitlines() if "  " in line
     }
     assert rows["sum, %"] == ["100.0"] * 3
-    assert text.count("times: calibrated on H200") == 1, "one engine for all"
+    assert text.count("in full: calibrated on H200") == 1, "one engine for all"
     own = succeed(kvsim("compare", *FEW, "--times", "own"))
-    assert own.count("times: calibrated on H200") == 2, "one engine for paged and contiguous, one for static"
+    assert own.count("in full: calibrated on H200") == 2, "one engine for paged and contiguous, one for static"
     document = strict_json(succeed(kvsim("compare", *FEW, "--json", "-o", "all", folder=tmp_path)))
     assert list(document) == ["paged", "contiguous", "static"]
     for policy, summary in document.items():

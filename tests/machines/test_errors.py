@@ -12,12 +12,15 @@ from click.testing import CliRunner
 
 from kvsim.cli.fit import command as fit_command
 from kvsim.cli.run import command as run_command
+from kvsim.cli.sweep import command as sweep_command
 from kvsim.errors import UsageError
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.machines import Basis, class_in, class_of, known_errors, known_in, plain_words, served_model, step_times
 from kvsim.machines.errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.recording import Meta, find, read
+from kvsim.tui.facts.headlines import headline
+from kvsim.tui.playback.session import Session
 
 ROOT = Path(__file__).parents[2]
 MODELS = (
@@ -182,3 +185,21 @@ def test_the_recordings_of_a_class_are_named_where_all_is_asked_for() -> None:
     known = known_in(step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm").label)
     assert known is not None
     assert all(name in "".join(said.split()) for name in known.recordings)
+
+
+def test_sweeps_and_headlines_say_what_is_not_in_the_times(tmp_path: Path) -> None:
+    flags = [
+        *("--gpu", "H200", "--model", "DeepSeek-V3.2", "--tensor-parallel-size", "8", "--max-model-len", "4096"),
+        *("--arrivals", "at-once", "--num-requests", "2", "--prompt-tokens", "50", "--output-tokens", "4"),
+    ]
+    vary = ["--vary", "max-num-seqs=1,2", "--jobs", "1", "-o", str(tmp_path / "table.parquet")]
+    swept = CliRunner().invoke(sweep_command, [*flags, *vary], catch_exceptions=False).stdout
+    assert swept.count("not in the times: its sparse attention") == 1
+    assert swept.count("how far off that is was never measured") == 1
+    written = ["--no-band", "-o", str(tmp_path / "rec")]
+    CliRunner().invoke(run_command, [*flags, *written], catch_exceptions=False)
+    session = Session(read(tmp_path / "rec"))
+    for short in (True, False):
+        assert headline(session, short=short)[-1] == "not timed: its sparse attention"
+    dense = Session(read(find("vllm-h200-llama-3-8b-sharegpt-5")))
+    assert not any("not timed" in part for part in headline(dense, short=False))

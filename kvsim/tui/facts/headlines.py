@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from kvsim.machines import untimed_in
 from kvsim.metrics.policy_names import STATIC_BATCHES
 
 from ..look.words import gib, plural
@@ -48,7 +50,14 @@ def headline(session: Session, *, short: bool) -> list[str]:
         units += f" of {replay.unit_tokens} slots"
     each = _in_which(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
-    return [_origin(session, engine), policy, f"{model} on {_gpus(gpu, num_gpus, short=short)}", memory, *_times(meta)]
+    return [
+        _origin(session, engine),
+        policy,
+        f"{model} on {_gpus(gpu, num_gpus, short=short)}",
+        memory,
+        *_times(meta),
+        *_untimed(meta),
+    ]
 
 
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
@@ -65,9 +74,15 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     if short:
         gpus = _gpus(gpu, num_gpus, short=True)
-        return [f"the same {requests}, one clock", *notes, f"{model} on {gpus}", f"{size} each"]
+        return [f"the same {requests}, one clock", *notes, f"{model} on {gpus}", f"{size} each", *_untimed(meta)]
     gpus = _gpus(gpu, num_gpus, short=False)
-    return [f"the same {requests} on one clock", *notes, f"{model} on {gpus}", f"{size} for KV in each"]
+    return [
+        f"the same {requests} on one clock",
+        *notes,
+        f"{model} on {gpus}",
+        f"{size} for KV in each",
+        *_untimed(meta),
+    ]
 
 
 def _model(meta: Meta) -> str:
@@ -78,6 +93,12 @@ def _model(meta: Meta) -> str:
 def _times(meta: Meta) -> list[str]:
     """Whose step times a simulation has, where they are not vLLM's, as those of all runs of a comparison are."""
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
+
+
+def _untimed(meta: Meta) -> list[str]:
+    """What is not in the step times of a simulation."""
+    missing = re.sub(r" \([^)]*\)", "", untimed_in(str(meta.engine.get("step_time", ""))))
+    return [f"not timed: {missing}"] if missing else []
 
 
 def _num_gpus(session: Session) -> int:
