@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.errors import UsageError, shortened
-from kvsim.hardware import GIB, Gpu, find_gpu
+from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.policies import Static
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 MachineLike: TypeAlias = Machine | Recording | str
 """A machine, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B" or "4xH100/Llama-3.1-70B-Instruct"."""
 DEFAULT_MACHINE = "H200/Meta-Llama-3-8B"
-_SEVERAL = re.compile(r"(\d+)x(.+)")
 
 
 def machine(
@@ -132,12 +130,10 @@ def machine_for(given: MachineLike | None, source: Recording | None, policy: Any
 
 def _gpus(text: str, stated: int | None) -> tuple[Gpu, int | None]:
     """The GPU of a name, and how many of it share the model."""
-    several = _SEVERAL.fullmatch(text.strip())
-    if several is None:
-        return find_gpu(text), stated
-    if stated not in (None, int(several[1])):
-        raise UsageError(f"{text} are {several[1]} GPUs, and tensor_parallel_size is {stated}; give one of them.")
-    return find_gpu(several[2]), int(several[1])
+    gpu, number = find_gpus(text)
+    if number is not None and stated not in (None, number):
+        raise UsageError(f"{text} are {number} GPUs, and tensor_parallel_size is {stated}; give one of them.")
+    return gpu, number or stated
 
 
 def _of_recording(

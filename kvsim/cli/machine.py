@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.show import echo
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,14 +37,29 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     Raises:
         UsageError: a name is unknown, or the model cannot be served so.
     """
-    from kvsim.hardware import find_gpu
+    from kvsim.hardware import find_gpus
     from kvsim.machines import served_model
-    from kvsim.models import find_model, find_quantization
+    from kvsim.models import find_model, find_quantization, taken_for
 
-    gpu = find_gpu(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
+    gpu, number = find_gpus(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
     named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
-    model = served_model(meta) if named is None and meta is not None else find_model(named or "")
+    length = flags.get("max_model_len")
+    longest = None if length == FIND else length
+    model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
+    if note := taken_for(named, model) if named else "":
+        echo(f"note: {note}", err=True)
     stated = {name: flags[name] for name in ("kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size")}
+    if number is not None:
+        sizes = [stated[name] or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        if stated["tensor_parallel_size"] is not None and sizes[0] * sizes[1] != number:
+            raise UsageError(
+                f"--gpu {flags['gpu']} are {number} GPUs, and --tensor-parallel-size {sizes[0]}"
+                + (f" times --pipeline-parallel-size {sizes[1]}" if sizes[1] > 1 else "")
+                + f" are {sizes[0] * sizes[1]}; leave one of them out."
+            )
+        if number % sizes[1]:
+            raise UsageError(f"--gpu {flags['gpu']} cannot be dealt out among --pipeline-parallel-size {sizes[1]}.")
+        stated["tensor_parallel_size"] = number // sizes[1]
     if flags["quantization"] is not None:
         stated["quantization"] = find_quantization(flags["quantization"])
     return gpu, model.served(**stated)

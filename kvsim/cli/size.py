@@ -69,7 +69,7 @@ def command(
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
     check_ranges(flags | {"max_model_len": max_model_len, "tokens": tokens})
-    gpu, model = machine_of(flags)
+    gpu, model = machine_of(flags | {"max_model_len": max_model_len})
     finds = max_model_len == FIND
     if policy != "static" and not finds:
         check_length(model, max_model_len)

@@ -8,8 +8,8 @@ driver.
 This module knows nothing of models, nor of how fast anything runs on a card.
 """
 
-from kvsim.hardware.find import find_gpu, read_gpu
+from kvsim.hardware.find import find_gpu, find_gpus, read_gpu
 from kvsim.hardware.gpu import GIB, Gpu
 from kvsim.hardware.listed import GPUS
 
-__all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "read_gpu"]
+__all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "find_gpus", "read_gpu"]

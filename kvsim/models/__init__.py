@@ -7,7 +7,7 @@ nothing of GPUs, blocks or time.
 from __future__ import annotations
 
 from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
-from kvsim.models.listed import all_models, find_model
+from kvsim.models.listed import all_models, find_model, taken_for
 from kvsim.models.shape import Model
 from kvsim.models.weights import QUANTIZATIONS, find_quantization
 
@@ -19,4 +19,5 @@ __all__ = [
     "all_models",
     "find_model",
     "find_quantization",
+    "taken_for",
 ]

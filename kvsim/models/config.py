@@ -51,12 +51,14 @@ class Config:
         Raises:
             UsageError: if there is none and no default, or if it is no whole number from `least` to `most`.
         """
-        right = f"a whole number from {least} to {most:,}"
+        right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
         for name in stated:
             value = self.fields[name]
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise self.wrong(name, right)
+            if value > most:
+                raise self.wrong(name, f"at most {most:,}")
             if value != self.fields[stated[0]]:
                 raise self.wrong(name, f"what {stated[0]} says, which is {self.fields[stated[0]]:,}")
         if stated:
@@ -122,5 +124,5 @@ class Config:
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
         """The error that says what is wrong with a field."""
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
-        what = f"says {name} = {value}" if name in self.fields else f"does not say {name}"
+        what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

@@ -9,13 +9,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.files.contents import content_of
 from kvsim.models.huggingface import from_fields, read_config
 from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
-_SUFFIXES = ("-instruct", "-it", "-chat", "-hf", "-base")
-"""Endings that tell variants of one shape apart."""
+_VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia"))
+"""Words that tell variants of one shape apart, or name who made it."""
+_TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
+_SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
 _QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq"}
 """Endings of variants whose weights are stored otherwise, and how."""
 _BEGIN = "\n[[model]]\n"
@@ -62,42 +65,86 @@ def _expanded(runs: str) -> list[str]:
     return names
 
 
-def find_model(name: str) -> Model:
-    """The model of that name, in any case: all of it, the part after the slash, or whole words of that part.
+def find_model(name: str, longest: int | None = None) -> Model:
+    """The model of that name, in any case: all of it, the part after the slash, or that without words for variants.
 
-    "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model; "llama-3" could be several:
-    refused. A path to a `config.json`, or to a folder that holds one, is the model that it describes. An ending such as
-    "-AWQ" says how the weights are stored.
+    "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model. A name with a size may
+    leave out words at its ends, if one model has the others; one without a size may not: "mistral" could be any. A path
+    to a `config.json`, to a folder that holds one, or to the folder of a model in Hugging Face's cache, is the model
+    that it describes. An ending such as "-AWQ" says how the weights are stored. `longest` is the longest sequence in
+    tokens, for a configuration that does not say.
 
     Raises:
         UnknownNameError: if no listed model, or more than one, goes by that name.
         UsageError: if the file at that path describes no model that kvsim knows.
     """
-    if _names_a_path(name) and _is_config(name):
-        return read_config(Path(name).expanduser())
+    if _names_a_path(name) and (file := _config_of(name)) is not None:
+        return read_config(file, longest)
     matches = _matches(name)
     if len(matches) == 1:
-        return _model(matches[0])
+        return _sibling(name, _model(matches[0]))
     bare, quantization = _quantized(name)
     of_bare = _matches(bare) if quantization else []
     if len(of_bare) == 1:
-        return _model(of_bare[0]).served(quantization=find_quantization(quantization))
-    if _is_config(name):  # a folder here, whose name is no listed model's
-        return read_config(Path(name).expanduser())
-    raise UnknownNameError("model", name, matches or list(_tables()), listed_by="kvsim size --list")
+        return _sibling(bare, _model(of_bare[0])).served(quantization=find_quantization(quantization))
+    if (file := _config_of(name)) is not None:  # a folder here, whose name is no listed model's
+        return read_config(file, longest)
+    if _names_a_path(name) and Path(name).expanduser().is_dir():
+        raise UsageError(f"the folder {name} has no config.json; --model takes a folder with one.")
+    raise UnknownNameError("model", name, matches or _nearest(name), listed_by="kvsim size --list")
+
+
+def taken_for(name: str, model: Model) -> str:
+    """A sentence that says which model was taken where its name is not all that was asked for; else empty."""
+    if _names_a_path(name) and _config_of(name) is not None:
+        return ""
+    bare, quantization = _quantized(name)
+    if name.casefold() in (model.name.casefold(), _title(model.name)) or model.name not in _tables():
+        return ""
+    asked, found = (frozenset(_words(_title(text))) - {"meta", "nvidia"} for text in (bare, model.name))
+    if asked == found and not quantization:
+        return ""
+    weights = f" with {quantization} weights" if quantization else ""
+    return (
+        f"{name} is taken for {model.name}{weights}: its shape, and a longest sequence of "
+        f"{model.max_position_embeddings:,} tokens."
+    )
+
+
+def _sibling(name: str, model: Model) -> Model:
+    """The model under a name of which the table says that it differs in its longest sequence."""
+    siblings = _siblings(model.name)
+    found = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
+    return replace(model, name=found[0], max_position_embeddings=siblings[found[0]]) if found else model
+
+
+@cache
+def _siblings(name: str) -> dict[str, int]:
+    (entry,) = tomllib.loads(_tables()[name])["model"]
+    return dict(entry.get("siblings", {}))
 
 
 def _matches(name: str) -> list[str]:
     """The listed models that go by that name."""
     owner, _, title = name.strip().casefold().rpartition("/")
     listed = [full for full in _tables() if not owner or full.casefold().startswith(f"{owner}/")]
-    bare = _bare(title)
-    return (
-        [full for full in listed if _title(full) == title]
-        or [full for full in listed if _bare(_title(full)) == bare]
-        or [full for full in listed if f"-{title}-" in f"-{_title(full)}-"]
-        or [full for full in listed if f"-{bare}-" in f"-{_title(full)}-"]
-    )
+    if exact := [full for full in listed if _title(full) == title]:
+        return exact
+    asked = _identity(title)
+    if len(asked) < 2:
+        return []
+    same = [full for full in listed if _identity(_title(full)) == asked]
+    if same or not any(_SIZE.fullmatch(word) for word in asked):
+        return same
+    return [full for full in listed if f" {' '.join(asked)} " in f" {' '.join(_identity(_title(full)))} "]
+
+
+def _nearest(name: str) -> list[str]:
+    """The listed models that share most words with a name that none goes by; all, where none shares any."""
+    asked = set(_identity(_title(name.strip())))
+    shared = {full: len(asked & set(_identity(_title(full)))) for full in _tables()}
+    most = max(shared.values())
+    return [full for full, number in shared.items() if number == most]
 
 
 def _quantized(name: str) -> tuple[str, str]:
@@ -112,21 +159,40 @@ def _names_a_path(name: str) -> bool:
     return "/" in name or name.endswith(".json") or name in (".", "..")
 
 
-def _is_config(name: str) -> bool:
+def _config_of(name: str) -> Path | None:
+    """The file of a configuration at a path, in the folder there, or in the newest snapshot of Hugging Face's cache.
+
+    Raises:
+        UsageError: if there are several snapshots, none of which is the main one.
+    """
     try:
         path = Path(name).expanduser()
-        return path.is_file() or (path / "config.json").is_file()
+        if path.is_file():
+            return path
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        snapshots = sorted(path.glob("snapshots/*/config.json"))
+        main = path / "refs" / "main"
+        if len(snapshots) > 1 and main.is_file():
+            commit = content_of(main, 1 << 10).decode().strip()
+            snapshots = [file for file in snapshots if file.parent.name == commit] or snapshots
     except (OSError, ValueError, RuntimeError):  # a name that no path could have
-        return False
+        return None
+    if len(snapshots) > 1:
+        folders = ", ".join(file.parent.name for file in snapshots[:4])
+        raise UsageError(f"{name} has {len(snapshots)} snapshots, {folders}; --model takes one of their folders.")
+    return snapshots[0] if snapshots else None
 
 
 def _title(name: str) -> str:
     return name.casefold().rpartition("/")[2]
 
 
-def _bare(title: str) -> str:
-    """A title without the endings that variants of one shape carry, and without the dates of their versions."""
-    title = re.sub(r"-(v\d+(\.\d+)?)$", "", title)
-    for suffix in _SUFFIXES:
-        title = title.removesuffix(suffix)
-    return title
+def _words(title: str) -> list[str]:
+    return _TOKEN.findall(title.casefold())
+
+
+def _identity(title: str) -> tuple[str, ...]:
+    """The words of a title that tell shapes apart."""
+    parts = [part for part in re.split(r"[-_ ]", title.casefold()) if part not in _VARIANTS]
+    return tuple(word for part in parts for word in _TOKEN.findall(part))

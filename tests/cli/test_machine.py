@@ -213,7 +213,10 @@ def test_one_can_insist(size: Size) -> None:
         ({"layer_types": ["full_attention"]}, "a list of 32 texts, one for every layer"),
         ({"layer_types": ["moon"] * 32}, "a list of full_attention and sliding_attention"),
         ({"sliding_window": -1}, "says sliding_window = -1"),
-        ({"quantization_config": {"quant_method": "moon"}}, "quant_method = 'moon', which kvsim does not know"),
+        (
+            {"quantization_config": {"quant_method": "moon"}},
+            "quant_method = 'moon'; it must be a method that kvsim knows",
+        ),
         ({"quantization_config": 3}, "says quantization_config = 3"),
         ({"is_encoder_decoder": True}, "without cross attention"),
     ],

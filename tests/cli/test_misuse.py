@@ -110,13 +110,13 @@ class TestRecordings:
     ("arguments", "code", "sentence"),
     [
         (("run", "--model", "lama-3-8b"), 2, "there is no model 'lama-3-8b'; did you mean meta-llama/"),
-        (("run", "--gpu", "H20"), 2, "there is no GPU 'H20'; did you mean H200"),
+        (("run", "--gpu", "H20O"), 2, "there is no GPU 'H20O'; did you mean H20"),
         (
             ("size", "--model", "mistral-7", "--gpu", "H200"),
             2,
             "there is no model 'mistral-7'; did you mean mistralai/",
         ),
-        (("size", "--model", "Meta-Llama-3-8B", "--gpu", "A10"), 2, "there is no GPU 'A10'; did you mean A10"),
+        (("size", "--model", "Meta-Llama-3-8B", "--gpu", "A11"), 2, "there is no GPU 'A11'; did you mean A10"),
         (
             ("run", "--num-blocks", "1"),
             1,

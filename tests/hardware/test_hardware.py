@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.hardware import GIB, GPUS, Gpu, find_gpu
+from kvsim.hardware import GIB, GPUS, Gpu, find_gpu, find_gpus
 
 
-def test_fourteen_gpus_with_distinct_names_and_a_source_each() -> None:
-    assert len({gpu.name for gpu in GPUS}) == len(GPUS) == 14
+def test_twenty_one_gpus_with_distinct_names_and_a_source_each() -> None:
+    assert len({gpu.name for gpu in GPUS}) == len(GPUS) == 21
     assert all(gpu.sources for gpu in GPUS)
 
 
@@ -39,6 +39,15 @@ def test_every_gpu_is_found_by_its_own_name(gpu: Gpu) -> None:
         ("Tesla V100-SXM2-32GB", "V100"),
         ("L4", "L4"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("H100", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6", "B300"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
     ],
 )
 def test_names_as_people_and_drivers_write_them(name: str, found: str) -> None:
@@ -50,7 +59,11 @@ def test_an_ambiguous_name_is_refused_and_names_both_cards() -> None:
         find_gpu("a100")
 
 
-@pytest.mark.parametrize("name", ["A100 80GB PCIe", "H100 PCIe", "Tesla V100-SXM2-16GB", "A10", "H20", "", "NVIDIA"])
+@pytest.mark.parametrize("name", [
+    "A100 80GB PCIe", "H100 NVL", "Tesla V100-SXM2-16GB", "H200 PCIe", "GB300", "", "NVIDIA", "Hopper", "RTX 6000",
+    "80GB",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+])  # fmt: skip
 def test_a_different_card_is_never_taken_for_a_listed_one(name: str) -> None:
     with pytest.raises(UnknownNameError):
         find_gpu(name)
@@ -59,6 +72,19 @@ def test_a_different_card_is_never_taken_for_a_listed_one(name: str) -> None:
 def test_the_nearest_name_is_suggested() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean .*H200"):
         find_gpu("H20O")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("4xH100", ("H100 SXM", 4)), ("2 x L40S", ("L40S", 2)), ("H200", ("H200", None))]
+)
+def test_several_gpus_are_counted(name: str, found: tuple[str, int | None]) -> None:
+    gpu, number = find_gpus(name)
+    assert (gpu.name, number) == found
+
+
+def test_no_gpus_are_none() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        find_gpus("0xH100")
 
 
 OWN = """
@@ -88,6 +114,19 @@ def test_a_card_with_a_wrong_figure_is_refused_by_name(tmp_path: Path, key: str,
     file = tmp_path / "card.toml"
     file.write_text("\n".join(lines if value is None else [*lines, f"{key} = {value}"]))
     with pytest.raises(UsageError, match=key):
+        find_gpu(str(file))
+
+
+def test_all_that_is_wrong_with_a_card_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "card.toml"
+    file.write_text('name = ""\nmemory_gib = "47"\nbandwith = 960\ndense_tflops = 1e9\nnum_processors = 14.5\n')
+    with pytest.raises(UsageError) as error:
+        find_gpu(str(file))
+    for words in ("name = ''", "memory_gib = '47'", "bandwidth_gb_per_s is missing", "no 'bandwith'",
+                  "dense_tflops = 1", "num_processors = 14.5", "boost_mhz is missing"):  # fmt: skip
+        assert words in str(error.value)
+    file.write_text(OWN + "fp8_dense_tflops = 90\n")
+    with pytest.raises(UsageError, match="fp8_dense_tflops = 90 is less than dense_tflops = 181"):
         find_gpu(str(file))
 
 

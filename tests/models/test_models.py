@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.errors import RecordingError, UnknownNameError
-from kvsim.models import Model, all_models, find_model, listed
+from kvsim.errors import RecordingError, UnknownNameError, UsageError
+from kvsim.models import Model, all_models, find_model, listed, taken_for
 from kvsim.models.huggingface import from_fields
 from tests.models.test_damaged_configs import whole
 
@@ -102,7 +103,10 @@ def test_every_model_is_found_by_its_full_name_and_by_its_last_part(model: Model
         ("granite-4.0-350m", "ibm-granite/granite-4.0-350m"),
         ("Llama-2-7b", "meta-llama/Llama-2-7b-hf"),
         ("llama-13b", "huggyllama/llama-13b"),
-        ("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct"),
+        ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3"),
+        ("qwen3-30b", "Qwen/Qwen3-30B-A3B"),
         (" phi-4 ", "microsoft/phi-4"),
         ("Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
         ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B"),
@@ -136,7 +140,10 @@ def test_a_folder_here_is_found_after_the_listed_names(tmp_path: Path, monkeypat
     assert find_model("./phi-4").num_layers == 2
 
 
-@pytest.mark.parametrize("name", ["", "llama", "gemma-3", "13b", "someone/phi-4", "lama-3-8", "-"])
+@pytest.mark.parametrize("name", [
+    "", "llama", "gemma-3", "13b", "someone/phi-4", "lama-3-8", "-", "mistral", "deepseek-v2", "nemotron-h",
+    "falcon-h1", "phi-3-mini", "Mistral-7B-v0.1", "deepseek-ai/DeepSeek-V3.1", "Qwen/Qwen3-30B-A3B-Instruct-2507",
+])  # fmt: skip
 def test_no_model_is_guessed(name: str) -> None:
     with pytest.raises(UnknownNameError):
         find_model(name)
@@ -145,6 +152,61 @@ def test_no_model_is_guessed(name: str) -> None:
 def test_the_nearest_model_is_suggested() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean .*meta-llama/Meta-Llama-3-8B"):
         find_model("Lama-3-8B")
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("llama3", "meta-llama/Meta-Llama-3-8B or meta-llama/Meta-Llama-3-70B"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("llama-4-scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
+        ("mistral", "mistralai/Mistral-7B-Instruct-v0.3"),
+    ],
+)
+def test_the_models_with_most_words_in_common_are_suggested(name: str, suggested: str) -> None:
+    with pytest.raises(UnknownNameError, match=rf"did you mean {suggested}\?"):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", r"taken for meta-llama/Llama-3.1-8B: .* 131,072 tokens"),
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B with fp8 weights"),
+        ("mistral-7b", "Mistral-7B-Instruct-v0.3"),
+        ("llama-3-8b", "^$"),
+        ("Qwen/Qwen2.5-72B", "^$"),
+        ("phi-4", "^$"),
+    ],
+)
+def test_what_was_taken_is_said_where_it_is_not_what_was_asked_for(name: str, words: str) -> None:
+    assert re.search(words, taken_for(name, find_model(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [("Qwen2.5-7B", 131_072), ("Qwen2.5-7B-Instruct", 32_768), ("Qwen3-8B-Base", 32_768), ("Qwen3-8B", 40_960)],
+)
+def test_siblings_of_one_shape_keep_their_own_longest_sequence(name: str, longest: int) -> None:
+    assert find_model(name).max_position_embeddings == longest
+
+
+def test_the_cache_of_hugging_face_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "models--someone--Fine-3B"
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512}
+    for commit, layers in (("aaa", 2), ("bbb", 3)):
+        snapshot = folder / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        assert find_model(str(snapshot)).name == "someone/Fine-3B"
+    with pytest.raises(UsageError, match="2 snapshots, aaa, bbb"):
+        find_model(str(folder))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("bbb\n")
+    assert find_model(str(folder)).num_layers == 3
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        find_model(str(tmp_path))
 
 
 def test_tables_are_those_of_the_file() -> None:
