@@ -3,34 +3,115 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.files.contents import open_file
+from kvsim.files.parquet_footer import oversized
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pyarrow as pa
 
 
 _MAGIC = b"PAR1"
+_TEXT_BYTES = 1 << 28
+"""Bytes of all texts of a column: a file has each text once, however many rows have it."""
 
 
 def read_table(file: Path) -> pa.Table:
-    """The table in a file: Parquet where its first bytes say so, or else CSV.
+    """The table in a file: Parquet where its first bytes say so, or else CSV; without columns of lists and objects.
 
     Raises:
         ValueError: it cannot be read; says why in a few words.
     """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
+
+    try:
+        if is_parquet(file):
+            return read_parquet(file)
+        table = pa_csv.read_csv(file)
+        table.validate(full=True)
+        _ = table.column_names  # decoded here, and not before
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise ValueError(_reason(error)) from error
+    return table
+
+
+def is_parquet(file: Path) -> bool:
+    """Return whether `file` begins as Parquet does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_file(file) as opened:
+        return opened.read(len(_MAGIC)) == _MAGIC
+
+
+def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """Return these columns of a Parquet file, those of them that it has, or all that are not of lists or objects.
+
+    Nothing is unfolded to more than such a file can honestly hold.
+
+    Raises:
+        ValueError: it cannot be read, or claims too much; says why in a few words.
+    """
+    import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        with open_file(file) as opened:
-            is_parquet = opened.read(len(_MAGIC)) == _MAGIC
-        table = pq.read_table(file) if is_parquet else pa_csv.read_csv(file)
+        with pq.ParquetFile(file) as parquet:
+            fields = [field for field in parquet.schema_arrow if columns is None or field.name in columns]
+        _check_claims(file, fields)
+        wanted = [field.name for field in fields if columns is not None or not pa.types.is_nested(field.type)]
+        with pq.ParquetFile(file, read_dictionary=[field.name for field in fields if _is_text(field.type)]) as parquet:
+            table = parquet.read(columns=wanted)
         table.validate(full=True)
-        _ = table.column_names  # decoded here, and not before
+        for place, name in enumerate(table.column_names):  # decoded here, and not before
+            if pa.types.is_dictionary(table.schema.field(place).type):
+                table = table.set_column(place, name, _unfolded(name, table.column(place)))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ValueError(reason) from error
+        raise ValueError(_reason(error)) from error
     return table
+
+
+def _check_claims(file: Path, fields: Collection[pa.Field]) -> None:
+    """Refuse a file that claims more than it can hold, or a column whose values are as wide as it likes."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    declared = oversized(file)
+    if declared is not None:
+        raise ValueError(f"it declares {declared}")
+    wide = next((field.name for field in fields if pa.types.is_fixed_size_binary(field.type)), None)
+    if wide is not None:
+        raise ValueError(f"the column {wide!r} is of bytes")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return any(
+        is_kind(kind)
+        for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
+
+
+def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
+    """Return the texts of a column that has each of them once, row by row."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    kind = column.type.value_type
+    num_bytes = 0
+    if _is_text(kind):
+        for chunk in column.chunks:
+            lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+            num_bytes += pc.sum(lengths.take(chunk.indices)).as_py() or 0
+    if num_bytes > _TEXT_BYTES:
+        raise ValueError(f"the texts of column {name!r} have {num_bytes:,} bytes")
+    return column.cast(kind)
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

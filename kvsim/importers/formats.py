@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
+from kvsim.files.arrow_table import is_parquet
 from kvsim.importers import mooncake, names, parquet, plain, ragpulse, sharegpt, vllm_bench
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.source import Source
@@ -35,7 +36,7 @@ FORMATS = {
     "mooncake": TextFormat(what="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
     "ragpulse": TextFormat(what="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
     "sharegpt": TextFormat(what="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
-    "vidur": TextFormat(what="CSV in Vidur's columns", looks_like=plain.looks_like_vidur, read=plain.read),
+    "vidur": TextFormat(what=f"{plain.VIDUR.what}, CSV", looks_like=plain.VIDUR.looks_like, read=plain.VIDUR.read),
     "vllm-bench": TextFormat(
         what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
     ),
@@ -75,7 +76,7 @@ def read_workload(
         from kvsim.recording import read  # noqa: PLC0415  brings pyarrow
 
         return workload_of(read(file))
-    if form is None and file.is_file() and parquet.looks_like(file):
+    if form is None and file.is_file() and is_parquet(file):
         return parquet.read(file)
     source = Source.open(file)
     return FORMATS[form or detect(source)].read(source)

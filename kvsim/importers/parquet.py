@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.errors import WorkloadError
+from kvsim.files.arrow_table import read_parquet
 from kvsim.files.atomic import whole_file
-from kvsim.files.contents import open_file
+from kvsim.files.json_text import parse
 from kvsim.files.overwriting import MARK_KEY, mark
-from kvsim.files.parquet_footer import oversized
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "kvsim-workload", 1
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
-_MAGIC = b"PAR1"
-
-
-def looks_like(path: Path) -> bool:
-    """Whether the file begins as Parquet does."""
-    with open_file(path) as file:
-        return file.read(4) == _MAGIC
 
 
 def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
@@ -70,25 +63,19 @@ def read(path: str | os.PathLike[str]) -> Workload:
         WorkloadError: it is none, is damaged, or holds a request that cannot be right.
     """
     import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
 
     from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
 
     file = Path(path)
     if not file.is_file():
         raise WorkloadError(f"{path} is no file.")
-    try:
-        with pq.ParquetFile(path) as parquet:
-            declared = oversized(file)
-            if declared is not None:
-                raise WorkloadError(f"{path} is damaged: it declares {declared}.")
-            table = parquet.read()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise WorkloadError(f"{path} is damaged or no Parquet file: {reason}.") from error
-    about = _about(table.schema.metadata or {}, path)
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string()}
+    try:
+        table = read_parquet(file, wanted | optional)
+    except ValueError as error:
+        raise WorkloadError(f"{path} is damaged or no Parquet file: {error}.") from error
+    about = _about(table.schema.metadata or {}, path)
     for name, kind in (wanted | {name: kind for name, kind in optional.items() if name in table.column_names}).items():
         there = table.column_names.count(name) == 1 and table.schema.field(name).type == kind
         if not there or table[name].null_count or (pa.types.is_list(kind) and _flat(table[name]).null_count):
@@ -114,8 +101,8 @@ def read(path: str | os.PathLike[str]) -> Workload:
 def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the file says about itself, which kvsim wrote there."""
     try:
-        about = json.loads(metadata.get(FORMAT.encode(), b"{}"))
-    except (ValueError, RecursionError) as error:
+        about = parse(metadata.get(FORMAT.encode(), b"{}"))
+    except ValueError as error:
         raise WorkloadError(f"{path} is damaged: what it says about itself is no JSON.") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
         raise WorkloadError(

@@ -67,6 +67,11 @@ BURSTGPT = Published(
 A failed one has no answer.
 """
 
+VIDUR = Published(
+    what="Vidur's columns", columns={"prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+)
+"""Files in the columns of microsoft/vidur, with or without `arrived_at`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
@@ -126,11 +131,6 @@ class _Names:
 def looks_like(source: Source) -> bool:
     """Return whether the first line names the lengths of prompts and answers."""
     return {"prompt_tokens", "output_tokens"} <= by_quantity(source.header).keys()
-
-
-def looks_like_vidur(source: Source) -> bool:
-    """Return whether the first line has the names of Vidur (microsoft/vidur)."""
-    return {"num_prefill_tokens", "num_decode_tokens"} <= set(source.header)
 
 
 def unknown_columns(source: Source, found: Mapping[str, str]) -> WorkloadError:

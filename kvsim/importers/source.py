@@ -29,6 +29,8 @@ _FEW_DIGITS = 9
 """So many say no number that is out of range."""
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
+_LONGEST_LINE = 1 << 20
+"""Letters of a line of CSV; one of nothing but commas unfolds to as many fields."""
 _GZIP = b"\x1f\x8b"
 _PACKED = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",
@@ -82,6 +84,8 @@ class Source:
     @cached_property
     def header(self) -> tuple[str, ...]:
         """The first line as the names of CSV columns."""
+        if len(self.lines[0]) > _LONGEST_LINE:
+            return ()
         try:
             return tuple(field.strip() for field in next(csv.reader(self.lines[:1], delimiter=self.delimiter), []))
         except csv.Error:  # a field is longer than any name
@@ -135,6 +139,9 @@ class Source:
         twice = [name for name in columns if name and columns.count(name) > 1]
         if twice:
             raise WorkloadError(f"{self.path}, line 1: the column {twice[0]} is there more than once.")
+        long = next((number for number, line in enumerate(self.lines, 1) if len(line) > _LONGEST_LINE), None)
+        if long is not None:
+            raise WorkloadError(f"{self.path}, line {long}: it has more than {_LONGEST_LINE:,} letters.")
         reader = csv.reader(self.lines[1:], delimiter=self.delimiter, strict=True)
         more = True
         while more:
@@ -143,6 +150,8 @@ class Source:
                 for fields in islice(reader, _ROWS_AT_ONCE):
                     block.fields.append(fields)
                     block.lines.append(reader.line_num + 1)
+                    if len(fields) != len(columns):
+                        break  # an error, and others like it would take memory
             except csv.Error as error:
                 wrong = error
             yield block  # what is wrong in an earlier line is said first

@@ -194,6 +194,9 @@ def test_vidur_columns_with_and_without_arrivals(put: Put) -> None:
     assert lengths(read_workload(put(VIDUR))) == [(0.158148882, 395, 112), (0.162075834, 1030, 403)]
     only = read_workload(put("num_prefill_tokens,num_decode_tokens,num_total_tokens\n3772,54,3826\n"))
     assert lengths(only) == [(0.0, 3772, 54)]
+    assert only.description == "the 1 requests of trace.txt (Vidur's columns); it has no arrival times"
+    shares = read_workload(put("num_prefill_tokens,num_decode_tokens,pd_ratio\n3772,54,69.8\n"))
+    assert lengths(shares) == [(0.0, 3772, 54)]
 
 
 def test_a_vllm_benchmark_is_served_again_as_it_was_sent(put: Put) -> None:

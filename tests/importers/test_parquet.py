@@ -78,6 +78,28 @@ def test_a_file_that_is_no_workload(tmp_path: Path, change: object, sentence: st
         read_workload(path)
 
 
+def test_one_long_id_of_all_requests_is_not_written_out(tmp_path: Path) -> None:
+    """A file of some kilobytes that would take gigabytes."""
+    number = 20_000
+    path = write_workload(
+        Workload(arrival_s=np.arange(float(number)), prompt_tokens=[1] * number, output_tokens=[1] * number),
+        tmp_path / "w.parquet",
+    )
+    ids = pa.DictionaryArray.from_arrays(pa.array(np.zeros(number, np.int32)), pa.array(["x" * 50_000]))
+    table = pq.read_table(path).append_column("id", ids)
+    pq.write_table(table, path, store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(WorkloadError, match="the texts of column 'id' have 1,000,000,000 bytes"):
+        read_workload(path)
+
+
+def test_columns_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+    path = write_workload(Workload(arrival_s=[0.0], prompt_tokens=[1], output_tokens=[3]), tmp_path / "w.parquet")
+    table = pq.read_table(path).append_column("more", pa.array([b"x"], pa.binary(1)))
+    pq.write_table(table, path)
+    assert len(read_workload(path)) == 1
+
+
 def test_a_truncated_file(tmp_path: Path) -> None:
     path = write_workload(Workload(arrival_s=[0.0], prompt_tokens=[1], output_tokens=[3]), tmp_path / "w.parquet")
     path.write_bytes(path.read_bytes()[:-10])
