@@ -13,6 +13,7 @@ from kvsim.cli.ranges import check_policy_flags, check_ranges
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.sections import SectionedCommand, section
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def command(
             f"--replicas asks for {replicas:,} servers, and there are {len(workload):,} requests to serve; give more "
             "requests with --num-requests, or fewer servers."
         )
-    load = load_of(flags, workload if flags["workload"] else workload.cut(server.max_model_len))
+    if not flags["workload"]:
+        workload = cut_at(workload, server.max_model_len, stated=flags["max_model_len"] is not None)
+    load = load_of(flags, workload)
     offloads = server.cache.kv_offloading_size > 0
     chosen = engine_for(load, points + 40 if points else 3, offloads=offloads) if engine == "auto" else engine
     with progress("fit") as report:

@@ -19,7 +19,7 @@ from kvsim.cli.machine import (
 )
 from kvsim.cli.offload import offload_settings
 from kvsim.cli.ranges import check_ranges
-from kvsim.cli.workload import given, is_generated, workload_and_source
+from kvsim.cli.workload import cut_at, given, is_generated, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def build_scenario(
     recorded_len = _recorded_len(recorded) if recorded is not None else None
     max_model_len = given(longest, recorded_len or model.max_position_embeddings)
     if is_generated(flags) and max_model_len > 1 and not flags["refuse_misfits"]:
-        workload = workload.cut(max_model_len)
+        workload = cut_at(workload, max_model_len, stated=longest is not None)
     return Scenario(
         workload=workload,
         gpu=gpu,

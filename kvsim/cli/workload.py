@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvsim.cli.ranges import check_ranges
 from kvsim.cli.sections import section
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
@@ -22,6 +23,8 @@ _DEFAULT_NUM_REQUESTS = 400
 DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
+_MOST_CUT = 0.1
+"""Share of generated requests that the model's longest sequence may cut without being asked."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _requests = section("Requests")
@@ -77,7 +80,11 @@ _OPTIONS = (
         metavar="SHARE",
         help="Fixed lengths vary evenly by so much to either side, as in vllm bench serve.",
     ),
-    _requests("--shared-prefix", metavar="GROUPSxTOKENS", help="Generated prompts begin with one of so many prefixes."),
+    _requests(
+        "--shared-prefix",
+        metavar="GROUPSxTOKENS",
+        help="Put one of so many prefixes, each of so many tokens, in front of every generated prompt.",
+    ),
     _requests("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
 )
 
@@ -104,9 +111,15 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
         from kvsim import importers
-        from kvsim.recording import find, read_requests
+        from kvsim.recording import find, read_requests, shipped_names
 
-        path = find(flags["workload"] or DEFAULT_WORKLOAD)
+        name = flags["workload"] or DEFAULT_WORKLOAD
+        try:
+            path = find(name)
+        except UnknownNameError as error:
+            if not Path(name).suffix and Path(name).name == name:
+                raise
+            raise UnknownNameError("file or recording", name, shipped_names(), listed_by="kvsim info") from error
         source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
@@ -148,7 +161,10 @@ def columns_of(text: str | None) -> dict[str, str]:
             f"--columns should be pairs such as arrival_s=timestamp,prompt_tokens=in,output_tokens=out, not "
             f"{shortened(text)}."
         )
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+    columns = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+    if len(columns) < len(pairs):
+        raise UsageError(f"--columns names a column of ours twice: {shortened(text)}.")
+    return columns
 
 
 def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
@@ -163,6 +179,23 @@ def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 def _answering(workload: Workload, factor: float) -> Workload:
     return workload if factor == 1 else workload.scaled_answers(factor)
+
+
+def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
+    """Return generated requests cut at the longest sequence, which `stated` says that the user gave.
+
+    Raises:
+        UsageError: nobody gave it, and many requests would be others than those that were asked for.
+    """
+    cut = workload.cut(max_model_len)
+    num_cut = int(((cut.prompt_tokens != workload.prompt_tokens) | (cut.output_tokens != workload.output_tokens)).sum())
+    if not stated and num_cut > _MOST_CUT * len(workload):
+        raise UsageError(
+            f"{num_cut:,} of the {len(workload):,} requests are longer than {max_model_len:,} tokens, the model's "
+            "longest sequence; ask for shorter ones with --prompt-tokens and --output-tokens, or say that they are "
+            f"cut with --max-model-len {max_model_len}."
+        )
+    return cut
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:

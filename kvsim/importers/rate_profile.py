@@ -4,33 +4,72 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.errors import WorkloadError
+from kvsim.errors import UsageError, WorkloadError
 from kvsim.importers.source import Source
 from kvsim.workload import Varying
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
+
+    from kvsim.importers.source import Row
 
 _TIMES = {"time_s": 1.0, "minute": 60.0, "hour": 3600.0}
 """Names that the column of times may have, each with its unit in seconds."""
 _RATES = {"rate_per_s": 1.0, "rate_per_min": 1 / 60, "rate_per_hour": 1 / 3600}
 _EXAMPLE = "hour,rate_per_s then 0,0.5 then 12,4 then 24,0.5"
+_MOST_TOLD = 5
 
 
 def read_profile(path: str | os.PathLike[str]) -> Varying:
-    """The profile in the CSV file `path`, which begins again at its end.
+    """Return the profile in the CSV file `path`, which begins again at its end.
 
     Raises:
-        WorkloadError: it has no column of times or of rates, or a row that cannot be right.
-        UsageError: its times do not begin at 0 and rise.
+        WorkloadError: it has no column of times or of rates, or several, or rows that cannot be right.
     """
     source = Source.open(path)
-    time = next((name for name in _TIMES if name in source.header), None)
-    rate = next((name for name in _RATES if name in source.header), None)
-    if time is None or rate is None:
+    time, rate = _column(source, _TIMES), _column(source, _RATES)
+    times: list[float] = []
+    rates: list[float] = []
+    wrong: list[str] = []
+    for row in source.csv_rows((time, rate)):
+        now = _number(row, time, wrong)
+        if now and times and now[0] <= times[-1]:
+            wrong.append(f"line {row.line}: {time} is {now[0]:g} after {times[-1]:g}, and should rise")
+        times += now
+        rates += _number(row, rate, wrong)
+    if times and times[0] != 0:
+        wrong.insert(0, f"the first {time} is {times[0]:g}, and should be 0")
+    if wrong:
+        more = f"; and {len(wrong) - _MOST_TOLD:,} more" if len(wrong) > _MOST_TOLD else ""
+        raise WorkloadError(f"{source.path}: {'; '.join(wrong[:_MOST_TOLD])}{more}.")
+    try:
+        return Varying(
+            time_s=[value * _TIMES[time] for value in times],
+            rate_per_s=[value * _RATES[rate] for value in rates],
+            repeats=True,
+        )
+    except UsageError as error:
+        raise WorkloadError(f"{source.path}: {error}") from error
+
+
+def _column(source: Source, names: Mapping[str, float]) -> str:
+    """Return the one column that has one of `names`."""
+    found = [name for name in source.header if name in names]
+    if not found:
         raise WorkloadError(
             f"{source.path}, line 1: the header is {','.join(source.header)!r}; a profile has one of "
             f"{', '.join(_TIMES)} and one of {', '.join(_RATES)}, such as {_EXAMPLE}."
         )
-    rows = [(row.number(time) * _TIMES[time], row.number(rate) * _RATES[rate]) for row in source.csv_rows((time, rate))]
-    return Varying(time_s=[row[0] for row in rows], rate_per_s=[row[1] for row in rows], repeats=True)
+    if len(found) > 1:
+        raise WorkloadError(f"{source.path}, line 1: {found[0]} and {found[1]} are both there; leave one of them out.")
+    return found[0]
+
+
+def _number(row: Row, name: str, wrong: list[str]) -> list[float]:
+    """Return the number in field `name`; none where it is none, which is added to what is `wrong`."""
+    try:
+        return [row.number(name)]
+    except WorkloadError as error:
+        wrong.append(str(error).removeprefix(f"{row.path}, ").removesuffix("."))
+        return []

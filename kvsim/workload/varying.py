@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import UsageError
+from kvsim.workload.columns import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,10 @@ class Varying:
             )
         if times[0] != 0 or not all(later > earlier for earlier, later in pairwise(times)):
             raise UsageError("the times of a profile should begin at 0 and rise.")
-        if not all(math.isfinite(value) for value in times) or not all(0 <= rate < math.inf for rate in rates):
-            raise UsageError("a profile should have finite times, and rates of 0 or more.")
+        if not times[-1] <= LONGEST_S or not all(0 <= rate <= LONGEST_S for rate in rates):
+            raise UsageError(
+                f"a profile should have finite times, and rates of 0 or more, all of them at most {LONGEST_S:g}."
+            )
         if not any(rates) or (not self.repeats and not rates[-1]):
             raise UsageError("a profile should lead to more requests: its last rate, or one that repeats, is above 0.")
 

@@ -83,6 +83,14 @@ def test_a_recording_is_a_workload_too(kvsim: Run, folder: Path) -> None:
         (("import", "azure.csv", "--rate", "2"), 2, "--rate is the rate of new arrivals; say which with --arrivals."),
         (("import", "azure.csv", "--chars-per-token", "3"), 2, "--chars-per-token is for ShareGPT conversations"),
         (("import", "azure.csv", "--min-tokens", "99"), 1, "no request of 'azure' keeps these limits"),
+        (("run", "--workload", "nosuch.csv"), 2, "there is no file or recording 'nosuch.csv'"),
+        (("run", "--workload", "no/such"), 2, "there is no file or recording 'no/such'"),
+        (("import", "wrong.csv", "--columns", "id=a,id=b"), 2, "--columns names a column of ours twice: 'id=a,id=b'."),
+        (
+            ("run", "--prompt-tokens", "3000:1", "--model", "Llama-2-7b-hf", "--gpu", "H200", "--num-requests", "100"),
+            2,
+            "18 of the 100 requests are longer than 4,096 tokens, the model's longest sequence; ask for shorter ones",
+        ),
         (("import", "azure.csv", "-o", "no/w.parquet"), 2, "cannot write no/w.parquet: No such file or directory"),
     ],
 )  # fmt: skip
