@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.errors import error_words
+from kvsim.metrics.summary import hit_words
 from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     share = 100 * summary.vain_tokens / summary.computed_tokens if summary.computed_tokens else 0.0
     rows.append(("computed in vain", f"{summary.vain_tokens:,} tokens, {share:.1f} % of all that were computed"))
     rows.append(("waiting", _waiting(summary)))
+    rows.append(("prefix hits", hit_words(summary)))
     rows.append(("batch", f"{_number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
     full = f"{_percent(summary.mean_occupancy)} held on average, {_percent(summary.peak_occupancy)} at most"
     rows.append(("pool", f"{full}; {_number(wasted_percent(summary), '.1f')} % wasted"))

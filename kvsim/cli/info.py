@@ -21,6 +21,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """
     from kvsim.cli.summary import print_summaries
     from kvsim.metrics import summarize
+    from kvsim.metrics.verdict import verdict_of
     from kvsim.recording import find, read, shipped_names
 
     if check:
@@ -36,10 +37,9 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     recording = read(find(recording_name))
     meta, summary = recording.meta, summarize(recording)
     if as_json:
-        document = summary.as_dict() | {"source": meta.source, "gpu": meta.gpu, "engine": dict(meta.engine)}
-        print_json(
-            document | {"model": dict(meta.model), "policy": dict(meta.policy), "requests": len(recording.requests)}
-        )
+        about = {"source": meta.source, "gpu": meta.gpu, "engine": dict(meta.engine), "model": dict(meta.model)}
+        about |= {"policy": dict(meta.policy), "requests": len(recording.requests)}
+        print_json(summary.as_dict() | {"verdict": verdict_of(summary).as_dict()} | about)
         return
     pool = meta.pool
     units = "none: the cache grows with the batch"
@@ -60,6 +60,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         *([("command", meta.command)] if meta.command else []),
         *([("notes", meta.notes)] if meta.notes else []),
     ]
+    echo(verdict_of(summary).sentence)
     print_table(recording.name, ["", ""], rows)
     print_summaries("what happened", [recording], [summary])
 

@@ -54,11 +54,15 @@ def print_summaries(
     if any(summary.swapped_out_bytes for summary in summaries):
         row("copied to host memory", [size(summary.swapped_out_bytes) for summary in summaries])
         row("copied from host memory", [size(summary.swapped_in_bytes) for summary in summaries])
-    row("prefix-hit tokens", [f"{summary.prefix_hit_tokens:,}" for summary in summaries])
+    row("prefix hits, % of the prompt tokens", [f"{100 * summary.prefix_hit_rate:.1f}" for summary in summaries])
     columns = ["", *(summary.policy for summary in summaries)]
     notes = [line for recording in recordings for line in _time_lines(recording, names_evidence=names_evidence)]
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
+    without = dict.fromkeys(summary.prefix_no_hits for summary in summaries if summary.prefix_no_hits)
+    for why in without:
+        names = ", ".join(dict.fromkeys(summary.policy for summary in summaries if summary.prefix_no_hits == why))
+        notes.append(f"no prefix hits{f' of {names}' if len(columns) > 2 else ''}: {why}")
     if note:
         notes.append(note)
     below = "\n".join(dict.fromkeys(notes))

@@ -139,6 +139,17 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
     return np.array([getattr(row, name) for row in rows], kind)
 
 
+def copied(records: Records[Any], end: int) -> npt.NDArray[Any]:
+    """The first `end` records, as an array of its own."""
+    if isinstance(records, np.ndarray):
+        return records[:end].copy()
+    rows = cast("list[Any]", records)[:end]
+    array = np.empty(end, dtype_of(type(rows[0])))
+    for name in array.dtype.names or ():
+        array[name] = [getattr(row, name) for row in rows]
+    return array
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
     """What a record needs to stand in a `linked_list`."""

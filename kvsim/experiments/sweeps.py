@@ -238,11 +238,10 @@ def run_point(point: Point) -> Row:
 
 
 def _figures(measured: Measured) -> Row:
-    summary, requests = measured.summary, measured.requests
-    prompt_tokens = int(requests.prompt_tokens[requests.output_tokens > 0].sum())
+    summary = measured.summary
     figures = {
         "unused_percent": float(summary.waste.pool_percent[list(_USELESS)].sum()),
-        "hit_percent": 100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else None,
+        "hit_percent": 100 * summary.prefix_hit_rate,
     }
     return summary.as_row() | figures
 

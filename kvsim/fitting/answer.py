@@ -145,7 +145,7 @@ def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
         return ""
     if math.isinf(largest):
         return ", and so would more than sixteen times as many"
-    return f"; about {largest * unit:,.3g} would"
+    return f"; about {float(f'{largest * unit:.3g}'):,.10g} would"
 
 
 def _share_served(answer: Answer) -> str:

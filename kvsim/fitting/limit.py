@@ -60,8 +60,9 @@ def _time_words(outcome: Outcome) -> str:
     shares = outcome.shares
     if shares is None:
         return ""
+    work = (shares.arithmetic, shares.weights, shares.cache)
+    arithmetic, weights, cache, _ = whole_percents(*work, max(1 - sum(work), 0.0))
     return (
-        f"Of the time, {100 * shares.arithmetic:.0f} % is arithmetic, {100 * shares.weights:.0f} % reading weights, "
-        f"{100 * shares.cache:.0f} % reading keys and values; the pool is at most "
-        f"{100 * outcome.peak_occupancy:.0f} % full."
+        f"Of the time, {arithmetic} % is arithmetic, {weights} % reading weights, {cache} % reading keys and values; "
+        f"the pool is at most {100 * outcome.peak_occupancy:.0f} % full."
     )

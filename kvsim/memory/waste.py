@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,47 @@ def split_extent(
     return np.stack(
         np.broadcast_arrays(token, reserved, internal, padding, nothing, nothing, external, nothing), axis=-1
     ).astype(np.int64, copy=False)
+
+
+class SlotTotals(NamedTuple):
+    """Totals over all tables, from which the eight states follow: numbers of one instant, or arrays of many."""
+
+    free: Any
+    """Slots that nobody holds."""
+    cached: Any
+    """Of these, slots that keep a prefix."""
+    unusable: Any
+    """Of these, slots in pieces too small for the head of the queue."""
+    requested: Any
+    """Slots that were asked for, over all tables."""
+    rounding: Any
+    """Slots that were given beyond what was asked for, over all tables."""
+    written: Any
+    """Slots with the KV of live tokens, over all tables."""
+    useful: Any
+    """Slots that were asked for and are written before their sequence ends, over all tables."""
+    padding: Any
+    """Slots of padding beside what is written: pad tokens, and rows of a batch that have ended."""
+    shared: Any
+    """Written slots that are counted once too often, because several tables list their block."""
+    expired: Any
+    """Written slots whose tokens no later step reads, each counted once."""
+
+    def states(self, capacity: int) -> npt.NDArray[np.int64]:
+        """The slots of a pool of `capacity` by state. Shape (8,) or (8, instants), in the order of `SlotState`."""
+        held = capacity - np.asarray(self.free)
+        listed_twice = self.requested + self.rounding - held  # in blocks that several tables share
+        unusable = np.minimum(self.unusable, self.free - self.cached)
+        slots = np.empty((NUM_STATES, *held.shape), np.int64)
+        slots[SlotState.TOKEN] = self.written - self.shared - self.expired
+        slots[SlotState.RESERVED] = self.useful - self.written
+        slots[SlotState.INTERNAL] = self.requested - self.useful - self.padding - (listed_twice - self.shared)
+        slots[SlotState.PADDING] = self.padding
+        slots[SlotState.EXPIRED] = self.expired
+        slots[SlotState.CACHED] = self.cached
+        slots[SlotState.EXTERNAL] = self.rounding + unusable
+        slots[SlotState.FREE] = self.free - self.cached - unusable
+        return slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ recorded.
 
 from kvsim.metrics.latency import Distribution, Latencies, latencies
 from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
-from kvsim.metrics.summary import Summary, summarize
+from kvsim.metrics.summarize import summarize
+from kvsim.metrics.summary import Summary
 from kvsim.metrics.waiting import Limits, WaitingFor
 from kvsim.metrics.waste import Waste, time_mean, waste
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.kv_groups import CacheKind
+from kvsim.memory.waste import SlotTotals
 from kvsim.metrics.ramps import Ramps, frames_of, running_sum
 from kvsim.recording.order import is_new, stable_order, units_of_runs
 from kvsim.replay import Replay
@@ -29,22 +30,8 @@ _PAIRS_AT_ONCE = 1 << 21
 """Blocks times frames that are looked at together: some 200 MB on the way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupTotals:
-    """Slots at every frame, int64[num_frames]; see `kvsim.engine.totals`."""
-
-    written: Numbers
-    """Computed, over all tables."""
-    useful: Numbers
-    """Asked for, over all tables, and written before their sequence ends."""
-    shared: Numbers
-    """Written slots that are counted once too often, because several tables list their block."""
-    expired: Numbers
-    """Written slots that no later step reads, each counted once."""
-
-
-def totals_of(replay: Replay) -> GroupTotals:
-    """The totals of a recording with several KV-cache groups."""
+def group_totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
+    """The totals of a pool that several KV-cache groups share, at every frame; its slots are bytes."""
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
@@ -71,7 +58,10 @@ def totals_of(replay: Replay) -> GroupTotals:
             written -= _null_slots(replay, group, runs, born, dead, end)
         if group.leaves_tokens:
             expired += _expired(replay, group, runs, born, dead, holders)
-    return GroupTotals(written=written, useful=useful, shared=_shared(replay, holders), expired=expired)
+    return SlotTotals(
+        free=free, cached=cached, unusable=0, requested=held, rounding=0, written=written, useful=useful, padding=0,
+        shared=_shared(replay, holders), expired=expired,
+    )  # fmt: skip
 
 
 def _end_of_tables(replay: Replay) -> Numbers:

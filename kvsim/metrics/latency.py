@@ -12,7 +12,7 @@ from kvsim.recording import Recording, RequestStatus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.recording.tables import FloatArray, IntArray, Requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,11 @@ class Latencies:
 
 def latencies(recording: Recording) -> Latencies:
     """The latencies of the requests that finished; refused, aborted and unfinished ones have none."""
-    requests = recording.requests
+    return latencies_of(recording.requests)
+
+
+def latencies_of(requests: Requests) -> Latencies:
+    """The latencies of those of `requests` that finished."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
     arrival_s, first_token_s = requests.arrival_s[rows], requests.first_token_s[rows]
     finished_s, later_tokens = requests.finished_s[rows], requests.output_tokens[rows] - 1

@@ -53,11 +53,15 @@ UNKNOWN_SHARES = WasteShares(pool_percent=np.full(NUM_STATES, np.nan), allocated
 
 def waste_shares(waste: Waste) -> WasteShares:
     """The mean share of each state, every frame weighted with how long it lasted."""
-    mean = waste.mean_slots()
+    return shares_of(waste.mean_slots(), waste.capacity)
+
+
+def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
+    """The share of each state in a pool of `capacity` slots, given its slots on average."""
     allocated = np.zeros(NUM_STATES)
-    allocated[list(HELD)] = mean[list(HELD)]
+    allocated[list(HELD)] = mean_slots[list(HELD)]
     total = allocated.sum()
     return WasteShares(
-        pool_percent=100 * mean / waste.capacity,
+        pool_percent=100 * mean_slots / capacity,
         allocated_percent=100 * allocated / total if total else UNKNOWN_SHARES.allocated_percent,
     )

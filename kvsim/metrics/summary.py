@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from kvsim.metrics.latency import Distribution, latencies
-from kvsim.metrics.shares import UNKNOWN_SHARES, WasteShares, waste_shares
-from kvsim.metrics.waiting import UNKNOWN, Limits, WaitingFor
-from kvsim.metrics.waste import Waste, time_mean, waste
-from kvsim.recording import Recording, RequestStatus
-
-if TYPE_CHECKING:
-    from kvsim.recording.tables import FloatArray, IntArray, Requests
+from kvsim.metrics.latency import Distribution
+from kvsim.metrics.shares import WasteShares
+from kvsim.metrics.waiting import WaitingFor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -54,8 +49,14 @@ class Summary:
     swapped_out_bytes: int
     """Copied to the host instead of being computed again."""
     swapped_in_bytes: int
+    prefix_queried_tokens: int
+    """Prompt tokens that were looked up in the prefix cache, each prompt once, when its request was first scheduled."""
     prefix_hit_tokens: int
-    """Prompt tokens that needed no computing when their request was first scheduled."""
+    """Of these, tokens that were found there, or in host memory, and needed no computing."""
+    prefix_hit_rate: float
+    """Hit tokens by queried ones, 0 to 1: 0 where no prompt was looked up."""
+    prefix_no_hits: str
+    """Why there was no hit, in words; empty where there was one."""
     computed_tokens: int
     """Scheduled over all steps."""
     vain_tokens: int
@@ -95,92 +96,16 @@ class Summary:
             ("TPOT mean", f"{1e3 * self.tpot_s.mean:.3g} ms"),
             ("end to end p99", f"{self.e2e_s.p99:.3g} s"),
             ("preemptions", f"{self.num_preemptions:,}"),
+            ("prefix hits", hit_words(self)),
             ("pool holds tokens", f"{self.waste.pool_percent[0]:.1f} %"),
         ]
 
 
-def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Summarize `recording`; give `slots` where its waste is known already."""
-    requests, steps = recording.requests, recording.steps
-    if slots is None and len(steps):
-        slots = waste(recording)
-    status = np.bincount(requests.status, minlength=len(RequestStatus))
-    times = latencies(recording)
-    fragmented_s = steps.start_s[:0] if steps.unusable_units is None else steps.start_s[steps.unusable_units > 0]
-    duration_s, output_tokens = recording.duration_s, int(requests.output_tokens.sum())
-    computed = int(steps.prefill_tokens.sum(dtype=np.int64) + steps.decode_tokens.sum(dtype=np.int64))
-    return Summary(
-        name=recording.name,
-        policy=recording.meta.rules_name,
-        num_finished=int(status[RequestStatus.FINISHED]),
-        num_refused=int(status[RequestStatus.REFUSED]),
-        num_aborted=int(status[RequestStatus.ABORTED]),
-        num_unfinished=int(status[RequestStatus.UNFINISHED]),
-        num_steps=len(steps),
-        duration_s=duration_s,
-        output_tokens=output_tokens,
-        output_tokens_per_s=output_tokens / duration_s if duration_s else np.nan,
-        requests_per_s=len(times.request) / duration_s if duration_s else np.nan,
-        mean_batch=_step_mean(slots, steps.num_scheduled),
-        peak_batch=int(steps.num_scheduled.max(initial=0)),
-        mean_occupancy=float(time_mean(slots.time_s, slots.held)) / slots.capacity if slots and duration_s else np.nan,
-        peak_occupancy=float(slots.occupancy.max()) if slots else np.nan,
-        num_preemptions=recording.num_preemptions,
-        num_fragmented_steps=len(fragmented_s),
-        num_fragmented_requests=_num_heads(recording, fragmented_s),
-        swapped_out_bytes=_bytes(recording, steps.swapped_out_units),
-        swapped_in_bytes=_bytes(recording, steps.swapped_in_units),
-        prefix_hit_tokens=int(requests.cached_tokens.sum()),
-        computed_tokens=computed,
-        vain_tokens=vain_tokens(computed, requests),
-        mean_waiting=_step_mean(slots, steps.waiting),
-        waiting_for=_waiting_for(recording, slots),
-        wait_s=Distribution.of(times.wait_s),
-        ttft_s=Distribution.of(times.ttft_s),
-        tpot_s=Distribution.of(times.tpot_s),
-        e2e_s=Distribution.of(times.e2e_s),
-        waste=waste_shares(slots) if slots else UNKNOWN_SHARES,
-    )
-
-
-def vain_tokens(computed: int, requests: Requests) -> int:
-    """How many of `computed` tokens go beyond what the requests that finished needed, each counted once."""
-    rows = requests.status == RequestStatus.FINISHED
-    lengths = (
-        requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]
-    )
-    return max(computed - int((lengths - 1).sum()), 0)
-
-
-def _waiting_for(recording: Recording, slots: Waste | None) -> WaitingFor:
-    """What requests waited for, by the limits of the recorded engine; a static batch keeps all others waiting."""
-    steps, meta = recording.steps, recording.meta
-    waiting = _step_mean(slots, steps.waiting)
-    if meta.policy_name == "static":
-        return WaitingFor.split(waiting, waiting, 0.0)
-    limits = Limits.of(meta.engine, meta.policy)
-    if limits is None or np.isnan(waiting):
-        return UNKNOWN
-    kept = limits.keeping(steps.waiting, steps.running, steps.prefill_tokens + steps.decode_tokens)
-    return WaitingFor.split(waiting, *(_step_mean(slots, each) for each in kept))
-
-
-def _num_heads(recording: Recording, time_s: FloatArray) -> int:
-    """How many requests stood at the head of the queue at some of these times: it changes with each admission."""
-    admitted_s = recording.requests.first_scheduled_s
-    heads = np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), time_s, side="right")
-    return int(np.count_nonzero(np.bincount(heads)))
-
-
-def _bytes(recording: Recording, units: IntArray | None) -> int:
-    """All units of a column of the steps, in bytes."""
-    return 0 if units is None else int(units.sum()) * recording.meta.pool.bytes_per_unit
-
-
-def _step_mean(slots: Waste | None, values: IntArray) -> float:
-    """Mean over time of a column of the steps, NaN if no time passes; nothing is scheduled or waits after the last."""
-    passes = slots is not None and slots.time_s[-1] > slots.time_s[0]
-    return float(time_mean(slots.time_s, np.append(values, 0))) if slots is not None and passes else np.nan
+def hit_words(summary: Summary) -> str:
+    """Which part of the prompts the prefix cache had, or why it had nothing."""
+    if summary.prefix_no_hits:
+        return f"0 %: {summary.prefix_no_hits}"
+    return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,15 +6,15 @@ many sequences as may run, as many tokens as may be computed, or neither, and th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import numpy.typing as npt
+Column = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +25,26 @@ class Limits:
     max_num_batched_tokens: int
 
     @classmethod
-    def of(cls, *settings: Mapping[str, Any]) -> Limits | None:
-        """The limits that stand in the settings of an engine or of a policy; None where they do not."""
-        num_seqs, num_tokens = (_first(name, settings) for name in ("max_num_seqs", "max_num_batched_tokens"))
+    def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
+        """The limits that stand in the settings of an engine or of a policy; None where they do not.
+
+        A static batch is full until it has ended.
+        """
+        if policy.get("name") == "static":
+            return cls(max_num_seqs=0, max_num_batched_tokens=0)
+        num_seqs, num_tokens = (_first(name, (engine, policy)) for name in ("max_num_seqs", "max_num_batched_tokens"))
         if num_seqs is None or num_tokens is None:
             return None
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
-    def keeping(
-        self, waiting: npt.NDArray[Any], running: npt.NDArray[Any], tokens: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Requests that wait after each step was scheduled, kept by the batch and by the step's tokens.
+    def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
+        """Requests that wait for memory, for a place in the batch, and for tokens, after each step was scheduled.
 
-        All arrays have one entry per step: requests that wait, sequences that run, tokens that are computed. What is
-        in neither result waits for memory.
+        All arrays have one entry per step: requests that wait, sequences that run, tokens that are computed.
         """
         full = running >= self.max_num_seqs
-        return np.where(full, waiting, 0), np.where(~full & (tokens >= self.max_num_batched_tokens), waiting, 0)
+        spent = ~full & (tokens >= self.max_num_batched_tokens)
+        return np.where(full | spent, 0, waiting), np.where(full, waiting, 0), np.where(spent, waiting, 0)
 
 
 def _first(name: str, settings: Sequence[Mapping[str, Any]]) -> int | None:
@@ -58,19 +61,10 @@ class WaitingFor:
     tokens: float
     """Tokens of the step: `max_num_batched_tokens`."""
 
-    @classmethod
-    def split(cls, waiting: float, batch: float, tokens: float) -> WaitingFor:
-        """What is left of `waiting` waits for memory; sums of times may have lost a little to rounding."""
-        memory = waiting - batch - tokens
-        return cls(
-            memory=memory if not abs(memory) < _ROUNDING * max(waiting, 1.0) else 0.0, batch=batch, tokens=tokens
-        )
-
     def as_dict(self) -> dict[str, float]:
         """The three numbers by name."""
         return {"memory": self.memory, "batch": self.batch, "tokens": self.tokens}
 
 
-_ROUNDING = 1e-9
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)
 """The value for an engine whose limits are not known, or in which no time passes."""

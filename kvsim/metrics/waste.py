@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
-from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.memory.waste import SlotState, SlotTotals
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
     from kvsim.replay import Replay
     from kvsim.replay.by_unit import Successions
+
+Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 """A number above any number of slots, and far enough from overflow to be added to."""
@@ -71,65 +73,41 @@ def waste(source: Replay | Recording) -> Waste:
     Raises:
         RecordingError: the recording has no steps.
     """
-    if isinstance(source, Recording):
-        from kvsim.replay import Replay  # noqa: PLC0415  a run whose steps are not kept is not played either
+    from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415  a run whose steps are not kept is not played
+    from kvsim.replay import Replay  # noqa: PLC0415
 
-        replay = Replay(source)
-    else:
-        replay = source
-    if replay.recording.meta.pool.groups:
-        return _waste_of_groups(replay)
-    asked = _Asked.of(replay)
-    progress = Ramps(replay)
-    written = progress.total_between(replay.pad, replay.full)
-    overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
-    # A row that is written on beyond its last token has ended: its tokens are of no use any more.
-    stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
-
+    replay = Replay(source) if isinstance(source, Recording) else source
+    capacity = replay.num_units * replay.unit_slots
     held, cached = _held_and_cached(replay)
-    capacity = replay.num_units * replay.unit_tokens
-    free = capacity - held - cached
-    unusable = np.minimum(_unusable(replay), free)
-
-    slots = np.zeros((replay.num_frames, NUM_STATES), np.int64)
-    # Several tables may list a unit that the pool has once.
-    slots[:, SlotState.TOKEN] = written - stale - (asked.lengths - held)
-    slots[:, SlotState.RESERVED] = asked.within_full - asked.within_pad - written
-    slots[:, SlotState.INTERNAL] = asked.requested - asked.within_full - overrun
-    slots[:, SlotState.PADDING] = asked.within_pad + overrun + stale
-    slots[:, SlotState.CACHED] = cached
-    slots[:, SlotState.EXTERNAL] = asked.lengths - asked.requested + unusable
-    slots[:, SlotState.FREE] = free - unusable
+    totals = group_totals if replay.recording.meta.pool.groups else _totals
+    slots = totals(replay, held, capacity - held, cached).states(capacity)
     _check_account(replay, slots, capacity)
     return Waste(
         time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
-        slots=slots,
+        slots=slots.T,
         held=held,
         capacity=capacity,
     )
 
 
-def _waste_of_groups(replay: Replay) -> Waste:
-    """The account of a pool that several KV-cache groups share, where a slot is a byte."""
-    from kvsim.metrics.group_totals import totals_of  # noqa: PLC0415  it knows this module's sums
-
-    held, cached = _held_and_cached(replay)
-    totals = totals_of(replay)
-    capacity = replay.num_units * replay.unit_slots
-    free = capacity - held - cached
-    slots = np.zeros((replay.num_frames, NUM_STATES), np.int64)
-    slots[:, SlotState.TOKEN] = totals.written - totals.shared - totals.expired
-    slots[:, SlotState.RESERVED] = totals.useful - totals.written
-    slots[:, SlotState.INTERNAL] = held + totals.shared - totals.useful
-    slots[:, SlotState.EXPIRED] = totals.expired
-    slots[:, SlotState.CACHED] = cached
-    slots[:, SlotState.FREE] = free
-    _check_account(replay, slots, capacity)
-    return Waste(
-        time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
-        slots=slots,
-        held=held,
-        capacity=capacity,
+def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
+    """The totals of a pool whose layers are alike, at every frame."""
+    asked = _Asked.of(replay)
+    progress = Ramps(replay)
+    overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
+    # A row that is written on beyond its last token has ended: its tokens are of no use any more.
+    stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
+    return SlotTotals(
+        free=free,
+        cached=cached,
+        unusable=_unusable(replay),
+        requested=asked.requested,
+        rounding=asked.lengths - asked.requested,
+        written=progress.total_between(replay.pad, replay.full) - stale,
+        useful=asked.within_full - asked.within_pad - stale,
+        padding=asked.within_pad + overrun + stale,
+        shared=asked.lengths - held,  # several tables may list a unit that the pool has once
+        expired=0,
     )
 
 
@@ -140,9 +118,9 @@ def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) 
     """
     wrong = (slots < 0) | (slots > capacity)
     if wrong.any():
-        frame, state = (int(place[0]) for place in np.nonzero(wrong))
+        frame, state = (int(place[0]) for place in np.nonzero(wrong.T))
         raise RecordingError(
-            f"recording {replay.recording.name!r} contradicts itself at step {frame}: {slots[frame, state]:,} slots "
+            f"recording {replay.recording.name!r} contradicts itself at step {frame}: {slots[state, frame]:,} slots "
             f"of its pool of {capacity:,} would be {SlotState(state).name.lower()}."
         )
 

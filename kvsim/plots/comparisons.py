@@ -53,14 +53,13 @@ class Point:
     def of(cls, recording: Recording) -> Point:
         """The point that a recording makes."""
         summary, pool = summarize(recording), recording.meta.pool
-        prompt_tokens = int(recording.requests.prompt_tokens[recording.requests.output_tokens > 0].sum())
         return cls(
             series=policy_label(recording.meta.policy),
             kv_bytes=float((pool.num_units or 0) * pool.bytes_per_unit),
             unit_tokens=pool.unit_tokens,
             output_tokens_per_s=summary.output_tokens_per_s,
             unused_percent=float(summary.waste.pool_percent[list(_NEVER_USED)].sum()),
-            hit_percent=100 * summary.prefix_hit_tokens / prompt_tokens if prompt_tokens else np.nan,
+            hit_percent=100 * summary.prefix_hit_rate,
             source=source_line([recording]),
         )
 

@@ -18,6 +18,7 @@ from kvsim.errors import KvsimError, UsageError
 from kvsim.files.overwriting import mark, replacing_folder
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, summarize
+from kvsim.metrics.summary import hit_words
 from kvsim.plots import STATE_LABELS, plans, save
 from kvsim.plots.shared import waste_of
 from kvsim.plots.words import distinct_names, label, memory, policy_label, provenance, seconds
@@ -208,7 +209,7 @@ def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]],
         row("finished", lambda summary: f"{summary.num_finished:,}"),
         row("refused, aborted or unfinished", others),
         row("preemptions", lambda summary: f"{summary.num_preemptions:,}"),
-        row("prefix-hit tokens", lambda summary: f"{summary.prefix_hit_tokens:,}"),
+        row("prefix hits", hit_words),
     )
 
 

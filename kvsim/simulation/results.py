@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.records import column
-from kvsim.engine.state import ABORTED, FINISHED, RECTANGULAR, RUNNING, TIERED, Engine
+from kvsim.engine.records import column, copied
+from kvsim.engine.state import ABORTED, FINISHED, RUNNING, TIERED, Engine
+from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
+from kvsim.metrics.sums import STEPS_TOGETHER, StepFigures, Sums
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
 from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
-from kvsim.simulation.measured import Frame, Measured
-from kvsim.simulation.sums import Sums
+from kvsim.simulation.measured import TIMELINE_POINTS, Measured, Timeline
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
-    from kvsim.engine.records import Records, Step
+    from kvsim.engine.records import Records
 
-_TOGETHER = 512
-"""Steps that are added up at once: slices of a closed loop have few, and adding up costs most by the slice."""
-_MOST_TOGETHER = 4_096
-"""The most steps that are added up at once: more do not stay in the processor's cache."""
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
 """The value of `Sequence.open_row` where there is none."""
@@ -56,90 +52,88 @@ def largest_shape(engine: Engine) -> StepShape | None:
 
 
 class Totals:
-    """Adds up the steps of a run."""
+    """Adds up the steps of a run, and keeps every so manieth of them as its timeline."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, limits: Limits | None) -> None:
         assert pool.num_units is not None
-        self._unit_slots = pool.unit_slots
-        self._sums = Sums(pool.num_units * pool.unit_slots)
-        self._limits: Limits | None = None
+        self._pool, self._capacity = pool, pool.num_units * pool.unit_slots
+        self._sums = Sums(self._capacity, limits)
         self._kept: list[npt.NDArray[Any]] = []
         self._num_kept = 0
-        self._computed_tokens = self._swapped_out = self._swapped_in = 0
+        self._end_s = 0.0
+        self._stride = 1
+        self._timeline: list[tuple[float, int, int, int]] = []
 
     def take(self, engine: Engine) -> None:
-        """Add the steps of a slice: later, with those of the next slices, where they are few and can be kept."""
-        if self._limits is None:
-            self._limits = _limits_of(engine)
+        """Take the steps of a slice, whose records are written to again by the next one."""
         if num_steps := _num_steps(engine):
-            if isinstance(engine.steps, np.ndarray):
-                self._take_array(engine.steps[:num_steps])
-            else:
-                self._add(engine.steps, num_steps)
+            self._kept.append(copied(engine.steps, num_steps))
+            self._num_kept += num_steps
+            if self._num_kept >= STEPS_TOGETHER:
+                self._add_kept(self._num_kept // STEPS_TOGETHER * STEPS_TOGETHER)
         if num_outputs := _num_outputs(engine):
-            self._sums.end_s = float(engine.outputs[num_outputs - 1].time_s)
+            self._end_s = float(engine.outputs[num_outputs - 1].time_s)
 
-    def _take_array(self, steps: npt.NDArray[Any]) -> None:
-        """Add or keep steps whose array is written to again by the next slice."""
-        if self._num_kept + len(steps) < _TOGETHER:
-            self._kept.append(steps.copy())
-            self._num_kept += len(steps)
-            return
-        self._add_kept()
-        for first in range(0, len(steps), _MOST_TOGETHER):
-            together = steps[first : first + _MOST_TOGETHER]
-            self._add(cast("Records[Step]", together), len(together))
+    def _add_kept(self, num_steps: int) -> None:
+        """Add the first `num_steps` of those that were kept."""
+        # Told of its type, it compares no fields of each two.
+        kept = np.concatenate(self._kept, dtype=self._kept[0].dtype) if len(self._kept) > 1 else self._kept[0]
+        for begin in range(0, num_steps, STEPS_TOGETHER):
+            self._add(kept[begin : min(begin + STEPS_TOGETHER, num_steps)])
+        self._kept, self._num_kept = [kept[num_steps:]], len(kept) - num_steps
 
-    def _add_kept(self) -> None:
-        """Add the steps that were kept, if there are any."""
-        if self._kept:
-            together = np.concatenate(self._kept, dtype=self._kept[0].dtype)  # told, it compares no fields of each two
-            self._add(cast("Records[Step]", together), self._num_kept)
-        self._kept, self._num_kept = [], 0
-
-    def _add(self, steps: Records[Step], num_steps: int) -> None:
-        def of(name: str) -> Any:
-            return steps[name] if isinstance(steps, np.ndarray) else column(steps, name, num_steps)
-
-        assert self._limits is not None
-        unit_slots, free, unusable = self._unit_slots, of("free_units"), of("unusable_units")
-        waiting, tokens = of("waiting"), of("num_tokens")
-        kept: tuple[Any, Any] = self._limits.keeping(waiting, of("running"), tokens)
-        frame = Frame(
-            scheduled=of("num_scheduled"),
-            waiting=waiting,
-            written=of("written"),
-            padding=of("padding"),
-            requested=of("requested"),
-            useful=of("useful"),
-            rounding=of("rounding"),
-            free=free * unit_slots,
-            cached=of("cached_units") * unit_slots,
-            unusable=np.minimum(unusable, free) * unit_slots,
-            shared=of("shared"),
-            expired=of("expired"),
-            kept_by_batch=kept[0],
-            kept_by_tokens=kept[1],
+    def _add(self, steps: npt.NDArray[Any]) -> None:
+        unit_slots = self._pool.unit_slots
+        totals = {name: steps[name] for name in SlotTotals._fields if name in (steps.dtype.names or ())}
+        of_units = {name: steps[f"{name}_units"] * unit_slots for name in ("free", "cached", "unusable")}
+        held = self._capacity - of_units["free"]
+        self._mark(steps, held)
+        self._sums.add(
+            StepFigures(
+                start_s=steps["start_s"],
+                scheduled=steps["num_scheduled"],
+                running=steps["running"],
+                waiting=steps["waiting"],
+                tokens=steps["num_tokens"],
+                preempted=steps["preempted"],
+                held=held,
+                states=SlotTotals(**totals, **of_units).states(self._capacity),
+                is_fragmented=steps["unusable_units"] > 0,
+                admitted=steps["num_admitted"],
+                swapped_out=steps["swapped_out"],
+                swapped_in=steps["swapped_in"],
+            )
         )
-        self._sums.add(of("start_s"), np.stack(frame, dtype=np.float64))
-        self._sums.add_fragmented(of("num_admitted")[unusable > 0])
-        self._computed_tokens += int(tokens.sum())
-        self._swapped_out += int(of("swapped_out").sum())
-        self._swapped_in += int(of("swapped_in").sum())
+
+    def _mark(self, steps: npt.NDArray[Any], held: npt.NDArray[Any]) -> None:
+        """Put every so manieth step into the timeline; where it gets too long, every second point goes."""
+        timeline, num_before, step = self._timeline, self._sums.num_steps, -self._sums.num_steps % self._stride
+        while step < len(steps):
+            room = TIMELINE_POINTS + 1 - len(timeline)
+            chosen = slice(step, min(len(steps), step + room * self._stride), self._stride)
+            columns = (steps["start_s"], steps["num_scheduled"], steps["waiting"], held)
+            points = list(zip(*(column[chosen].tolist() for column in columns), strict=True))
+            timeline.extend(points)
+            step += len(points) * self._stride
+            if len(timeline) > TIMELINE_POINTS:
+                del timeline[1::2]
+                self._stride *= 2
+                step += -(num_before + step) % self._stride
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
-        self._add_kept()
+        if self._num_kept:
+            self._add_kept(self._num_kept)
         num_late = engine.state[0].num_late
         for index in range(num_late):
             times = engine.times[int(engine.lists[index].late)]
-            times.late_slot_s += times.late_slots * self._sums.end_s - times.late_since_s
+            times.late_slot_s += times.late_slots * self._end_s - times.late_since_s
         held_s = column(engine.times, "late_slot_s")
-        return self._sums.summarize(
-            meta, name, requests, useless_slot_s=float(held_s[held_s > 0].sum()),
-            computed_tokens=self._computed_tokens,
-            swapped_out_units=self._swapped_out, swapped_in_units=self._swapped_in,
-        )  # fmt: skip
+        useless_slot_s = float(held_s[held_s > 0].sum())
+        summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s)
+        columns = [np.array(column) for column in zip(*self._timeline, strict=True)] or [np.empty(0)] * 4
+        timeline = Timeline(start_s=columns[0], scheduled=columns[1], waiting=columns[2], held_slots=columns[3])
+        return Measured(meta=meta, requests=requests, summary=summary, timeline=timeline)
 
 
 class FinalRows:
@@ -265,14 +259,6 @@ class FinalRows:
         engine.state[0].num_schedule_rows = num_rows - num_final
 
 
-def _limits_of(engine: Engine) -> Limits:
-    """What the engine takes into one step; a static batch is full until it has ended."""
-    settings = engine.settings[0]
-    if settings.memory == RECTANGULAR:
-        return Limits(max_num_seqs=0, max_num_batched_tokens=0)
-    return Limits(max_num_seqs=int(settings.max_num_seqs), max_num_batched_tokens=int(settings.max_num_batched_tokens))
-
-
 def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A field of some records."""
     if isinstance(records, np.ndarray):
@@ -286,8 +272,8 @@ def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
     return np.asarray(nodes - 1, np.int64)
 
 
-def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64]) -> Requests:
-    """What happened to the requests in `rows` of `workload`, in a run that is over."""
+def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
+    """What happened to the requests in `rows` of `workload`, whose prompts have `hashes`, in a run that is over."""
 
     def of(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.sequences, name)[1:][rows])
@@ -308,7 +294,7 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64])
         output_tokens=of("num_tokens") - workload.prompt_tokens[rows],
         max_tokens=workload.max_tokens[rows],
         priority=workload.priority[rows],
-        prompt_hashes=Ragged.empty(len(rows), np.int64),
+        prompt_hashes=hashes,
         first_scheduled_s=when("first_scheduled_s"),
         first_token_s=when("first_token_s"),
         finished_s=when("finished_s"),
@@ -316,11 +302,6 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64])
         preemptions=of("preemptions"),
         cached_tokens=of("cached_tokens"),
     )
-
-
-def with_hashes(requests: Requests, hashes: Ragged[np.int64]) -> Requests:
-    """The requests as a recording lists them: with the hashes of their prompts."""
-    return replace(requests, prompt_hashes=hashes)
 
 
 def _num_steps(engine: Engine) -> int:

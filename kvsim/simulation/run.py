@@ -25,6 +25,7 @@ from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
+from kvsim.metrics import Limits
 from kvsim.models import Model
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe
 from kvsim.policies.own import OwnPolicy
@@ -34,7 +35,7 @@ from kvsim.recording.model import MAX_UNITS
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
-from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of, with_hashes
+from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
 from kvsim.simulation.server import Server
 from kvsim.simulation.sources import (
     ClosedLoop,
@@ -393,7 +394,8 @@ class Run:
             return make(compiled=True) if may_compile(size, machine.step_time, choice) else None
 
         driver = Driver(make(compiled=compiled), compiled=compiled, compile_later=compile_later)
-        totals, tables = Totals(self.pool), None if builder is None else FinalRows(builder)
+        totals = Totals(self.pool, Limits.of(describe(self.policy)))
+        tables = None if builder is None else FinalRows(builder)
         listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
         server = Server(
@@ -427,9 +429,9 @@ class Replica(NamedTuple):
         self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
-        requests = requests_of(engine, workload, rows)
+        requests = requests_of(engine, workload, rows, hashes.take(rows))
         if self.tables is not None:
-            self.tables.finish(with_hashes(requests, hashes.take(rows)))
+            self.tables.finish(requests)
         return self.totals.finish(engine, requests, meta, name)
 
 

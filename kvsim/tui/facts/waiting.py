@@ -27,12 +27,12 @@ def kept_by(session: Session) -> tuple[str, ...]:
         return ()
     if meta.policy_name == "static":
         return ("until the batch has ended",)
-    limits = Limits.of(meta.engine, meta.policy)
+    limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
         return ()
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
-    by_batch, by_tokens = limits.keeping(steps.waiting[now], steps.running[now], tokens)
+    _, by_batch, by_tokens = limits.split(steps.waiting[now], steps.running[now], tokens)
     if by_batch[0]:
         return (f"batch full: {limits.max_num_seqs:,} requests at a time", "batch full")
     if by_tokens[0]:

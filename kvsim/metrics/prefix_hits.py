@@ -1,0 +1,62 @@
+"""How much of the prompts a prefix cache had, and, where it had nothing, why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvsim.recording import Meta
+    from kvsim.recording.tables import Requests
+
+
+class PrefixHits(NamedTuple):
+    """What the lookups of all prompts came to."""
+
+    queried_tokens: int
+    hit_tokens: int
+    why_none: str
+    """Empty where there was a hit."""
+
+    @property
+    def rate(self) -> float:
+        """Hit tokens by queried ones, 0 to 1; 0 where nothing was looked up."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+
+def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
+    """What lookups of the prompts of `requests` came to, each counted once, when its request was first scheduled.
+
+    So does vLLM from 0.27 on; earlier releases count a prompt again in every step in which it is looked up in vain.
+    """
+    looks_up = meta.prefix_caching or bool(meta.policy.get("kv_offloading_size"))
+    begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
+    queried = int(requests.prompt_tokens[begun].sum(dtype=np.int64)) if looks_up else 0
+    hits = int(requests.cached_tokens.sum(dtype=np.int64))
+    return PrefixHits(queried, hits, "" if hits else _why_none(meta, requests, begun, looks_up=looks_up))
+
+
+def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
+    if not looks_up:
+        return "prefix caching is off" if meta.policy_name == "paged" else "this policy has no prefix cache"
+    if not len(begun):
+        return "no request was scheduled"
+    hashes, per_block = requests.prompt_hashes, meta.pool.unit_tokens // meta.hash_block_size
+    num_blocks = hashes.lengths[begun] // per_block
+    has_block = requests.prompt_tokens[begun] >= meta.pool.unit_tokens
+    if not (num_blocks > 0).any():
+        return "prompts' hashes are not known" if has_block.any() else "no prompt fills a block"
+    known = "" if (num_blocks[has_block] > 0).all() else " whose hashes are known"
+    # Hashes are chained: prompts that share a full block share their first.
+    begun = begun[num_blocks > 0]
+    first = hashes.values[hashes.offsets[begun] + per_block - 1]
+    _, which, count = np.unique(first, return_inverse=True, return_counts=True)
+    shares = count[which] > 1
+    if not shares.any():
+        return f"no two prompts{known} share a full block"
+    # Its last token is computed, whatever is cached.
+    if not (requests.prompt_tokens[begun[shares]] > meta.pool.unit_tokens).any():
+        return "prompts share a block that ends with them, and the last token is always computed"
+    return "prompts share full blocks, and none was in the cache when it came again"

@@ -1,0 +1,51 @@
+"""The summary of a recording: its steps, added up as those of a run are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.metrics.sums import StepFigures, Sums
+from kvsim.metrics.waiting import Limits
+from kvsim.metrics.waste import Waste, waste
+
+if TYPE_CHECKING:
+    from kvsim.metrics.summary import Summary
+    from kvsim.recording import Recording
+
+
+def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
+    """Summarize `recording`; give `slots` where its waste is known already."""
+    meta = recording.meta
+    sums = Sums(0, None)
+    if len(recording.steps):
+        slots = slots or waste(recording)
+        sums = Sums(slots.capacity, Limits.of(meta.policy, meta.engine))
+        for part in _figures(recording, slots).parts():
+            sums.add(part)
+    return sums.summary(meta, recording.name, recording.requests, recording.duration_s)
+
+
+def _figures(recording: Recording, slots: Waste) -> StepFigures:
+    """What a summary needs to know of the steps of a recording."""
+    steps, admitted_s = recording.steps, recording.requests.first_scheduled_s
+    nothing = np.zeros(len(steps), np.int32)
+    unusable, out, back = (
+        nothing if units is None else units
+        for units in (steps.unusable_units, steps.swapped_out_units, steps.swapped_in_units)
+    )
+    return StepFigures(
+        start_s=steps.start_s,
+        scheduled=steps.num_scheduled,
+        running=steps.running,
+        waiting=steps.waiting,
+        tokens=steps.prefill_tokens.astype(np.int64) + steps.decode_tokens,
+        preempted=steps.preempted,
+        held=slots.held[:-1],
+        states=slots.slots[:-1].T,
+        is_fragmented=unusable > 0,
+        admitted=np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), steps.start_s, side="right"),
+        swapped_out=out,
+        swapped_in=back,
+    )

@@ -1,0 +1,175 @@
+"""The one way to a summary: the sums over the steps of a run, as they happen or as a recording has them.
+
+Each step holds from its beginning to that of the next. Only integrals over time are kept, added up in one order
+wherever the steps come from, so that a figure of a run is that of its recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.metrics.latency import Distribution, latencies_of
+from kvsim.metrics.prefix_hits import prefix_hits
+from kvsim.metrics.shares import UNKNOWN_SHARES, shares_of
+from kvsim.metrics.summary import Summary
+from kvsim.metrics.waiting import UNKNOWN, Limits, WaitingFor
+from kvsim.recording import Meta, RequestStatus
+from kvsim.recording.tables import Requests
+
+Numbers = npt.NDArray[np.integer]
+
+STEPS_TOGETHER = 4_096
+"""Steps that are added up at once: more do not stay in the processor's cache, and fewer cost most by the call."""
+_SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _HELD, _STATES = range(7)
+"""What is added up over time; the eight states stand behind each other."""
+_ROUNDING = 1e-9
+"""Share of the pool that sums of times may have lost to rounding, so that a share may be this much below 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepFigures:
+    """What a summary needs to know of some steps in a row: one entry for each."""
+
+    start_s: npt.NDArray[np.float64]
+    scheduled: Numbers
+    """Sequences that compute something."""
+    running: Numbers
+    waiting: Numbers
+    tokens: Numbers
+    """Tokens that are computed."""
+    preempted: Numbers
+    held: Numbers
+    """Slots that requests hold, what the allocator rounded up included."""
+    states: npt.NDArray[np.int64]
+    """Slots by state. Shape (8, steps), in the order of `SlotState`."""
+    is_fragmented: npt.NDArray[np.bool_]
+    """Free slots are in pieces too small for the head of the queue."""
+    admitted: Numbers
+    """Requests that have been admitted so far."""
+    swapped_out: Numbers
+    """Units."""
+    swapped_in: Numbers
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def parts(self) -> Iterator[StepFigures]:
+        """These steps, as many at a time as are added up together."""
+        for begin in range(0, len(self), STEPS_TOGETHER):
+            part = slice(begin, begin + STEPS_TOGETHER)
+            yield StepFigures(**{name: getattr(self, name)[..., part] for name in self.__dataclass_fields__})
+
+
+class Sums:
+    """Adds up the steps of a run over a pool."""
+
+    def __init__(self, capacity: int, limits: Limits | None) -> None:
+        """Begin with no step; the pool has `capacity` slots, and the engine `limits`, if these are known."""
+        self.num_steps = 0
+        self._capacity, self._limits = capacity, limits
+        self._begin_s = self._last_s = 0.0
+        self._last = np.zeros(_STATES + NUM_STATES)
+        self._integrals = np.zeros_like(self._last)
+        self._peak_batch = self._most_held = self._num_preemptions = self._computed_tokens = 0
+        self._swapped_out = self._swapped_in = 0
+        self._num_fragmented_steps = self._num_fragmented_requests = 0
+        self._last_fragmented = -1
+
+    def add(self, steps: StepFigures) -> None:
+        """Add steps, at least one and at most `STEPS_TOGETHER`, and as many of these in all but the last call."""
+        totals = np.empty((len(self._last), len(steps)))
+        limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
+        totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
+        totals[_FOR_MEMORY : _FOR_TOKENS + 1] = limits.split(steps.waiting, steps.running, steps.tokens)
+        totals[_STATES:] = steps.states
+        if self.num_steps == 0:
+            self._begin_s = float(steps.start_s[0])
+        else:
+            self._integrals += self._last * (steps.start_s[0] - self._last_s)
+        self._integrals += totals[:, :-1] @ np.diff(steps.start_s)
+        self._last, self._last_s = totals[:, -1].copy(), float(steps.start_s[-1])
+        self.num_steps += len(steps)
+        self._peak_batch = max(self._peak_batch, int(steps.scheduled.max()))
+        self._most_held = max(self._most_held, int(steps.held.max()))
+        self._num_preemptions += int(steps.preempted.sum(dtype=np.int64))
+        self._computed_tokens += int(steps.tokens.sum(dtype=np.int64))
+        self._swapped_out += int(steps.swapped_out.sum(dtype=np.int64))
+        self._swapped_in += int(steps.swapped_in.sum(dtype=np.int64))
+        self._add_fragmented(steps.admitted[steps.is_fragmented])
+
+    def _add_fragmented(self, admitted: Numbers) -> None:
+        """The head of the queue, after so many admissions, waited for slots side by side: one entry for each step."""
+        self._num_fragmented_steps += len(admitted)
+        if len(admitted):  # which never falls from step to step
+            self._num_fragmented_requests += int(np.count_nonzero(np.diff(admitted, prepend=self._last_fragmented)))
+            self._last_fragmented = int(admitted[-1])
+
+    def summary(
+        self, meta: Meta, name: str, requests: Requests, end_s: float, *, useless_slot_s: float = 0.0
+    ) -> Summary:
+        """What the steps add up to, with their requests; the last step ends at `end_s`.
+
+        `useless_slot_s` are slots times seconds that were called reserved and turned out never to be written.
+        """
+        time_s = end_s - self._begin_s if self.num_steps else 0.0
+        integrals = self._integrals + self._last * (end_s - self._last_s)
+        integrals[_STATES + SlotState.RESERVED] -= useless_slot_s
+        integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
+        mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
+        mean[np.abs(mean) < _ROUNDING * self._capacity * (np.arange(len(mean)) >= _STATES)] = 0.0
+        status = np.bincount(requests.status, minlength=len(RequestStatus))
+        num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
+        times, hits = latencies_of(requests), prefix_hits(meta, requests)
+        return Summary(
+            name=name,
+            policy=meta.rules_name,
+            num_finished=num_finished,
+            num_refused=int(status[RequestStatus.REFUSED]),
+            num_aborted=int(status[RequestStatus.ABORTED]),
+            num_unfinished=int(status[RequestStatus.UNFINISHED]),
+            num_steps=self.num_steps,
+            duration_s=end_s,
+            output_tokens=output_tokens,
+            output_tokens_per_s=output_tokens / end_s if end_s else np.nan,
+            requests_per_s=num_finished / end_s if end_s else np.nan,
+            mean_batch=float(mean[_SCHEDULED]),
+            peak_batch=self._peak_batch,
+            mean_occupancy=float(mean[_HELD]) / self._capacity if self._capacity else np.nan,
+            peak_occupancy=self._most_held / self._capacity if self.num_steps else np.nan,
+            num_preemptions=self._num_preemptions,
+            num_fragmented_steps=self._num_fragmented_steps,
+            num_fragmented_requests=self._num_fragmented_requests,
+            swapped_out_bytes=self._swapped_out * meta.pool.bytes_per_unit,
+            swapped_in_bytes=self._swapped_in * meta.pool.bytes_per_unit,
+            prefix_queried_tokens=hits.queried_tokens,
+            prefix_hit_tokens=hits.hit_tokens,
+            prefix_hit_rate=hits.rate,
+            prefix_no_hits=hits.why_none,
+            computed_tokens=self._computed_tokens,
+            vain_tokens=_vain_tokens(self._computed_tokens, requests),
+            mean_waiting=float(mean[_WAITING]),
+            waiting_for=UNKNOWN
+            if self._limits is None
+            else WaitingFor(
+                memory=float(mean[_FOR_MEMORY]), batch=float(mean[_FOR_BATCH]), tokens=float(mean[_FOR_TOKENS])
+            ),
+            wait_s=Distribution.of(times.wait_s),
+            ttft_s=Distribution.of(times.ttft_s),
+            tpot_s=Distribution.of(times.tpot_s),
+            e2e_s=Distribution.of(times.e2e_s),
+            waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,
+        )
+
+
+def _vain_tokens(computed: int, requests: Requests) -> int:
+    """How many of `computed` tokens go beyond what the requests that finished needed, each counted once."""
+    rows = requests.status == RequestStatus.FINISHED
+    lengths = (
+        requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]
+    )
+    return max(computed - int((lengths - 1).sum()), 0)
