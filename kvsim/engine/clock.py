@@ -258,7 +258,7 @@ def write_down(engine: Engine) -> StepShape:
         memory.shared_tokens(engine, context_tokens), state.num_new_seqs,
     )  # fmt: skip
     write_step(engine, shape, 0)
-    totals.settle_late_slots(engine, state.host_s)
+    totals.settle_unsure_slots(engine, state.host_s)
     return shape
 
 

@@ -201,6 +201,7 @@ def new_engine(
         state=state,
         sequences=_sequences(demand, policy, refused, compiled=compiled),
         times=_times(demand, compiled=compiled),
+        unsure=make(records.Unsure, (size + 1) * settings[0].most_unsure, compiled=compiled),
         lines=make(records.Line, size, compiled=compiled),
         running=_numbers(batch, compiled=compiled),
         quiet_until=_numbers(batch, compiled=compiled),
@@ -393,6 +394,7 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
             "prefix_caching": policy.cache.enable_prefix_caching,
             "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
             "lookahead_tokens": policy.cache.num_speculative_tokens,
+            "most_unsure": max(policy.cache.num_speculative_tokens, 1),
         }
     cache: ContiguousSettings = policy.cache
     if cache.fit not in FITS:
@@ -625,15 +627,16 @@ def _sequences(
 ) -> Records[records.Sequence]:
     sequences = make(records.Sequence, len(demand.prompt) + 1, compiled=compiled)
     ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
-    late = demand.stops_late if ahead else np.zeros_like(refused)
+    drafts = policy.cache.num_speculative_tokens if isinstance(policy, Paged) else 0
+    unsure = demand.stops_late.astype(np.int32) if ahead else np.full(len(refused), drafts, np.int32)
     fill(
         sequences,
         1,
         prompt_tokens=demand.prompt,
         end_tokens=demand.prompt + demand.output,
         limit_tokens=demand.prompt + demand.limit,
-        full_tokens=demand.prompt + demand.output - 1 + late,
-        stops_late=late,
+        full_tokens=demand.prompt + demand.output - 1 + unsure,
+        num_unsure=unsure,
         is_refused=refused,
         priority=demand.priority,
         reservation=demand.reservations(policy) if isinstance(policy, Contiguous) else 0,

@@ -82,7 +82,7 @@ def take_over(engine: Engine, node: int) -> None:
     kv_cache.cache_blocks(engine, node, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
-        engine.state[0].written -= 1
+        sequence.rejected = 1  # its slot is written, and will be again
 
 
 @part

@@ -213,6 +213,8 @@ class Settings:
     """The first group of the kind that is looked up first."""
     has_windows: bool = False
     """There are groups that do not read every token."""
+    most_unsure: int = 1
+    """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
     lookahead_tokens: int = 0
     """Tokens drafted for every sequence; 0 without speculative decoding."""
     host_blocks: int = 0
@@ -340,8 +342,8 @@ class State:
     """Slots asked for that will be written before their sequence ends."""
     rounding: int = 0
     """Slots given beyond what was asked for."""
-    num_late: int = 0
-    """Sequences that gave back the slot of a late stop since the last step."""
+    num_unsure: int = 0
+    """Sequences that gave back slots of tokens that may never be computed, since the last step."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     subject: int = 0
@@ -360,9 +362,9 @@ class Sequence(Alike):
     limit_tokens: Small = 0
     """The prompt and as many outputs as are allowed: what the scheduler knows beforehand."""
     full_tokens: Small = 0
-    """Tokens that are computed for it in the end."""
-    stops_late: bool = False
-    """Whether only the output reveals the stop, which a step scheduled ahead notices one token late."""
+    """Tokens that are computed for it in the end, at most."""
+    num_unsure: Small = 0
+    """The last of these, of which it shows only in the end whether they are computed: see `totals`."""
     is_refused: bool = False
     priority: Small = 0
     reservation: Small = 0
@@ -417,11 +419,17 @@ class Times:
     first_scheduled_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
-    late_slots: int = 0
-    """Slots of the token behind a late stop that it holds."""
-    late_since_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Unsure:
+    """The slots of one token of a sequence of which it shows only in the end whether it is computed."""
+
+    slots: int = 0
+    """Slots for it that the sequence holds."""
+    since_s: float = 0.0
     """The sum over these slots of the times since when it has held them."""
-    late_slot_s: float = 0.0
+    slot_s: float = 0.0
     """Slots times seconds that it held in vain; minus infinity once the token was computed."""
 
 
@@ -445,8 +453,8 @@ class Lists:
     """Sequences in the order in which they are compacted."""
     preempted: int = 0
     """Preempted by the step being scheduled, in that order."""
-    late: int = 0
-    """Sequences that have given back the slot of a late stop since the last step."""
+    unsure: int = 0
+    """Sequences that have given back slots of tokens that may never be computed, since the last step."""
     free_place: int = 0
     """Places whose tables no sequence has."""
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import groups, in_flight, memory, quiet, running, speculation, tiered, waiting_queue
+from kvsim.engine import groups, in_flight, memory, quiet, running, speculation, tiered, totals, waiting_queue
 from kvsim.engine.compiled import chosen_by_memory, compiled_as, part
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
@@ -92,6 +92,7 @@ def update(engine: Engine) -> None:
             if sequence.status == RUNNING and known >= sequence.cache_at:
                 memory.cache_known(engine, node, known)
         elif settings.lookahead_tokens > 0:
+            totals.note_computed(engine, node)
             # The slots of rejected drafts will be written again; until then they hold what was computed.
             sequence.rejected = sequence.computed - (sequence.num_tokens - 1)
             sequence.computed = sequence.num_tokens - 1

@@ -28,6 +28,7 @@ from kvsim.engine.records import (
     Step,
     Table,
     Times,
+    Unsure,
 )  # fmt: skip
 
 PAGED, RESERVED, TIERED, OWN, RECTANGULAR = range(5)
@@ -64,6 +65,8 @@ class Engine(NamedTuple):
     state: Records[State]
     sequences: Records[Sequence]
     times: Records[Times]
+    unsure: Records[Unsure]
+    """As many for each sequence as it has such tokens at most, one sequence behind the other."""
     lines: Records[Line]
     running: Numbers
     """The running sequences, in order of admission."""

@@ -10,11 +10,12 @@ slots that have expired (`groups.expired_slots`):
 Where layers of several kinds share the pool, a slot is a byte: tokens take as many as their layers have, a recurrent
 state has its own size, and what a page or a short group leaves of a block is asked for and not useful.
 
-**Late stops.** Where steps are scheduled ahead, a stop that only the output reveals is noticed one token late. The slot
-of that last token is computed in most runs and never in some: a sequence that is preempted between its last two steps
-does not get there. Which it was is known when the sequence ends, long after the slot was allocated. So the slot counts
-as useful from its allocation on, and `Times.late_slot_s` keeps for how long it was held in vain, to be taken back when
-the run is over.
+**Unsure tokens.** Where steps are scheduled ahead, a stop that only the output reveals is noticed one token late. The
+slot of that last token is computed in most runs and never in some: a sequence that is preempted between its last two
+steps does not get there. And the last step of a sequence verifies drafts beyond its end, as many as there is room for.
+Which it was is known when the sequence ends, long after the slots were allocated. So such slots count as useful from
+their allocation on, and `Unsure.slot_s` keeps for how long each was held in vain, to be taken back when the run is
+over.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvsim.engine.state import Engine
 def add_slots(engine: Engine, node: int, before: int, more: int) -> None:
     """A sequence with a reservation of `before` slots asks for `more` and gets them."""
     engine.state[0].requested += more
-    held = engine.times[node].late_slots > 0  # a sequence that is moved keeps its slots
+    held = engine.unsure[_first_unsure(engine, node)].slots > 0  # a sequence that is moved keeps its slots
     _add_useful(engine, node, before, before + more, 1, held)
 
 
@@ -110,27 +111,43 @@ def lose_tokens(engine: Engine, node: int) -> None:
     """What a sequence has computed is gone."""
     state, sequence = engine.state[0], engine.sequences[node]
     state.written -= (sequence.computed + sequence.rejected) * engine.settings[0].token_slots
+    note_computed(engine, node)
     sequence.rejected = 0
-    if not sequence.stops_late:
-        return
-    times = engine.times[node]
-    if sequence.computed == sequence.full_tokens:
-        times.late_slot_s = -math.inf
-    if times.late_slots > 0:
-        engine.lists[state.num_late].late = node  # until the next step begins
-        state.num_late += 1
+    first = _first_unsure(engine, node)
+    for index in range(first, first + sequence.num_unsure):
+        if engine.unsure[index].slots > 0:
+            engine.lists[state.num_unsure].unsure = node  # until the next step begins
+            state.num_unsure += 1
+            break
 
 
 @part
-def settle_late_slots(engine: Engine, time_s: float) -> None:
-    """The step begins that follows those in which sequences gave back the slot of a late stop."""
+def note_computed(engine: Engine, node: int) -> None:
+    """Take note of how far a sequence has come, before a part of that is taken from it."""
+    sequence = engine.sequences[node]
+    first, sure = _first_unsure(engine, node), sequence.full_tokens - sequence.num_unsure
+    for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
+        engine.unsure[first + index].slot_s = -math.inf
+
+
+@part
+def settle_unsure_slots(engine: Engine, time_s: float) -> None:
+    """The step begins that follows those in which sequences gave back slots of tokens that may never be computed."""
     state = engine.state[0]
-    for index in range(state.num_late):
-        times = engine.times[engine.lists[index].late]
-        times.late_slot_s += times.late_slots * time_s - times.late_since_s
-        times.late_slots = 0
-        times.late_since_s = 0.0
-    state.num_late = 0
+    for place in range(state.num_unsure):
+        node = engine.lists[place].unsure
+        first = _first_unsure(engine, node)
+        for index in range(first, first + engine.sequences[node].num_unsure):
+            unsure = engine.unsure[index]
+            unsure.slot_s += unsure.slots * time_s - unsure.since_s
+            unsure.slots = 0
+            unsure.since_s = 0.0
+    state.num_unsure = 0
+
+
+@part
+def _first_unsure(engine: Engine, node: int) -> int:
+    return node * engine.settings[0].most_unsure
 
 
 @part
@@ -139,7 +156,11 @@ def _add_useful(engine: Engine, node: int, before: int, after: int, slots: int, 
     state, sequence = engine.state[0], engine.sequences[node]
     full = sequence.full_tokens
     state.useful += (min(after, full) - min(before, full)) * slots
-    if sequence.stops_late and before < full <= after and not is_held:
-        times = engine.times[node]
-        times.late_slots += slots
-        times.late_since_s += slots * state.host_s
+    sure = full - sequence.num_unsure
+    if after <= sure or before >= full or is_held:
+        return
+    first = _first_unsure(engine, node) - sure
+    for token in range(max(before, sure), min(after, full)):
+        unsure = engine.unsure[first + token]
+        unsure.slots += slots
+        unsure.since_s += slots * state.host_s

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     """Summarize `recording`; give `slots` where its waste is known already."""
     meta = recording.meta
-    sums = Sums(0, None)
-    if len(recording.steps):
-        slots = slots or waste(recording)
-        sums = Sums(slots.capacity, Limits.of(meta.policy, meta.engine))
+    if slots is None and len(recording.steps):
+        slots = waste(recording)
+    sums = Sums(slots.capacity if slots else 0, Limits.of(meta.policy, meta.engine))
+    if slots:
         for part in _figures(recording, slots).parts():
             sums.add(part)
     return sums.summary(meta, recording.name, recording.requests, recording.duration_s)

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.metrics.latency import Distribution
 from kvsim.metrics.shares import WasteShares
-from kvsim.metrics.waiting import WaitingFor
+from kvsim.metrics.waiting import Limits, WaitingFor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -65,6 +65,8 @@ class Summary:
     mean_waiting: float
     """Requests in the queue, over time."""
     waiting_for: WaitingFor
+    limits: Limits | None
+    """What the engine takes into one step; None where that is not known."""
     wait_s: Distribution
     ttft_s: Distribution
     tpot_s: Distribution

@@ -158,6 +158,7 @@ class Sums:
             else WaitingFor(
                 memory=float(mean[_FOR_MEMORY]), batch=float(mean[_FOR_BATCH]), tokens=float(mean[_FOR_TOKENS])
             ),
+            limits=self._limits,
             wait_s=Distribution.of(times.wait_s),
             ttft_s=Distribution.of(times.ttft_s),
             tpot_s=Distribution.of(times.tpot_s),

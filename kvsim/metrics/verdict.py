@@ -69,13 +69,12 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
     if limit is Limit.MEMORY:
         return f"Memory is short: {_shortage(summary)}."
     if limit is Limit.BATCH:
-        setting = "batch_size" if summary.policy == "static" else "max_num_seqs"
+        limits = summary.limits
+        setting = f"max_num_seqs {limits.max_num_seqs:,}" if limits and limits.max_num_seqs else "batch_size"
         return f"The batch is full ({setting}): {waits.batch:,.1f} requests wait for a place in it on average."
     if limit is Limit.TOKENS:
-        return (
-            f"Steps are full (max_num_batched_tokens): {waits.tokens:,.1f} requests wait on average for a step with "
-            "tokens to spare."
-        )
+        setting = f" (max_num_batched_tokens {summary.limits.max_num_batched_tokens:,})" if summary.limits else ""
+        return f"Steps are full{setting}: {waits.tokens:,.1f} requests wait on average for a step with tokens to spare."
     queue = "" if summary.mean_waiting else "no request ever waits in the queue, "
     return f"Nothing is held back: {queue}{peak_words(summary)}." if summary.duration_s else "No time passes."
 

@@ -19,23 +19,24 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much an engine takes into one step."""
+    """How much an engine takes into one step; a static batch, which is full until it has ended, takes none."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """The limits that stand in the settings of an engine or of a policy; None where they do not.
-
-        A static batch is full until it has ended.
-        """
+        """The limits that stand in the settings of an engine or of a policy; None where they do not."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         num_seqs, num_tokens = (_first(name, (engine, policy)) for name in ("max_num_seqs", "max_num_batched_tokens"))
         if num_seqs is None or num_tokens is None:
             return None
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """The two numbers by name."""
+        return {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens}
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
         """Requests that wait for memory, for a place in the batch, and for tokens, after each step was scheduled.

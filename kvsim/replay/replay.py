@@ -16,7 +16,7 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
-from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+from kvsim.recording.tables import CopyKind, IntArray, MemoryKind, RequestStatus
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
@@ -302,7 +302,10 @@ class Replay:
         return key
 
     def _begin_residencies_anew(self) -> None:
-        """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back."""
+        """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back.
+
+        What is found there was computed by others, or comes from the host, which counts from when that is decided.
+        """
         held, memory = self.ledger.tables.residencies, self.recording.memory
         moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
         first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
@@ -314,7 +317,14 @@ class Replay:
         hits = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64))) * self.unit_tokens
         key = requests * num_seqs + birth_seq
         begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
-        self.progress.begin_anew(requests, np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin])
+        frames, found = np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin]
+        if (copies := self.recording.copies) is not None:
+            loads = copies.kind == CopyKind.LOAD
+            loaded_key = np.sort(copies.request[loads].astype(np.int64) * self.num_frames + copies.begun_step[loads])
+            key = requests * self.num_frames + frames
+            begin, end = (np.searchsorted(loaded_key, key, side) for side in ("left", "right"))
+            found += (end - begin) * self.unit_tokens
+        self.progress.begin_anew(requests, frames, found)
 
     def _padding_per_request(self) -> npt.NDArray[np.int64]:
         """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its

@@ -14,7 +14,7 @@ from kvsim.engine.records import column
 from kvsim.engine.state import NO_KEY, OWN, PAGED, RECTANGULAR, TIERED, Engine
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
-from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, split_extent
+from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation.table_account import Content, content, held, of_liveliest
 
 if TYPE_CHECKING:
@@ -155,20 +155,22 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
         IntegrityError: with the figures that do not agree.
     """
     engine = driver.engine
-    settings, state = engine.settings[0], engine.state[0]
-    counted.check(settings.num_units * settings.unit_slots)
-    held = (settings.num_units - state.num_free) * settings.unit_slots
-    shared, expired = shared_slots(engine), expired_slots(engine)
-    listed_twice = state.requested + state.rounding - held
-    totals = {
-        SlotState.TOKEN: state.written - shared - expired,
-        SlotState.EXPIRED: expired,
-        SlotState.EXTERNAL: state.rounding,
-    }
-    if not settings.lookahead_tokens:  # drafts may be written beyond the last token
-        totals[SlotState.RESERVED] = state.useful - state.written
-        totals[SlotState.INTERNAL] = state.requested - state.useful - (listed_twice - shared)
-    for slot_state, value in totals.items():
+    settings, state, unit_slots = engine.settings[0], engine.state[0], engine.settings[0].unit_slots
+    capacity = settings.num_units * unit_slots
+    counted.check(capacity)
+    totals = SlotTotals(
+        free=state.num_free * unit_slots,
+        cached=state.num_cached * unit_slots,
+        unusable=0,
+        requested=state.requested,
+        rounding=state.rounding,
+        written=state.written,
+        useful=state.useful,
+        padding=0,
+        shared=shared_slots(engine),
+        expired=expired_slots(engine),
+    ).states(capacity)
+    for slot_state, value in zip(SlotState, totals.tolist(), strict=True):
         if counted[slot_state] != value:
             raise IntegrityError(
                 f"{counted[slot_state]} slots are {slot_state.name.lower()}, and by the running totals {value}."

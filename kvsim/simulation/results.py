@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvsim.engine.records import column, copied
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, TIERED, Engine
+from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
 from kvsim.metrics.sums import STEPS_TOGETHER, StepFigures, Sums
@@ -124,11 +125,8 @@ class Totals:
         """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
         if self._num_kept:
             self._add_kept(self._num_kept)
-        num_late = engine.state[0].num_late
-        for index in range(num_late):
-            times = engine.times[int(engine.lists[index].late)]
-            times.late_slot_s += times.late_slots * self._end_s - times.late_since_s
-        held_s = column(engine.times, "late_slot_s")
+        settle_unsure_slots(engine, self._end_s)
+        held_s = column(engine.unsure, "slot_s")
         useless_slot_s = float(held_s[held_s > 0].sum())
         summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s)
         columns = [np.array(column) for column in zip(*self._timeline, strict=True)] or [np.empty(0)] * 4

@@ -75,7 +75,8 @@ def test_run(kvsim: Kvsim, tmp_path: Path, policy: str) -> None:
     arguments = ("run", "--policy", policy, *FEW, "-o", "rec")
     text = succeed(kvsim(*arguments, folder=tmp_path))
     assert "12 requests" in text or "400 requests" in text
-    assert re.match(r"(Nothing is held back|The batch is full|Memory is short): .* All 12 requests are served ", text)
+    found = r"(Nothing is held back|The batch is full \(batch_size\)|Memory is short): .* All 12 requests are served "
+    assert re.match(found, text)
     assert re.search(r"times +measured on this GPU with this model: throughput is typically within \d+ %", text)
     assert re.search(r"class +Hopper GH100, dense, 1 GPU", text)
     assert "calibrated on" not in text, "that is for --all"
