@@ -665,14 +665,14 @@ MUTATIONS = (
     Mutation(
         "the slot of a late stop counts as useful although it stays empty",
         _TOTALS,
-        "        times.late_slot_s += times.late_slots * time_s - times.late_since_s\n",
+        "            unsure.slot_s += unsure.slots * time_s - unsure.since_s\n",
         "",
     ),
     Mutation(
         "the slot of a late stop never counts as useful",
         _TOTALS,
-        "    if sequence.computed == sequence.full_tokens:\n        times.late_slot_s = -math.inf\n",
-        "",
+        "        engine.unsure[first + index].slot_s = -math.inf\n",
+        "        pass\n",
     ),
     # Static batches.
     Mutation(
