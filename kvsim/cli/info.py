@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
@@ -37,7 +39,12 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     recording = read(find(recording_name))
     meta, summary = recording.meta, summarize(recording)
     if as_json:
-        about = {"source": meta.source, "gpu": meta.gpu, "engine": dict(meta.engine), "model": dict(meta.model)}
+        about: dict[str, Any] = {
+            "source": meta.source,
+            "gpu": meta.gpu,
+            "engine": dict(meta.engine),
+            "model": dict(meta.model),
+        }
         about |= {"policy": dict(meta.policy), "requests": len(recording.requests)}
         print_json(summary.as_dict() | {"verdict": verdict_of(summary).as_dict()} | about)
         return
