@@ -174,6 +174,7 @@ def new_engine(
     width = sum(widths)
     settings, state = make(records.Settings, 1, compiled=compiled), make(records.State, 1, compiled=compiled)
     chosen = _settings(policy, num_units, batch, places, width) | {"checking": checking, "answers": answers}
+    chosen["most_unsure"] = max(policy.cache.num_speculative_tokens, 1) if isinstance(policy, Paged) else 1
     chosen |= {"records_memory": records_memory, "records_schedule": records_schedule, "stamp_at_entry": stamp_at_entry}
     num_holes = 2 * _most_holes(policy, batch, num_units)
     rows_of_loads = host_initialization.rows_of_loads(policy, num_units, size, width)
@@ -394,7 +395,6 @@ def _settings(policy: Policy, num_units: int, batch: int, places: int, width: in
             "prefix_caching": policy.cache.enable_prefix_caching,
             "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
             "lookahead_tokens": policy.cache.num_speculative_tokens,
-            "most_unsure": max(policy.cache.num_speculative_tokens, 1),
         }
     cache: ContiguousSettings = policy.cache
     if cache.fit not in FITS:

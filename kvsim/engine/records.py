@@ -213,7 +213,7 @@ class Settings:
     """The first group of the kind that is looked up first."""
     has_windows: bool = False
     """There are groups that do not read every token."""
-    most_unsure: int = 1
+    most_unsure: int = 0
     """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
     lookahead_tokens: int = 0
     """Tokens drafted for every sequence; 0 without speculative decoding."""
