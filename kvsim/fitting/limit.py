@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.hardware import GIB
+from kvsim.metrics.shares import whole_percents
 from kvsim.metrics.verdict import Limit
 
 if TYPE_CHECKING:

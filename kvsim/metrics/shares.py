@@ -65,3 +65,12 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
         pool_percent=100 * mean_slots / capacity,
         allocated_percent=100 * allocated / total if total else UNKNOWN_SHARES.allocated_percent,
     )
+
+
+def whole_percents(*parts: float) -> list[int]:
+    """Shares of parts of one thing in whole percents that add up to 100: those rounded down most get what is left."""
+    percents = 100 * np.array(parts) / (sum(parts) or 1.0)
+    whole = np.floor(percents).astype(int)
+    missing = round(percents.sum()) - int(whole.sum())
+    whole[np.argsort(whole - percents, kind="stable")[:missing]] += 1
+    return [int(part) for part in whole]
