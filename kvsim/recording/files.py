@@ -17,7 +17,7 @@ from kvsim.recording import eventlog, provenance
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.requests_at_hand import requests_at_hand
 from kvsim.recording.shipped import is_shipped
-from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
@@ -74,6 +74,7 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
 
     Raises:
         RecordingError: `path` exists and is not a recording, or is one of another source, or cannot be written.
+        IntegrityError: what it says does not agree; nothing was written.
     """
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
@@ -112,41 +113,11 @@ def _read_once(folder: Path) -> Recording:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise RecordingError(f"{folder} {what}; a recording is a folder with meta.json and steps.parquet in it.")
-    return _read_log(folder) if (folder / eventlog.FILE_NAME).exists() else _read_tables(folder)
+    if (folder / eventlog.FILE_NAME).exists():
+        return _read_log(folder)
+    from kvsim.recording.parquet import read_tables  # noqa: PLC0415  costs more than the rest of kvsim together
 
-
-def _read_tables(folder: Path) -> Recording:
-    file = folder / provenance.FILE_NAME
-    document = provenance.read_document(file)
-    meta, identity = provenance.meta_from_document(document, file), provenance.identity_of(document)
-    has_memory = (folder / "memory.parquet").exists()
-    if not has_memory and meta.pool.num_units is not None:
-        raise RecordingError(f"{folder / 'memory.parquet'} is missing; the recording is incomplete.")
-    # Both cost more than the rest of kvsim together.
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
-
-    from kvsim.recording.parquet import read_table, release_unused  # noqa: PLC0415
-
-    with ThreadPoolExecutor() as pool:
-        copies, memory, steps, schedule, requests = (
-            pool.submit(read_table, folder, Copies, identity) if (folder / "copies.parquet").exists() else None,
-            pool.submit(read_table, folder, Memory, identity) if has_memory else None,
-            pool.submit(read_table, folder, Steps, identity),
-            pool.submit(read_table, folder, Schedule, identity),
-            pool.submit(read_table, folder, Requests, identity),
-        )
-        recording = Recording(
-            meta=meta,
-            requests=requests.result(),
-            steps=steps.result(),
-            schedule=schedule.result(),
-            # An engine whose cache has no addresses, such as generate(), leaves this file out.
-            memory=Memory.empty() if memory is None else memory.result(),
-            copies=None if copies is None else copies.result(),
-            name=folder.resolve().name,
-        )
-    release_unused()
-    return recording
+    return read_tables(folder)
 
 
 def _read_log(folder: Path) -> Recording:

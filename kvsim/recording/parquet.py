@@ -1,4 +1,4 @@
-"""One table of a recording as a Parquet file: read whole, written in row groups of a fixed size as its rows come.
+"""The tables of a recording as Parquet files: read whole, written in row groups of a fixed size as their rows come.
 
 Import this where a file is touched and not before: pyarrow costs more than the rest of kvsim together.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -15,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvsim.errors import RecordingError
+from kvsim.errors import IntegrityError, RecordingError
 from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.arrow import to_arrow
+from kvsim.recording.model import Recording
 from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
@@ -66,6 +68,7 @@ class TableFile:
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
         self._encodings: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
 
@@ -80,6 +83,7 @@ class TableFile:
         elif not len(table):
             return
         self._encodings = _encodings(table)
+        self._counts = {name: self._counts.get(name, 0) for name, spec in table.columns() if spec.counts}
         self._waiting.append(to_arrow(table))
         self._num_waiting += len(table)
         if self._num_waiting >= self.rows_per_group:
@@ -133,8 +137,22 @@ class TableFile:
             )
         # In one piece each: where rows were put together would show in the pages of a group.
         for begin in range(0, max(num_rows, 1), self.rows_per_group):
-            self._writer.write_table(rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks())
+            group = rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks()
+            self._check_order(group)
+            self._writer.write_table(group)
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
+
+    def _check_order(self, group: pa.Table) -> None:
+        """Make sure of rows on their way to disk that what counts never falls: they may have changed since they came.
+
+        Raises:
+            IntegrityError: a column falls.
+        """
+        for name, last in self._counts.items() if len(group) else ():
+            values = to_numpy(group.column(name).chunk(0))
+            if values[0] < last or (values[1:] < values[:-1]).any():
+                raise IntegrityError(f"{name} falls in {self._file.name}, where it should count: a defect of kvsim.")
+            self._counts[name] = int(values[-1])
 
 
 def _encodings(table: Table) -> dict[str, str]:
@@ -192,9 +210,38 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     return table(**columns)
 
 
-def release_unused() -> None:
-    """Give back the memory that reading took on the way: pyarrow keeps some hundred MB of it for the next file."""
-    pa.default_memory_pool().release_unused()
+def read_tables(folder: Path) -> Recording:
+    """Read the files in `folder`, without looking at what they mean together.
+
+    Raises:
+        RecordingError: one is missing, damaged, or a part of another recording.
+    """
+    file = folder / provenance.FILE_NAME
+    document = provenance.read_document(file)
+    meta, identity = provenance.meta_from_document(document, file), provenance.identity_of(document)
+    has_memory = (folder / "memory.parquet").exists()
+    if not has_memory and meta.pool.num_units is not None:
+        raise RecordingError(f"{folder / 'memory.parquet'} is missing; the recording is incomplete.")
+    with ThreadPoolExecutor() as pool:
+        copies, memory, steps, schedule, requests = (
+            pool.submit(read_table, folder, Copies, identity) if (folder / "copies.parquet").exists() else None,
+            pool.submit(read_table, folder, Memory, identity) if has_memory else None,
+            pool.submit(read_table, folder, Steps, identity),
+            pool.submit(read_table, folder, Schedule, identity),
+            pool.submit(read_table, folder, Requests, identity),
+        )
+        recording = Recording(
+            meta=meta,
+            requests=requests.result(),
+            steps=steps.result(),
+            schedule=schedule.result(),
+            # An engine whose cache has no addresses, such as generate(), leaves this file out.
+            memory=Memory.empty() if memory is None else memory.result(),
+            copies=None if copies is None else copies.result(),
+            name=folder.resolve().name,
+        )
+    pa.default_memory_pool().release_unused()  # it keeps some hundred MB for the next file
+    return recording
 
 
 @contextmanager

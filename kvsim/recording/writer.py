@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kvsim.errors import RecordingError
+from kvsim.errors import IntegrityError, RecordingError
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
@@ -22,6 +22,11 @@ from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, Ta
 
 if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
+
+_MOST_ROWS_CHECKED = 1 << 22
+"""Rows of the longest recording that is read back and checked before it takes its name, in a second or two. A longer
+one would take memory by its steps; of all its rows the order is checked, and the rest when somebody reads it.
+"""
 
 
 class RecordingWriter:
@@ -37,6 +42,7 @@ class RecordingWriter:
         self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}
         self._stack = ExitStack()
+        self._num_rows = 0
 
     def __enter__(self) -> Self:
         """Begin.
@@ -72,6 +78,7 @@ class RecordingWriter:
         """
         with self._in_a_sentence():
             self._files[table.name].append(table)
+        self._num_rows += len(table)
 
     def commit(self, meta: Meta) -> Path:
         """Everything has been appended: make it a recording, and return its folder.
@@ -79,6 +86,7 @@ class RecordingWriter:
         Raises:
             RecordingError: it cannot be written, the target is a recording of another source, or it has become
             something else in the meantime.
+            IntegrityError: what was written does not agree with itself.
         """
         with self._in_a_sentence():
             digests = [file.finish() for file in self._files.values()]
@@ -87,8 +95,26 @@ class RecordingWriter:
                 file.close(identity)
             (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta, identity), encoding="utf-8")
             self._refuse_anything_else(meta.source)
+            self._check_what_was_written()
             replace_folder(self._new, self._target, self._scratch)
         return self._target
+
+    def _check_what_was_written(self) -> None:
+        """Read and check it as whoever opens it will.
+
+        Raises:
+            IntegrityError: it does not agree with itself.
+        """
+        from kvsim.recording.check import check  # noqa: PLC0415  as above
+        from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
+
+        if self._num_rows > _MOST_ROWS_CHECKED:
+            return
+        try:
+            check(read_tables(self._new), self._new)
+        except RecordingError as error:
+            said = str(error).replace(str(self._new), str(self._target)).rstrip(".")
+            raise IntegrityError(f"{said}; what was recorded does not agree, so nothing was written.") from error
 
     def _refuse_anything_else(self, source: str = "") -> None:
         """Raise if there is something at the target that is not a recording, or one of another `source` than this."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.errors import RecordingError
+from kvsim.errors import IntegrityError, RecordingError
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
-from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter, RequestStatus, growing, read, write
+from kvsim.recording import (
+    Meta,
+    Recording,
+    RecordingBuilder,
+    RecordingWriter,
+    RequestStatus,
+    growing,
+    read,
+    write,
+    writer,
+)  # fmt: skip
 from kvsim.recording.parquet import TableFile
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
 from kvsim.simulation import run
@@ -284,6 +295,34 @@ def write_in_portions(recording: Recording, target: Path) -> None:
             for table in tables_of(recording):
                 writer.append(part(table, min(begin, len(table)), min(begin + 8, len(table))))
         writer.commit(recording.meta)
+
+
+def test_what_does_not_agree_is_not_written_over_what_does(recorded: Recording, tmp_path: Path) -> None:
+    target = write(recorded, tmp_path / "r")
+    before = contents(target)
+    wrong = replace(recorded, steps=replace(recorded.steps, running=recorded.steps.running + 1))
+    with pytest.raises(IntegrityError, match=r"r/steps\.parquet, row \d+: .*; what was recorded does not agree"):
+        write(wrong, target)
+    assert contents(target) == before
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_rows_that_change_behind_their_engine_are_noticed_however_many_there_are(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too long to be read back is looked at on its way to disk, where one row group follows another."""
+    monkeypatch.setattr(writer, "_MOST_ROWS_CHECKED", 0)
+    write(recorded, tmp_path / "r")
+    seq = recorded.memory.seq.copy()
+    with RecordingWriter(tmp_path / "wrong") as file:
+        file.append(part(recorded.memory, 0, ROWS_PER_GROUP))
+        handed_over = replace(part(recorded.memory, ROWS_PER_GROUP, len(seq)), seq=seq[ROWS_PER_GROUP:])
+        file._files["memory"].rows_per_group = len(seq)
+        file.append(handed_over)
+        seq[:] = 0
+        with pytest.raises(IntegrityError, match=r"seq falls in memory\.parquet"):
+            file.commit(recorded.meta)
+    assert [*tmp_path.iterdir()] == [tmp_path / "r"]
 
 
 def test_left_without_a_commit_it_leaves_nothing(recorded: Recording, tmp_path: Path) -> None:

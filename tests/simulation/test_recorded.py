@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvsim.cli import cli
-from kvsim.errors import StalledError
+from kvsim.errors import IntegrityError, StalledError
 from kvsim.simulation import EngineName
+from kvsim.simulation.results import FinalRows
 
 from .drawn_settings import drawn_settings
 from .test_engines import ENGINES
@@ -48,6 +49,22 @@ def test_any_settings(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 50)
     monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     assert differences(expected, recorded(settings, "auto", tmp_path / "auto")) == []
+
+
+@pytest.mark.parametrize("command", ["run", "run --replicas 2", "compare"])
+def test_a_defect_is_a_sentence_and_leaves_what_was_there(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "r"
+    words = [*command.split(), "--arrivals", "poisson", "--num-requests", "6", "--prompt-tokens", "30"]
+    monkeypatch.setattr("sys.argv", ["kvsim", *words])  # whose recordings they are
+    assert typed(*words, "-o", folder).exit_code == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    monkeypatch.setattr(FinalRows, "_numbered", lambda _, rows: rows[::-1])
+    result = typed(*words, "-o", folder)
+    assert isinstance(result.exception, IntegrityError)
+    assert f"{folder}" in str(result.exception)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
 def differences(one: dict[str, bytes | str], other: dict[str, bytes | str]) -> list[str]:
