@@ -53,7 +53,7 @@ def print_answer(
 def band_notes(band: Band | None) -> list[str]:
     """How the brackets behind figures were made, or why there are none."""
     if band is None:
-        return ["no brackets: nobody has measured how far off such times are"]
+        return ["no brackets: fewer than three recordings tell how far off such times are"]
     return [f"in brackets: with {band.words()}"]
 
 
@@ -113,7 +113,7 @@ def times_rows(label: Any) -> list[Row]:
     rows = [
         ("times", plain_words(text)),
         ("class", "" if kind is None else kind.setting),
-        ("error", "not known of such times" if kind is None else error_words(kind)),
+        ("error", "not known of such times" if kind is None else error_words(kind).removeprefix("error ")),
         ("not in the times", untimed_in(text)),
     ]
     return [row for row in rows if row[1]]

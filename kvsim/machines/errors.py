@@ -269,4 +269,7 @@ def plain_words(label: str) -> str:
         return label.partition(";")[0]
     if (known := known_errors().get(kind)) is None:
         return f"{_PLAIN[kind.basis]}; how far off that is was never measured"
+    if not known.tells_an_interval:
+        times = "once" if len(known.recordings) == 1 else "twice"
+        return f"{_PLAIN[kind.basis]}: throughput was within {max(known.worst['throughput'], 1):.0f} % {times}"
     return f"{_PLAIN[kind.basis]}: throughput is typically within {max(known.median['throughput'], 1):.0f} %"

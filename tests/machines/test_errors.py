@@ -180,6 +180,13 @@ def test_few_recordings_tell_a_figure_and_no_interval() -> None:
         assert ("(" in known.words()) == (len(known.recordings) > 1)
 
 
+def test_one_recording_makes_nothing_typical() -> None:
+    fp8 = step_times(find_gpu("H200"), find_model("Qwen3-8B").served(kv_cache_dtype="fp8"), "vllm").label
+    assert plain_words(fp8) == "measured on such a GPU, by a formula for this model: throughput was within 1 % once"
+    plain = step_times(find_gpu("H200"), find_model("Qwen3-8B"), "vllm").label
+    assert "throughput is typically within" in plain_words(plain)
+
+
 def test_the_recordings_of_a_class_are_named_where_all_is_asked_for() -> None:
     said = CliRunner().invoke(run_command, ["--all", "--no-band"], catch_exceptions=False).stdout
     known = known_in(step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm").label)
