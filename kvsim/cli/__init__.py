@@ -15,12 +15,14 @@ import sys
 from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
+from pathlib import Path
 
 import click
 
 from kvsim import __version__
 from kvsim.display.text import message
 from kvsim.errors import KvsimError, UsageError, shortened
+from kvsim.files.scratch import ENDING
 
 _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
@@ -104,6 +106,20 @@ def _check_words(arguments: list[str]) -> None:
             raise UsageError(f"{where} is empty; give it a value, or leave it out.")
 
 
+def _check_streams() -> None:
+    """Open what a shell has closed: the next file would take its number, and what is printed would go there.
+
+    Nothing is computed that could not be printed.
+    """
+    is_mute = sys.stdout is None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if is_mute:
+        _complain("standard output is closed, so there is nowhere to print; send it to a file, or to /dev/null.")
+        sys.exit(2)
+
+
 def _terminate(signal_number: int, _: object) -> None:
     """Leave like after an error, so that what was half written is taken away."""
     sys.exit(128 + signal_number)
@@ -111,7 +127,12 @@ def _terminate(signal_number: int, _: object) -> None:
 
 def main() -> None:
     """Run the command line and exit: 0 fine, 1 failed, 2 misused."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _terminate)
+    _check_streams()
+    # Figures are drawn into files, whatever window is asked for.
+    os.environ["MPLBACKEND"] = "agg"
     # Starting makes some hundred thousand objects that stay to the end; looking for garbage among them costs a tenth of
     # a short command, while they are made and again when the interpreter takes them down.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +14,10 @@ from kvsim.display.text import message
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.files.overwriting import may_replace, replacing_folder
+from kvsim.files.scratch import ENDING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -53,15 +58,18 @@ def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bo
     from kvsim.live.metrics_table import as_csv
 
     feed = MetricsFeed(address)
-    try:
-        tui.watch_metrics(feed, ascii=ascii_only)
-    finally:
-        feed.close()
-    _say_end(feed.ended)
-    if output is not None:
+
+    def write_it(output: Path) -> None:
         may_replace(output, "tui", overwrite=overwrite)
         with whole_file(output) as file:
             file.write_text(as_csv(feed.looks()), encoding="utf-8")
+
+    with _kept(output, write_it) as keep:
+        try:
+            tui.watch_metrics(feed, keep=keep, ascii=ascii_only)
+        finally:
+            feed.close()
+    _say_end(feed.ended)
 
 
 def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
@@ -70,14 +78,38 @@ def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: boo
 
     feed = LiveFeed(address)
     click.echo(f"attached to {address}; waiting for its first step. Ctrl+C gives up.", err=True)
-    try:
-        seen = tui.attach(feed, ascii=ascii_only)
-    finally:
-        feed.close()
+
+    def write_it(output: Path) -> None:
+        seen = feed.whole()
+        if seen is not None:
+            with replacing_folder(output, "tui", overwrite=overwrite) as folder:
+                write(seen.recording, folder)
+
+    with _kept(output, write_it) as keep:
+        try:
+            tui.attach(feed, keep=keep, ascii=ascii_only)
+        finally:
+            feed.close()
     _say_end(feed.ended_before_close)
-    if output is not None:
-        with replacing_folder(output, "tui", overwrite=overwrite) as folder:
-            write(seen, folder)
+
+
+@contextmanager
+def _kept(output: Path | None, write_it: Callable[[Path], None]) -> Iterator[Callable[[], None]]:
+    """Write what was seen, once: when the block ends in whatever way, or when what this gives is called."""
+    lock, done = Lock(), Event()
+
+    def keep() -> None:
+        with lock:
+            if output is not None and not done.is_set():
+                write_it(output)
+                done.set()
+
+    try:
+        yield keep
+    finally:
+        for number in ENDING:  # which may come while it is written
+            signal.signal(number, signal.SIG_IGN)
+        keep()
 
 
 def _say_end(sentence: str | None) -> None:

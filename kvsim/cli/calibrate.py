@@ -54,7 +54,7 @@ def command(
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.errors import UsageError
     from kvsim.experiments.validation import matching_profile
-    from kvsim.files.overwriting import mark, may_write
+    from kvsim.files.overwriting import may_write
     from kvsim.profiles import find as find_profile
     from kvsim.profiles import save
     from kvsim.recording import find, read
@@ -67,7 +67,7 @@ def command(
         fitted, residuals = _fit_card(card, read_recordings, output)
         _show(output, f"machine card of {fitted.gpu}", residuals, fitted.factors, as_json=as_json)
         return
-    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\n" + mark("calibrate")
+    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\nMade by: kvsim calibrate"
     factors = {}
     if gpu_from is not None:
         source = matching_profile(read_recordings[0]) if gpu_from == "auto" else find_profile(gpu_from)
@@ -78,14 +78,13 @@ def command(
         with progress("fitting") as report:
             profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
     header = " ".join((header.format(profile), *(item.name for item in read_recordings)))
-    save(profile, output, header)
+    save(profile, output, header, made_by="calibrate")
     _show(output, profile.label, profile.residuals, factors, as_json=as_json)
 
 
 def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[Card, Sequence[Residual]]:
     """Write the card with the factors that the recordings tell; that card, and how far it is from each of those."""
     from kvsim.calibration import calibrate_card
-    from kvsim.files.overwriting import mark
     from kvsim.hardware import find_gpu
     from kvsim.machines import card_of, served_model
     from kvsim.steptime.card import load_card, save_card
@@ -94,8 +93,8 @@ def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple
     size = served_model(first).tensor_parallel_size
     card = card_of(find_gpu(first.gpu), size) if name == "auto" else load_card(name)
     fitted, residuals = calibrate_card(card, recordings)
-    command = " ".join((mark("calibrate"), "--card", name, *(item.name for item in recordings)))
-    save_card(fitted, output, command)
+    command = " ".join(("Made by: kvsim calibrate --card", name, *(item.name for item in recordings)))
+    save_card(fitted, output, command, made_by="calibrate")
     return fitted, residuals
 
 

@@ -11,7 +11,7 @@ import click
 
 from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
-from kvsim.files.overwriting import mark, marked_svg, may_replace
+from kvsim.files.overwriting import may_replace
 
 
 @click.command("explain")
@@ -47,8 +47,8 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     output.mkdir(parents=True, exist_ok=True)
     save = import_module("kvsim.tui.export.picture_file").save
     for name, figure in figures.items():
-        save(marked_svg(figure, "explain"), output / name)
-    click.echo(save(f"{text}\n<!-- {mark('explain')} -->\n", page))  # last: a page has its figures
+        save(figure, output / name, made_by="explain")
+    click.echo(save(f"{text}\n", page, made_by="explain"))  # last: a page has its figures
 
 
 def _can_print(text: str) -> bool:

@@ -25,11 +25,11 @@ def command(*, output: Path, tensor_parallel_size: int, overwrite: bool) -> None
     Takes at most 90 seconds, needs PyTorch, and uses vLLM's kernels where vLLM is importable. Nothing else should run
     on the GPU meanwhile. `--profile CARD.toml` then simulates on this machine.
     """
-    from kvsim.files.overwriting import mark, may_write
+    from kvsim.files.overwriting import may_write
     from kvsim.measure import measure
     from kvsim.steptime.card import save_card
 
     may_write(output, "measure", overwrite=overwrite)
     card = measure(tensor_parallel_size, progress=lambda what: click.echo(f"measuring {what} ...", err=True))
-    save_card(card, output, header=mark("measure"))
+    save_card(card, output, made_by="measure")
     click.echo(output)

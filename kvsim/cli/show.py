@@ -14,7 +14,10 @@ import click
 from kvsim.display.text import printable, printable_lines
 
 overwrite_option = click.option(
-    "--overwrite", is_flag=True, help="Replace what is there already, whichever command or program wrote it."
+    "--overwrite",
+    is_flag=True,
+    help="Replace what another command or program wrote, or you have edited. Without it, what this same command wrote "
+    "before is replaced, and nothing else: a new result takes the place of the last one of that name.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
 

@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -26,7 +25,6 @@ from kvsim.errors import KvsimError, UsageError, WorkerDiedError
 from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import unwritable, whole_file
-from kvsim.files.overwriting import MARK_KEY, mark
 from kvsim.files.scratch import alone_in
 from kvsim.memory.waste import SlotState
 from kvsim.policies import AnyPolicy, describe
@@ -195,7 +193,8 @@ def _sweep(
     # In the order of the points, whichever was done first: equal sweeps are equal bytes.
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)
-    shutil.rmtree(parts, ignore_errors=True)  # with the scratch of sweeps that were killed
+    for part in (*(parts / f"{key}.json" for key in rows), parts / _HALF):
+        part.unlink(missing_ok=True)
     return outcome
 
 
@@ -246,9 +245,13 @@ def _figures(measured: Measured) -> Row:
     return summary.as_row() | figures
 
 
+_HALF = "half"
+"""Name of a row that is being written, beside those of points that are done."""
+
+
 def _keep(row: Row, file: Path) -> None:
     """Write `row` as `file`, which appears when it is whole. Nobody else writes to its folder while the sweep runs."""
-    half = file.with_name("half")
+    half = file.with_name(_HALF)
     try:
         half.write_text(json.dumps(row), encoding="utf-8")
         half.replace(file)
@@ -297,7 +300,7 @@ def _write(rows: Mapping[str, Row], file: Path) -> None:
 
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     columns = {"point": list(rows)} | {name: [row.get(name) for row in rows.values()] for name in names}
-    with whole_file(file) as scratch:
+    with whole_file(file, made_by="sweep") as scratch:
         try:
             contents = pa.table({name: from_values(values) for name, values in columns.items()})
         except (pa.ArrowException, TypeError, OverflowError) as error:
@@ -305,5 +308,4 @@ def _write(rows: Mapping[str, Row], file: Path) -> None:
                 f"the rows that {file} has do not go with those of this sweep: a column would have two types; "
                 "name another file."
             ) from error
-        contents = contents.replace_schema_metadata({MARK_KEY: mark("sweep")})
         pq.write_table(contents, scratch, compression="zstd")

@@ -8,30 +8,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.files.scratch import replace_folder, scratch_beside
+from kvsim.files.marks import HTML_COMMENT, Comment, mark_file
+from kvsim.files.scratch import keep_access, replace_folder, scratch_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comment = HTML_COMMENT) -> Iterator[Path]:
     """A scratch file to write to, beside `path`, which takes that name when the block ends without an exception.
+
+    A file that is there keeps its permissions and its owner, and a symbolic link goes on pointing to it. Another hard
+    link of it keeps the old contents.
+
+    Args:
+        path: the file.
+        made_by: the command whose mark the file gets (see `kvsim.files.marks`); none if empty.
+        comment: the form of the mark in a text.
 
     Raises:
         UsageError: `path` is a folder, or cannot be written.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise UsageError(f"cannot write {target}: it is a folder; name a file.")
+        raise UsageError(f"cannot write {path}: it is a folder; name a file.")
     try:
         with scratch_beside(target) as scratch:
             file = scratch / target.name
             yield file
+            if made_by:
+                mark_file(file, made_by, comment)
+            keep_access(file, target)
             file.replace(target)
     except OSError as error:
         reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise unwritable(target, reason) from error
+        raise unwritable(path, reason) from error
 
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
@@ -51,7 +63,7 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
     Raises:
         UsageError: `path` exists and may not be replaced, is a file, or cannot be written.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):
         raise UsageError(f"{target} exists; name a new folder, nothing was overwritten.")
     try:

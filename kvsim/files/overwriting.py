@@ -4,16 +4,17 @@ A command replaces what it wrote itself: `kvsim run` the recording of an earlier
 figure. Whatever else is there stays, unless the user says --overwrite; and a folder that kvsim did not write stays in
 any case, because it may hold anything.
 
-What a command wrote is known from a mark in the file, or from the command in a recording's `meta.json`. Formats of
-other programs have no place for a mark, so their files are replaced with --overwrite alone.
+What a command wrote is known from a mark in the file (`kvsim.files.marks`), or from the identity of a recording and the
+command in its `meta.json`; what was edited since is the user's. Formats of other programs have no place for a mark, so
+their files are replaced with --overwrite alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOENT
 from pathlib import Path
@@ -21,31 +22,16 @@ from typing import Any
 
 from kvsim.errors import KvsimError, UsageError
 from kvsim.files.atomic import unwritable, whole_folder
+from kvsim.files.contents import META_BYTES, content_of, open_file
+from kvsim.files.identity import FORMAT, LOG, META, TABLES, is_as_written
 from kvsim.files.json_text import parse
+from kvsim.files.marks import maker_of
 
-MARKED = (
-    "animate", "calibrate", "explain", "fit", "import", "measure", "plot", "reproduce", "sweep", "tui", "validate",
-)  # fmt: skip
-"""Commands whose files say that they wrote them."""
-MARK_KEY = "made_by"
-"""Key of a Parquet file's mark in the metadata of its schema."""
-_ENDS_BYTES = 1 << 16
-"""A mark stands this near to the beginning or the end of a file."""
-_META_BYTES = 1 << 28
-"""A `meta.json` lists every unit of a pool at most, and is read whole up to this size."""
-_RECORDING = "meta.json"
-_RECORDING_FILES = frozenset(
-    (_RECORDING, *(f"{name}.parquet" for name in ("requests", "steps", "schedule", "memory", "copies", "allocator")))
-)
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_DESCRIBED_BYTES = 1 << 20
+"""A `meta.json` that is not as kvsim wrote it is read up to this size, to say what it is."""
+_RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
-_REPORT_FILES = frozenset((_REPORT, "report.md", "figures"))
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
-
-
-def mark(command: str) -> str:
-    """What a file of `kvsim COMMAND` says about its origin, in whatever place its format has for that."""
-    return f"Made by: kvsim {command}"
 
 
 def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
@@ -106,48 +92,44 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
         may_replace(path, command, overwrite=overwrite, is_folder=True)
 
 
-def marked_png(png: bytes, command: str) -> bytes:
-    """`png` with the mark of `kvsim COMMAND` in it: a text behind its first chunk, which is always 25 bytes long."""
-    chunk = b"tEXtSoftware\0" + mark(command).encode()
-    head = len(_PNG_SIGNATURE) + 25
-    framed = (len(chunk) - 4).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)
-    return png[:head] + framed + png[head:]
+def description(text: bytes) -> str:
+    """What a figure's file says of the text beside it, so that a text which was edited is known."""
+    return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
-def marked_svg(svg: str, command: str) -> str:
-    """`svg` with the mark of `kvsim COMMAND` in it, as a comment at its end."""
-    before, end, after = svg.rpartition("</svg>")
-    return f"{before}<!-- {mark(command)} -->{end}{after}"
+def describes(words: Path, figure: Path) -> bool:
+    """Whether the text in `words` is the one that kvsim wrote beside `figure`, which it wrote too."""
+    with suppress(OSError):
+        said = description(content_of(words, _DESCRIBED_BYTES)).encode()
+        return maker_of(figure) is not None and said in figure.read_bytes()
+    return False
 
 
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
     """What `target` is, the commands that say they wrote it, and whether it is the work of kvsim alone."""
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
-    ends = _ends_of(target)
-    makers = frozenset(name for name in MARKED if mark(name).encode() in ends)
-    if not makers:
-        return "there and says nowhere that this command wrote it", frozenset(), False
-    return f"a file that kvsim {' and '.join(sorted(makers))} wrote", makers, True
+    maker = maker_of(target)
+    if maker is None:
+        return "there, and not as a command of kvsim wrote it", frozenset(), False
+    return f"a file that kvsim {maker} wrote", frozenset((maker,)), True
 
 
 def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, bool]:
     names = {entry.name for entry in target.iterdir()}
     if not names:
         return "an empty folder", frozenset((command,)), True
-    if _RECORDING in names or "events.jsonl" in names:
+    if META in names or LOG in names:
         return _recording(target, names)
     if _REPORT in names:
-        made = mark("report").encode() in _ends_of(target / _REPORT)
-        foreign = _foreign(names, _REPORT_FILES)
-        return f"a report{foreign}", frozenset(("report",) if made else ()), not foreign
+        return _report(target)
     if any(names == {f"{stem}.{form}" for stem in _EXPORT_STEMS} for form in ("csv", "parquet")):
         return "a folder of tables", frozenset(), False
     return _folder_of_recordings(target, names)
 
 
 def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    if not all((target / name / _RECORDING).is_file() for name in names):
+    if not all((target / name / META).is_file() for name in names):
         return "a folder that holds something else", None, False
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
     makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
@@ -164,42 +146,55 @@ def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool
 
 
 def _document(target: Path) -> dict[str, Any]:
-    """What a recording's `meta.json` says; nothing where it cannot be read."""
+    """What a recording's `meta.json`, or the first line of its log, says; nothing where it is no recording."""
     with suppress(OSError, ValueError):
-        file = target / _RECORDING
-        if file.stat().st_size <= _META_BYTES:
-            read = parse(file.read_bytes())
-            return read if isinstance(read, dict) else {}
+        if os.path.lexists(target / META):
+            text = content_of(target / META, META_BYTES if is_as_written(target) else _DESCRIBED_BYTES)
+        else:
+            with open_file(target / LOG) as log:
+                text = log.readline(_DESCRIBED_BYTES)
+        read = parse(text)
+        return read if isinstance(read, dict) and read.get("format") == FORMAT else {}
     return {}
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """A recording is a command's own if its `meta.json` says so; that of a real run is not replaced unasked by any."""
+    """A recording is a command's own if its `meta.json` says so and nothing in it was changed; that of a real run is
+    not replaced unasked by any.
+    """
     document = _document(target)
-    source, foreign = document.get("source"), _foreign(names, _RECORDING_FILES)
+    if not document:
+        return "a folder that holds something else", None, False
+    source = document.get("source")
+    foreign = _foreign(names - _RECORDING_FILES - ({"allocator.parquet"} if source == "hf" else set()))
     words: list[str] = []
     with suppress(ValueError):
         words = shlex.split(str(document.get("command") or ""))[:2]
     maker = words[1] if len(words) == 2 and words[0] == "kvsim" else ""
     of = {"simulation": "a simulation", "vllm": "a real run of vLLM", "hf": "a real run of generate()"}
     by = f" that kvsim {maker} wrote" if maker.isidentifier() else ""
+    edited = "" if foreign or is_as_written(target) else ", changed since or of an older version"
     return (
-        f"a recording of {of.get(str(source), 'an unknown source')}{by}{foreign}",
+        f"a recording of {of.get(str(source), 'an unknown source')}{by}{foreign}{edited}",
         frozenset((maker,)),
-        not foreign and source == "simulation",
+        not foreign and not edited and source == "simulation",
     )
 
 
-def _foreign(names: set[str], known: frozenset[str]) -> str:
-    others = sorted(names - known)
-    return f" beside {others[0][:60]!r}, which it has not from kvsim" if others else ""
+def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
+    """A report is a page with its text and its figures, and what describes each of these."""
+    if maker_of(target / _REPORT) != "report":
+        return "a folder with a report that kvsim did not write as it stands", None, False
+    foreign = _foreign(
+        str(file.relative_to(target))
+        for file in target.rglob("*")
+        if not (
+            file.is_dir() or maker_of(file) or describes(file, file.with_name(f"{file.name.partition('.')[0]}.png"))
+        )
+    )
+    return f"a report{foreign}", frozenset(("report",)), not foreign
 
 
-def _ends_of(file: Path) -> bytes:
-    try:
-        with file.open("rb") as content:
-            head = content.read(_ENDS_BYTES)
-            content.seek(max(content.seek(0, os.SEEK_END) - _ENDS_BYTES, len(head)))
-            return head + content.read(_ENDS_BYTES)
-    except OSError:
-        return b""
+def _foreign(others: Iterable[str]) -> str:
+    first = min(others, default="")
+    return f" beside {first[:60]!r}, which it has not from kvsim" if first else ""

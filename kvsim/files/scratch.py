@@ -11,6 +11,8 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
+ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+"""Signals that end a command: to be stopped, and the loss of its terminal."""
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"
 """Name, in a scratch folder, of the target that another one is about to replace."""
@@ -71,12 +75,16 @@ def alone_in(folder: Path) -> Iterator[bool]:
 def replace_folder(new: Path, target: Path, scratch: Path) -> None:
     """Let the folder `new`, which stands in `scratch`, take the name `target`; what had it goes with `scratch`.
 
+    The folder, and each file in it that `target` has too, get the permissions and the owner that they have there.
+
     Where the system can exchange two names in one step, `target` is there at every moment. Elsewhere it takes two, and
     the next process that writes to `target` puts back what a kill between them has taken away.
 
     Raises:
         OSError: it cannot be done; `target` is what it was.
     """
+    for path in (*new.rglob("*"), new):
+        keep_access(path, target / path.relative_to(new))
     try:
         new.rename(target)
     except OSError as error:
@@ -93,6 +101,22 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
     except BaseException:
         old.rename(target)
         raise
+
+
+def keep_access(new: Path, old: Path) -> None:
+    """Give `new` the permissions of `old` and, where this process may, its owner and group, if `old` is there.
+
+    Raises:
+        OSError: the permissions cannot be changed.
+    """
+    try:
+        before, now = old.stat(), new.stat()
+    except FileNotFoundError:
+        return
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with suppress(OSError):  # only root may give a file away
+            os.chown(new, before.st_uid, before.st_gid)
+    new.chmod(stat.S_IMODE(before.st_mode))
 
 
 def _take_away_if_dead(folder: Path, target: Path) -> None:

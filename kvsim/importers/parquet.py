@@ -12,7 +12,6 @@ from kvsim.errors import WorkloadError
 from kvsim.files.arrow_table import read_parquet
 from kvsim.files.atomic import whole_file
 from kvsim.files.json_text import parse
-from kvsim.files.overwriting import MARK_KEY, mark
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
         "hash_unit_tokens": workload.hash_unit_tokens,
         "prefix_names": list(workload.prefix_names),
     }
-    table = pa.table(columns).replace_schema_metadata({FORMAT: json.dumps(about), MARK_KEY: mark("import")})
-    with whole_file(path) as file:
+    table = pa.table(columns).replace_schema_metadata({FORMAT: json.dumps(about)})
+    with whole_file(path, made_by="import") as file:
         pq.write_table(table, file, compression="zstd")
     return Path(path)
 

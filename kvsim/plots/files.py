@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import mark, may_replace
+from kvsim.files.overwriting import describes, description, may_replace
 
 if TYPE_CHECKING:
     import os
@@ -19,8 +19,8 @@ _METADATA: dict[str, tuple[str, dict[str, Any]]] = {
     ".svg": ("Creator", {"Date": None}),
     ".pdf": ("Creator", {"Producer": None, "CreationDate": None}),
 }
-"""Field in which a file says which command drew it, by ending. No dates and no versions: a picture changes only when
-what it shows does.
+"""Field in which a file says what describes it, by ending. No dates and no versions: a picture changes only when what
+it shows does.
 """
 
 
@@ -44,8 +44,9 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
     """
     file_type(path)
     may_replace(path, command, overwrite=overwrite)
-    if not Path(path).exists():  # a text beside a figure is the figure's
-        may_replace(_words_of(Path(path)), command, overwrite=overwrite)
+    words = _words_of(Path(path))
+    if not describes(words, Path(path)):
+        may_replace(words, command, overwrite=overwrite)
 
 
 def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True, made_by: str = "plot") -> Path:
@@ -61,10 +62,11 @@ def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True,
         picture.drop_title()
     where, others = _METADATA[kind]
     # The text takes its name last: a figure without its text is drawn again, a text without a figure is a riddle.
+    text = f"{picture.alt_text}\n".encode()
     with whole_file(_words_of(target)) as words:
-        words.write_text(picture.alt_text + "\n", encoding="utf-8")
-        with whole_file(target) as drawn:
-            picture.write(drawn, kind[1:], {where: mark(made_by)} | others)
+        words.write_bytes(text)
+        with whole_file(target, made_by=made_by) as drawn:
+            picture.write(drawn, kind[1:], {where: description(text)} | others)
     return target
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kvsim.display.text import filled, html_text, script_json
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import mark
 from kvsim.memory.waste import SlotState
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
 
@@ -31,7 +30,7 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
     page = page_of(film, frames_per_s=frames_per_s).encode()
     if len(page) > max_bytes:
         raise UsageError(f"the page takes {len(page):,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
-    with whole_file(path) as file:
+    with whole_file(path, made_by="animate") as file:
         file.write_bytes(page)
     return Path(path)
 
@@ -62,7 +61,6 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
     return filled(
         _TEMPLATE.read_text(encoding="utf-8"),
         {
-            "@MARK@": mark("animate"),
             "@TITLE@": f"KV pool over time: {names}",
             "@ALT@": html_text(film.alt_text),
             "@SOURCE@": html_text(film.source),

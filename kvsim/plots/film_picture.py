@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from kvsim.display.palette import channels_of
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import mark
+from kvsim.files.marks import MARK_BYTES
 from kvsim.memory.waste import SlotState
 from kvsim.plots.memory_map import colors_of
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
@@ -49,16 +49,15 @@ def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
         UsageError: two frames are larger than that, or the file cannot be written.
     """
     images = list(_images(film))
-    with whole_file(path) as file:
+    with whole_file(path, made_by="animate") as file:
         stride = 1
         while True:
             kept = images[::stride]
             kept[0].save(
                 file, format="GIF", save_all=True, append_images=kept[1:], duration=round(1000 * stride / frames_per_s),
                 loop=0, optimize=False, disposal=1,
-                comment=mark("animate").encode(),
             )  # fmt: skip
-            size = file.stat().st_size
+            size = file.stat().st_size + MARK_BYTES
             if size <= max_bytes:
                 return Path(path)
             if len(kept) <= 2:
@@ -78,19 +77,19 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
     if ffmpeg is None:
         raise UsageError("an MP4 needs ffmpeg, which is not on the PATH; install it, or write a .gif or .html.")
     width, height = _Layout(film).size
-    with whole_file(path) as file:
+    with whole_file(path, made_by="animate") as file:
         command = [
             ffmpeg, "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
             "-r", f"{frames_per_s:g}", "-i", "-", "-an", "-c:v", "libx264", "-preset", "slow", "-crf", "20",
             "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-fflags", "+bitexact", "-flags:v", "+bitexact",
-            "-metadata", f"comment={mark('animate')}", "-threads", "1", str(file),
+            "-threads", "1", str(file),
         ]  # fmt: skip
         frames = b"".join(image.convert("RGB").tobytes() for image in _images(film))
         done = subprocess.run(command, input=frames, capture_output=True, check=False)
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().splitlines()
             raise UsageError(f"ffmpeg could not write {path}: {reason[-1] if reason else 'it does not say why'}.")
-        size = file.stat().st_size
+        size = file.stat().st_size + MARK_BYTES
         if size > max_bytes:
             raise UsageError(f"the film takes {size:,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
     return Path(path)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import mark
 from kvsim.plots.ladder import KEY, is_ladder
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS
 from kvsim.plots.words import distinct_names, source_line
@@ -37,7 +36,7 @@ def write_race(
     Raises:
         UsageError: the file cannot be written.
     """
-    with whole_file(path) as file:
+    with whole_file(path, made_by="animate") as file:
         file.write_text(race(recordings, length_s=length_s, until_s=until_s), encoding="utf-8")
     return Path(path)
 
@@ -77,7 +76,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'font-family="system-ui, DejaVu Sans, sans-serif">\n<!-- {mark("animate")} -->\n'
+        f'font-family="system-ui, DejaVu Sans, sans-serif">\n'
         f'<rect width="100%" height="100%" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
     )
 

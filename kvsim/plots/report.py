@@ -15,7 +15,8 @@ import numpy as np
 
 from kvsim.display.text import filled, html_text, markdown_code, markdown_text, printable
 from kvsim.errors import KvsimError, UsageError
-from kvsim.files.overwriting import mark, replacing_folder
+from kvsim.files.atomic import whole_file
+from kvsim.files.overwriting import replacing_folder
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, summarize
 from kvsim.metrics.summary import hit_words
@@ -93,8 +94,9 @@ def write_report(
         (folder / FIGURES).mkdir(parents=True)
         figures = _draw(recordings, arguments, folder, progress)
         facts = facts_of(recordings, again)
-        (folder / TEXT).write_text(_markdown(facts, figures), encoding="utf-8")
-        (folder / PAGE).write_text(_page(facts, figures, folder), encoding="utf-8")
+        for name, contents in ((TEXT, _markdown(facts, figures)), (PAGE, _page(facts, figures, folder))):
+            with whole_file(folder / name, made_by="report") as file:
+                file.write_text(contents, encoding="utf-8")
     return Path(path) / PAGE
 
 
@@ -259,7 +261,6 @@ def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
         )
 
     parts = {
-        "@MARK@": mark("report"),
         "@TITLE@": html_text(facts.title),
         "@LEAD@": "".join(f"<li>{html_text(sentence)}</li>" for sentence in facts.lead),
         "@RESULTS@": table(facts.results, "figures"),

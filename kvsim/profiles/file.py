@@ -11,6 +11,7 @@ from typing import Any
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TOML_BYTES, content_of
+from kvsim.files.marks import HASH_COMMENT
 from kvsim.profiles.coefficients import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
@@ -112,9 +113,9 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
     return Roofline(label=f"calibrated on {gpu}", calibrated=True, of_size_s=of_size_s, **values)
 
 
-def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Path:
-    """Write a profile as TOML with a line of explanation beside every coefficient; the file appears whole or not at
-    all.
+def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
+    """Write a profile as TOML with a line of explanation beside every coefficient, and the mark of the command
+    `made_by`; the file appears whole or not at all.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
@@ -142,7 +143,7 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "") -> Pa
         lines += [f"mean_percent = {residual.mean_percent:.2f}", f"median_abs_us = {residual.median_abs_us:.1f}"]
         if residual.held_out_percent is not None:
             lines.append(f"held_out_percent = {residual.held_out_percent:.2f}")
-    with whole_file(file) as scratch:
+    with whole_file(file, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 

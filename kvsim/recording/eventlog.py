@@ -26,6 +26,7 @@ from typing import Any
 
 from kvsim.errors import RecordingError, shortened
 from kvsim.files.eventline import line
+from kvsim.files.identity import LOG
 from kvsim.files.json_text import parse
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.provenance import refuse_constant
@@ -33,7 +34,7 @@ from kvsim.recording.tables import RequestStatus
 
 __all__ = ["FILE_NAME", "apply", "line", "replay"]
 
-FILE_NAME = "events.jsonl"
+FILE_NAME = LOG
 """The log's name in a recording's folder; it is gone once the recording has been packed into Parquet."""
 
 

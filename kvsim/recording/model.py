@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.files import identity
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
 from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
 
-FORMAT = "kvsim-recording"
+FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
 MAX_UNITS = 1 << 27

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.files.contents import META_BYTES, content_of
+from kvsim.files.identity import META
 from kvsim.files.json_text import parse
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
@@ -20,7 +21,7 @@ from kvsim.recording.check_meta import check_meta
 from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Pool
 from kvsim.recording.tables import IntArray
 
-FILE_NAME = "meta.json"
+FILE_NAME = META
 IDENTITY_KEY = b"kvsim_identity"
 """Key under which the metadata of a Parquet file's schema says which recording it is a part of."""
 

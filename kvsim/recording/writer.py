@@ -6,7 +6,6 @@ when it is complete. Rows go to disk in groups as they come, so that memory does
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import IntegrityError, RecordingError
+from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta
@@ -38,7 +38,7 @@ class RecordingWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write to folder `path`, replacing a recording of the same source; with `overwrite`, of any."""
-        self._target = Path(path)
+        self._target = Path(os.path.realpath(path))
         self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}
         self._stack = ExitStack()
@@ -90,7 +90,7 @@ class RecordingWriter:
         """
         with self._in_a_sentence():
             digests = [file.finish() for file in self._files.values()]
-            identity = _identity_of(meta, digests)
+            identity = identity_of(provenance.meta_as_text(meta).encode(), digests)
             for file in self._files.values():
                 file.close(identity)
             (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta, identity), encoding="utf-8")
@@ -144,11 +144,3 @@ class RecordingWriter:
         except OSError as error:
             reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
             raise RecordingError(f"cannot write {self._target}: {reason}.") from error
-
-
-def _identity_of(meta: Meta, digests: list[bytes]) -> str:
-    """A digest of a whole recording: of its provenance, and of the rows of its tables."""
-    digest = hashlib.blake2b(provenance.meta_as_text(meta).encode(), digest_size=16)
-    for each in digests:
-        digest.update(each)
-    return digest.hexdigest()

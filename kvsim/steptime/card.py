@@ -17,6 +17,7 @@ from typing import Any
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TOML_BYTES, content_of
+from kvsim.files.marks import HASH_COMMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +213,13 @@ def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
     return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
 
 
-def save_card(card: Card, path: str | os.PathLike[str], header: str = "") -> Path:
-    """Write a card as TOML; the file appears whole or not at all.
+def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
+    """Write a card as TOML, with the mark of the command `made_by`; the file appears whole or not at all.
 
     Raises:
         UsageError: it cannot be written.
     """
-    with whole_file(path) as scratch:
+    with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
     return Path(path)
 

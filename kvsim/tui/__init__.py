@@ -65,8 +65,8 @@ def run(
         raise app.failure
 
 
-def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the flag's name
-    """Watch a recording that is still growing, until the person quits; return what was seen of it.
+def attach(feed: Feed, *, keep: Callable[[], None], ascii: bool = False) -> None:  # noqa: A002 - the flag's name
+    """Watch a recording that is still growing, until the person quits; a signal that ends this has `keep` called.
 
     Raises:
         RecordingError: the feed ended before its first step.
@@ -77,13 +77,11 @@ def attach(feed: Feed, *, ascii: bool = False) -> Recording:  # noqa: A002 - the
     from .live.past import Past  # noqa: PLC0415
     from .screens.defects import play  # noqa: PLC0415
 
-    excerpt = first_excerpt(feed)
-    play(KvsimApp(Past().open(excerpt), ascii=ascii, feed=feed))
-    return (feed.whole() or excerpt).recording
+    play(KvsimApp(Past().open(first_excerpt(feed)), ascii=ascii, feed=feed), keep)
 
 
-def watch_metrics(feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A002 - the flag's name
-    """Watch a server through its Prometheus metrics, until the person quits.
+def watch_metrics(feed: MetricsFeed, *, keep: Callable[[], None], ascii: bool = False) -> None:  # noqa: A002
+    """Watch a server through its Prometheus metrics, until the person quits; a signal that ends this has `keep` called.
 
     Raises:
         DefectError: the interface failed.
@@ -91,7 +89,7 @@ def watch_metrics(feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A
     from .live.metrics_app import MetricsApp  # noqa: PLC0415
     from .screens.defects import play  # noqa: PLC0415
 
-    play(MetricsApp(feed, ascii=ascii))
+    play(MetricsApp(feed, ascii=ascii), keep)
 
 
 def screenshot(
@@ -112,8 +110,6 @@ def screenshot(
         LessonError: the lesson cannot be played.
         UsageError: the file cannot be written, or is a PNG and there is no converter.
     """
-    from kvsim.files.overwriting import marked_png, marked_svg  # noqa: PLC0415
-
     from .app import KvsimApp  # noqa: PLC0415
     from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
     from .playback.comparison import Comparison  # noqa: PLC0415
@@ -124,9 +120,9 @@ def screenshot(
         opened.learn(ample())
     svg = render(KvsimApp(opened, ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
-        save(marked_svg(svg, "tui"), file)
+        save(svg, file, made_by="tui")
     elif (png := png_of(svg)) is not None:
-        save(marked_png(png, "tui"), file)
+        save(png, file, made_by="tui")
     else:
         raise UsageError(NO_CONVERTER)
 

@@ -11,7 +11,7 @@ from kvsim import tui
 from kvsim.capture.publish import Publisher
 from kvsim.errors import DefectError, RecordingError
 from kvsim.live.feed import LiveFeed
-from kvsim.recording import eventlog, read, write
+from kvsim.recording import eventlog
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.live import screen as live
 from kvsim.tui.live.feed import first_excerpt
@@ -23,7 +23,6 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvsim.recording import Recording
 
 SIZE = (120, 40)
 META = {
@@ -161,18 +160,6 @@ def test_a_server_that_hangs_up_before_its_first_step(server: Server, feed: Live
     server.publisher.close()
     with pytest.raises(RecordingError, match="has hung up"):
         first_excerpt(feed)
-
-
-def test_what_was_seen_can_be_kept(
-    server: Server, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    server.begin()
-    server.step()
-    until(lambda: steps_of(feed) == 2)
-    monkeypatch.setattr(KvsimApp, "run", lambda _: None)
-    seen: Recording = tui.attach(feed)
-    write(seen, tmp_path / "seen")
-    assert len(read(tmp_path / "seen").steps) == 2
 
 
 async def test_a_server_that_contradicts_itself_ends_visibly(server: Server, feed: LiveFeed) -> None:

@@ -59,13 +59,13 @@ def png_of(svg: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def save(content: str | bytes, file: str | os.PathLike[str]) -> Path:
-    """Write `content` to `file`, whole or not at all; return where it is.
+def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:
+    """Write `content` to `file`, whole or not at all, with the mark of the command `made_by`; return where it is.
 
     Raises:
         UsageError: it cannot be written there.
     """
-    with whole_file(file) as scratch:
+    with whole_file(file, made_by=made_by) as scratch:
         scratch.write_bytes(content if isinstance(content, bytes) else content.encode())
     return Path(file)
 

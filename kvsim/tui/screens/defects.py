@@ -1,15 +1,30 @@
-"""An interface that fails says so in a sentence and a non-zero exit code, on a terminal that works."""
+"""An interface ends on a terminal that works: one that fails with a sentence and a non-zero exit code, one that is
+stopped, or whose terminal is closed, as if the person had quit.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import DefectError
+from kvsim.errors import DefectError, KvsimError
+from kvsim.files.scratch import ENDING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from textual.app import App
+
+_LEAVE_S = 3.0
+"""Seconds that an interface has to leave its terminal as it was."""
 
 
 class Careful:
@@ -19,13 +34,40 @@ class Careful:
         self._close_messages_no_wait()  # type: ignore[attr-defined]
 
 
-def play(app: App[Any]) -> None:
+def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
     """Run `app` until the person quits.
 
+    Args:
+        app: the interface.
+        keep: called at once, from another thread, when a signal ends the interface. An interface whose terminal has
+            gone may wait for it forever, so this process ends some seconds later in any case.
+
     Raises:
+        SystemExit: it was stopped by a signal.
         DefectError: it failed.
     """
-    app.run()
+    received = list[int]()
+    with asyncio.Runner() as runner:
+
+        def leave(number: int) -> None:
+            with suppress(KvsimError):  # it cannot be kept, which is said later to who can still read it
+                keep()
+            with suppress(RuntimeError):  # the interface has ended meanwhile
+                runner.get_loop().call_soon_threadsafe(app.exit)
+            time.sleep(_LEAVE_S)
+            os._exit(128 + number)
+
+        def begin_to_leave(number: int, _: object) -> None:
+            received.append(number)
+            if len(received) == 1:  # a terminal that is closed sends two signals or three
+                Thread(target=leave, args=(number,), daemon=True).start()
+
+        before = {number: signal.signal(number, begin_to_leave) for number in ENDING}
+        runner.run(app.run_async())
+    if received:
+        sys.exit(128 + received[0])
+    for number, handler in before.items():
+        signal.signal(number, handler)
     if not app.return_code:
         return
     error: BaseException | None = getattr(app, "_exception", None)

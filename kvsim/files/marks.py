@@ -1,0 +1,117 @@
+"""The mark of the command that wrote a file: where its format has a place, with a digest of all else in the file.
+
+A file that quotes a mark, was edited, cut short or put together from others does not have the digest that its mark
+says, so nobody's work is taken for kvsim's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from kvsim.files.contents import open_file
+
+Comment: TypeAlias = Literal["<!-- {} -->", "# {}"]
+"""A line that says nothing, in a text of some format."""
+
+HTML_COMMENT: Comment = "<!-- {} -->"
+HASH_COMMENT: Comment = "# {}"
+MARK_BYTES = 128
+"""More bytes than any mark adds to a file."""
+_MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
+_PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
+"""A PNG begins with its signature and a header of 25 bytes."""
+_Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
+
+
+def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
+    """Put the mark of `kvsim COMMAND` into `file`, which has none; a text says it in a `comment` at its end.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with _mapped(file) as content:
+        at = _place(content)
+        framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(framed)
+
+
+def maker_of(file: Path) -> str | None:
+    """Return the command of kvsim that wrote `file`; None where none did, or where anything was changed since."""
+    with suppress(OSError, ValueError), _mapped(file) as content:  # the latter where it is empty
+        kind, at = _kind(content), _place(content)
+        near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]
+        for command in (found[1].decode() for found in _MARK.finditer(near)):
+            for comment in (HTML_COMMENT, HASH_COMMENT):
+                length = len(_framed(kind, command, "0" * 32, comment))
+                begin = at if kind == "png" else max(0, at - length)
+                digest = _digest(command, content, begin, begin + length)
+                if content[begin : begin + length] == _framed(kind, command, digest, comment):
+                    return command
+    return None
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[mmap.mmap]:
+    with open_file(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        yield content
+
+
+def _kind(content: mmap.mmap) -> _Kind:
+    if content[:8] == _PNG_SIGNATURE:
+        return "png"
+    if content[:4] == b"GIF8" and content[-1:] == b";":
+        return "gif"
+    if content[:5] == b"%PDF-":
+        return "pdf"
+    if content[4:8] == b"ftyp":
+        return "mp4"
+    return "parquet" if content[:4] == content[-4:] == b"PAR1" else "text"
+
+
+def _place(content: mmap.mmap) -> int:
+    """The place where a mark of a PNG begins; where that of any other file ends."""
+    match _kind(content):
+        case "png":
+            return _PNG_HEAD_BYTES
+        case "gif":
+            return len(content) - 1  # before its end sign
+        case "pdf":
+            return max(0, content.rfind(b"startxref"))
+        case "parquet":
+            return max(0, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))  # before its footer
+    return len(content)
+
+
+def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
+    mark = f"Made by: kvsim {command} {digest}".encode()
+    match kind:
+        case "png":
+            chunk = b"tEXtSoftware\0" + mark
+            return (len(chunk) - 4).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)
+        case "gif":
+            return b"!\xfe" + bytes([len(mark)]) + mark + b"\0"
+        case "pdf":
+            return b"% " + mark + b"\n"
+        case "mp4":
+            return (len(mark) + 8).to_bytes(4) + b"free" + mark
+        case "parquet":
+            return mark
+    return comment.format(mark.decode()).encode() + b"\n"
+
+
+def _digest(command: str, content: mmap.mmap, begin: int, end: int) -> str:
+    """A digest of `content` without what stands from `begin` to `end`."""
+    digest = hashlib.blake2b(command.encode(), digest_size=16)
+    with memoryview(content) as view:
+        digest.update(view[:begin])
+        digest.update(view[end:])
+    return digest.hexdigest()
