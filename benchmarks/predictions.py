@@ -328,6 +328,7 @@ def told_by(found: Sequence[Found]) -> KnownError:
     clocks = {clock.lower(): list(clock_errors(found, clock)) for clock in ("GPU", "host")}
     return KnownError(
         recordings=tuple(sorted({result.measured.name for _, result in found})),
+        on=tuple(sorted({find_gpu(result.measured.meta.gpu).name for _, result in found})),
         median=statistics(found, median),
         worst=statistics(found, max),
         clocks={clock: median(errors) for clock, errors in clocks.items() if errors},
@@ -337,7 +338,7 @@ def told_by(found: Sequence[Found]) -> KnownError:
 def entry(kind: ErrorClass, known: KnownError) -> list[str]:
     """A class as lines of the table."""
     lines = ["", "[[measured]]", *(f"{name} = {json.dumps(text)}" for name, text in kind.as_dict().items())]
-    lines.append(f"recordings = {json.dumps(known.recordings)}")
+    lines += [f"{name} = {json.dumps(getattr(known, name))}" for name in ("recordings", "on")]
     for name in ("median", "worst", "clocks"):
         values = ", ".join(f"{key} = {value:.1f}" for key, value in getattr(known, name).items())
         lines.append(f"{name} = {{ {values} }}")

@@ -106,6 +106,8 @@ class KnownError:
 
     recordings: tuple[str, ...]
     """Names of the recordings that tell them."""
+    on: tuple[str, ...]
+    """GPUs of those, all of one chip."""
     median: Mapping[str, float]
     """Median of the absolute errors, for each of `FIGURES` and `TAILS`, and for `PREEMPTIONS` where some recording had
     any."""
@@ -123,11 +125,12 @@ class KnownError:
         """As one clause."""
         if len(self.recordings) == 1:
             figures = ", ".join(f"{name} {self.median[key]:.0f} %" for key, name in _NAMES.items())
-            return f"error in the one recording of this class: {figures}"
+            return f"error in the one recording of this class, on {self.on[0]}: {figures}"
         figures = ", ".join(
             f"{name} {self.median[key]:.0f} % ({self.worst[key]:.0f} %)" for key, name in _NAMES.items()
         )
-        return f"typical (worst) error in {len(self.recordings)} recordings of this class: {figures}"
+        told = f"{len(self.recordings)} recordings of this class, on {' and '.join(self.on)}"
+        return f"typical (worst) error in {told}: {figures}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +195,11 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
     """The table, for every class that some recording tells of."""
     return {
         _class(row): KnownError(
-            recordings=tuple(row["recordings"]), median=row["median"], worst=row["worst"], clocks=row["clocks"]
+            recordings=tuple(row["recordings"]),
+            on=tuple(row["on"]),
+            median=row["median"],
+            worst=row["worst"],
+            clocks=row["clocks"],
         )
         for row in _document()["measured"]
     }

@@ -45,6 +45,7 @@ def test_every_class_has_recordings_that_exist_and_belong_to_it(kind: ErrorClass
     known = known_errors()[kind]
     assert known.recordings
     assert len(set(known.recordings)) == len(known.recordings)
+    assert set(known.on) == {find_gpu(meta_of(name).gpu).name for name in known.recordings}
     for name in known.recordings:
         meta = meta_of(name)
         engine = "vllm" if meta.policy_name != "static" else f"hf-{meta.policy.get('cache', 'dynamic')}"
@@ -58,8 +59,8 @@ def test_no_two_classes_share_their_figures() -> None:
     for (kind, one), (other, two) in combinations(known_errors().items(), 2):
         figures = [(known.median, known.worst, known.clocks) for known in (one, two)]
         assert figures[0] != figures[1], f"{kind.words} and {other.words}"
-    for one, two in combinations([error_words(kind) for kind in known_errors()], 2):
-        assert one != two
+    for words, others in combinations([error_words(kind) for kind in known_errors()], 2):
+        assert words != others
 
 
 def ways(model: Model) -> list[Model]:
