@@ -124,6 +124,8 @@ def _glance(url: str, seconds: float) -> Glance:
     feed = MetricsFeed(url)
     try:
         _warn_of_end(_watch(feed, seconds))
+        if feed.restarts:
+            echo("warning: counters fell: the server began anew. This is about what came after.", err=True)
         return glance(feed.looks())
     finally:
         feed.close()

@@ -15,7 +15,7 @@ _LARGEST: Mapping[str, float] = {
     "max_model_len": 1 << 27,
     "tokens": 1 << 27,
     "block_size": 1 << 16,
-    "kv_offloading_size": 1 << 20,
+    "kv_offloading_size": 999_999,
     "kv_offloading_block_size": 1 << 20,
     "num_blocks": 1 << 40,
     "batch_size": 1 << 20,

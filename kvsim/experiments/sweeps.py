@@ -25,6 +25,7 @@ from kvsim.errors import KvsimError, UsageError, WorkerDiedError
 from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import unwritable, whole_file
+from kvsim.files.marks import maker_of
 from kvsim.files.scratch import alone_in
 from kvsim.memory.waste import SlotState
 from kvsim.policies import AnyPolicy, describe
@@ -253,7 +254,7 @@ def _keep(row: Row, file: Path) -> None:
     """Write `row` as `file`, which appears when it is whole. Nobody else writes to its folder while the sweep runs."""
     half = file.with_name(_HALF)
     try:
-        half.write_text(json.dumps(row), encoding="utf-8")
+        half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")
         half.replace(file)
     except OSError as error:
         raise unwritable(file, error.strerror or str(error)) from error
@@ -263,9 +264,9 @@ def _rows_of_parts(parts: Path) -> dict[str, Row]:
     rows = {}
     for file in sorted(parts.glob("*.json")):
         with suppress(OSError, ValueError, RecursionError):  # then it is computed again
-            row = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(row, dict) and isinstance(row.get("error"), str):
-                rows[file.stem] = row
+            document = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(document, dict) and _digest(document.get("row")) == document.get("digest"):
+                rows[file.stem] = document["row"]
     return rows
 
 
@@ -273,7 +274,7 @@ def rows_of(file: Path) -> dict[str, Row]:
     """The rows of a sweep's table, by the keys of their points; none where there is no file.
 
     Raises:
-        UsageError: it is no table of a sweep.
+        UsageError: it is no table of a sweep, or no longer as it was written.
     """
     if not file.exists():
         return {}
@@ -286,10 +287,19 @@ def rows_of(file: Path) -> dict[str, Row]:
         raise wrong from error
     if not all(isinstance(row.get("point"), str) and isinstance(row.get("error"), str) for row in rows):
         raise wrong
-    kept = {row.pop("point"): row for row in rows}
-    if len(kept) < len(rows):
+    if len({row["point"] for row in rows}) < len(rows):
         raise wrong
-    return kept
+    if maker_of(file) != "sweep":
+        raise UsageError(
+            f"{file} is not as kvsim wrote it: it was edited, or is of another version; name another file, and "
+            "its runs are made again."
+        )
+    return {row.pop("point"): row for row in rows}
+
+
+def _digest(row: Any) -> str:
+    """Digest of a row that is kept beside the table, by which one that was edited or damaged is told."""
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
 
 
 def _write(rows: Mapping[str, Row], file: Path) -> None:

@@ -14,7 +14,7 @@ from kvsim.errors import RecordingError, shortened
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*,?')
 _END = re.compile(r"\s*\}")
-_VALUE = re.compile(r"\s+(\S+)")
+_VALUE = re.compile(r"\s+([^\s_]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _MAX_LINE = 1 << 14
 _MAX_SAMPLES = 50_000
@@ -33,16 +33,39 @@ def samples(page: str, prefix: str) -> Iterator[Sample]:
     """The samples of `page` whose names begin with `prefix`.
 
     Raises:
-        RecordingError: one of them is not written as the format wants it, or there are too many.
+        RecordingError: one of them is not written as the format wants it or stands there twice, or there are too many.
     """
     number = 0
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for line in page.splitlines():
         if not line.startswith(prefix):
             continue
         number += 1
         if number > _MAX_SAMPLES:
             raise RecordingError(f"there are more than {_MAX_SAMPLES:,} samples of {prefix}* among the metrics.")
-        yield _sample(line)
+        sample = _sample(line)
+        series = sample.name, frozenset(sample.labels.items())
+        if series in seen:
+            raise RecordingError(f"the series {shortened(line.rpartition(' ')[0], 120)} is there twice.")
+        seen.add(series)
+        yield sample
+
+
+def kinds(page: str, prefix: str) -> dict[str, str]:
+    """The types that `page` declares, of names that begin with `prefix`: counter, gauge, histogram and others.
+
+    Raises:
+        RecordingError: a name is declared twice, with different types.
+    """
+    found: dict[str, str] = {}
+    for line in page.splitlines():
+        words = line.split()
+        if len(words) != 4 or words[:2] != ["#", "TYPE"] or not words[2].startswith(prefix):
+            continue
+        _, _, name, kind = words
+        if found.setdefault(name, kind) != kind:
+            raise RecordingError(f"{shortened(name)} is declared as {shortened(found[name])} and as {shortened(kind)}.")
+    return found
 
 
 def _sample(line: str) -> Sample:
@@ -56,6 +79,8 @@ def _sample(line: str) -> Sample:
         while (end := _END.match(line, at)) is None:
             label = _LABEL.match(line, at)
             if label is None:
+                raise _no_sample(line)
+            if label[1] in labels:
                 raise _no_sample(line)
             labels[label[1]] = re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), label[2])
             at = label.end()

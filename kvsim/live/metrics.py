@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from kvsim.errors import RecordingError
-from kvsim.live.exposition import Sample, samples
+from kvsim.errors import RecordingError, shortened
+from kvsim.live.exposition import Sample, kinds, samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PREFIX = "vllm:"
 _MAX_COUNT = 1e15
@@ -22,6 +26,14 @@ HISTOGRAMS = {
     "e2e": "vllm:e2e_request_latency_seconds",
 }
 """Our name of each distribution, and vLLM's; all in seconds."""
+_GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
+_COUNTERS = (
+    "vllm:num_preemptions", "vllm:request_success", "vllm:prompt_tokens", "vllm:generation_tokens",
+    "vllm:prefix_cache_queries", "vllm:prefix_cache_hits",
+)  # fmt: skip
+"""Names of counters, which end in `_total` in their samples."""
+_OTHERS = {"sglang:": "SGLang", "tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
+"""Beginnings of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
 """Names of vLLM before 0.11."""
 
@@ -95,7 +107,10 @@ class ServerMetrics:
     @property
     def counters(self) -> tuple[int, ...]:
         """What never falls while a server runs."""
-        return (self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens)
+        return (
+            self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
+            self.hit_tokens, *(int(each.count) for each in self.histograms.values()),
+        )  # fmt: skip
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
@@ -121,7 +136,13 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
 
     usage = values("vllm:kv_cache_usage_perc", 1 + 1e-6)
     if not usage:
-        raise RecordingError("there is no vllm:kv_cache_usage_perc among the metrics: is this a vLLM V1 server?")
+        other = next((name for begin, name in _OTHERS.items() if f"\n{begin}" in f"\n{page}"), "")
+        raise RecordingError(
+            "there is no vllm:kv_cache_usage_perc among the metrics: is this a vLLM V1 server?"
+            + (f" They are {other}'s, which kvsim does not read." if other else "")
+        )
+    _check_kinds(page)
+    _check_whole(found)
     about = found.get("vllm:cache_config_info", [])
     blocks = [_whole(sample.labels.get("num_gpu_blocks", "")) for sample in about]
     sizes = {_whole(sample.labels.get("block_size", "")) for sample in about}
@@ -138,22 +159,59 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
         block_size=sizes.pop() if len(sizes) == 1 else None,
         running=total("vllm:num_requests_running"),
         waiting=total("vllm:num_requests_waiting"),
-        deferred=int(sum(sample.value for sample in deferred if sample.labels.get("reason") == "deferred")),
+        deferred=_deferred(deferred, total("vllm:num_requests_waiting")),
         preemptions=total("vllm:num_preemptions_total"),
         finished=total("vllm:request_success_total"),
         prompt_tokens=total("vllm:prompt_tokens_total"),
         generation_tokens=total("vllm:generation_tokens_total"),
-        queried_tokens=total("vllm:prefix_cache_queries_total"),
-        hit_tokens=total("vllm:prefix_cache_hits_total"),
+        queried_tokens=(queried := total("vllm:prefix_cache_queries_total")),
+        hit_tokens=_hits(total("vllm:prefix_cache_hits_total"), queried),
         histograms={key: _histogram(found, name, key) for key, name in HISTOGRAMS.items()},
     )
+
+
+def _check_kinds(page: str) -> None:
+    """Raise a RecordingError if the page declares another type for a name than vLLM does."""
+    declared = kinds(page, _PREFIX)
+    right = dict.fromkeys(_GAUGES, "gauge") | dict.fromkeys((*HISTOGRAMS.values(), *_OLDER_NAMES.values()), "histogram")
+    right |= {name + end: "counter" for name in _COUNTERS for end in ("", "_total")}
+    for name, kind in right.items():
+        if declared.get(name, kind) not in (kind, "untyped", "unknown"):
+            raise RecordingError(f"the metrics declare {name} as {shortened(declared[name])}; vLLM's is a {kind}.")
+
+
+def _check_whole(found: dict[str, list[Sample]]) -> None:
+    """Raise a RecordingError if what is counted is no whole number, or engines are missing in one of the names."""
+    engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
+    for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
+        said = found.get(name, [])
+        for sample in said:
+            if sample.value % 1:
+                raise RecordingError(f"the metrics say {name} = {sample.value:g}, which is no whole number.")
+        if said and engines != {""} and {sample.labels.get("engine", "") for sample in said} != engines:
+            raise RecordingError(f"the metrics say {name} of other engines than vllm:kv_cache_usage_perc.")
+
+
+def _deferred(by_reason: list[Sample], waiting: int) -> int:
+    found = int(sum(sample.value for sample in by_reason if sample.labels.get("reason") == "deferred"))
+    if found > waiting:
+        raise RecordingError(f"the metrics say that {found:,} requests are deferred, of {waiting:,} that wait.")
+    return found
+
+
+def _hits(hit_tokens: int, queried_tokens: int) -> int:
+    if hit_tokens > queried_tokens:
+        raise RecordingError(
+            f"the metrics say that the prefix cache held {hit_tokens:,} tokens, of {queried_tokens:,} looked up."
+        )
+    return hit_tokens
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
     """The distribution `name`, added up over engines; empty where there is none."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
-    by_bound: dict[float, float] = {}
+    series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
     for sample in found.get(f"{name}_bucket", []):
         try:
             bound_s = float(sample.labels.get("le", ""))
@@ -161,16 +219,43 @@ def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram
             bound_s = math.nan
         if not (bound_s >= 0 and 0 <= sample.value <= _MAX_COUNT):
             raise RecordingError(f"the metrics have a bucket of {name} that cannot be.")
-        by_bound[bound_s] = by_bound.get(bound_s, 0.0) + sample.value
-    bounds_s = tuple(sorted(by_bound))
-    counts = tuple(by_bound[bound_s] for bound_s in bounds_s)
-    sums = [sample.value for sample in found.get(f"{name}_sum", [])]
-    rises = all(now >= before for before, now in pairwise(counts))
-    if not rises or len(bounds_s) > _MAX_BUCKETS or not all(0 <= value <= _MAX_COUNT for value in sums):
-        raise RecordingError(f"the buckets of {name} do not add up.")
-    if not bounds_s or not math.isinf(bounds_s[-1]):
+        by_bound = series.setdefault(_without(sample, "le"), {})
+        if bound_s in by_bound:
+            raise RecordingError(f"the metrics have the bucket of {name} up to {bound_s:g} s twice.")
+        by_bound[bound_s] = sample.value
+    if not series:
         return Histogram()
-    return Histogram(bounds_s, counts, sum(sums))
+    bounds = {tuple(sorted(by_bound)) for by_bound in series.values()}
+    bounds_s = bounds.pop()
+    if bounds or len(bounds_s) > _MAX_BUCKETS or not math.isinf(bounds_s[-1]):
+        raise RecordingError(f"the buckets of {name} are not the same of all engines, up to +Inf.")
+    sums = {_without(sample): sample.value for sample in found.get(f"{name}_sum", [])}
+    numbers = {_without(sample): sample.value for sample in found.get(f"{name}_count", [])}
+    if not series.keys() >= sums.keys() | numbers.keys():
+        raise RecordingError(f"the metrics have a sum or a number of {name} without its buckets.")
+    for labels, by_bound in series.items():
+        counts = [by_bound[bound_s] for bound_s in bounds_s]
+        _check_buckets(name, bounds_s, counts, sums.get(labels), numbers.get(labels))
+    total = tuple(sum(by_bound[bound_s] for by_bound in series.values()) for bound_s in bounds_s)
+    return Histogram(bounds_s, total, sum(sums.values()))
+
+
+def _without(sample: Sample, *names: str) -> frozenset[tuple[str, str]]:
+    return frozenset((name, value) for name, value in sample.labels.items() if name not in names)
+
+
+def _check_buckets(
+    name: str, bounds_s: Sequence[float], counts: Sequence[float], sum_s: float | None, count: float | None
+) -> None:
+    """Raise a RecordingError if buckets do not accumulate, or their sum or number is another than they hold."""
+    rises = all(now >= before for before, now in pairwise(counts))
+    if not rises or (count is not None and count != counts[-1]):
+        raise RecordingError(f"the buckets of {name} do not add up.")
+    held = [now - before for before, now in pairwise((0.0, *counts))]
+    least_s = sum(number * low_s for number, low_s in zip(held, (0.0, *bounds_s), strict=False))
+    most_s = sum(number * high_s for number, high_s in zip(held, bounds_s, strict=True) if number)
+    if sum_s is not None and not least_s * (1 - 1e-9) <= sum_s <= min(most_s * (1 + 1e-9), _MAX_COUNT):
+        raise RecordingError(f"the metrics say {name}_sum = {sum_s:g}, which its buckets cannot hold.")
 
 
 def _whole(text: str) -> int | None:

@@ -102,7 +102,7 @@ class MetricsFeed:
     def _follow(self) -> None:
         while not self._stop.wait(self._period_s):
             try:
-                look = self._poll()
+                self._add(self._poll())
             except _NoAnswerError as error:
                 if self.quiet_s > self._patience_s:
                     self.ended = str(error)
@@ -110,16 +110,18 @@ class MetricsFeed:
             except RecordingError as error:
                 self.ended = str(error)
                 return
-            else:
-                self._add(look)
 
     def _add(self, look: ServerMetrics) -> None:
         last = self._looks[-1]
         if any(now < before for now, before in zip(look.counters, last.counters, strict=True)):
             self.restarts += 1
             self._looks = deque([look], maxlen=_MAX_LOOKS)
-        else:
-            self._looks.append(look)
+            return
+        if look.hit_tokens - last.hit_tokens > look.queried_tokens - last.queried_tokens:
+            raise RecordingError(
+                f"{self.name}: more tokens were found in the prefix cache than were looked up meanwhile."
+            )
+        self._looks.append(look)
 
     def _poll(self) -> ServerMetrics:
         try:

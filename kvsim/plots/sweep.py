@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.errors import UsageError
-from kvsim.files.arrow_table import read_table
+from kvsim.experiments import sweeps
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
@@ -87,11 +87,8 @@ def rows_of(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         UsageError: the table cannot be read, or has no such runs.
     """
-    try:
-        rows: list[dict[str, Any]] = read_table(Path(file)).to_pylist()
-    except ValueError as error:
-        raise UsageError(f"{file} is no table of a sweep: {error}.") from error
-    served = [row for row in rows if not row.get("error", "") and all(row.get(name) is not None for name in axes)]
+    rows = sweeps.rows_of(Path(file)).values()
+    served = [row for row in rows if not row["error"] and all(row.get(name) is not None for name in axes)]
     if not served:
         raise UsageError(f"{file} has no run that could be served with {', '.join(axes) or 'these settings'}.")
     return served

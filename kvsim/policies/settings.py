@@ -171,8 +171,9 @@ class PagedSettings:
         _positive(block_size=self.block_size)
         if not 0 <= self.watermark < 1:
             raise UsageError(f"watermark should be at least 0 and below 1, not {self.watermark}.")
-        if not 0 <= self.kv_offloading_size < 1e6:
-            raise UsageError(f"kv_offloading_size should be a size in GiB, 0 or more, not {self.kv_offloading_size}.")
+        for name in ("kv_offloading_size", "swap_gib"):
+            if not 0 <= getattr(self, name) < 1e6:
+                raise UsageError(f"{name} should be a size of 0 to 999,999 GiB, not {getattr(self, name):g}.")
         if self.kv_offloading_block_size < 0 or self.kv_offloading_block_size % self.block_size:
             raise UsageError(
                 f"kv_offloading_block_size should be a multiple of the block size of {self.block_size} tokens, not "
@@ -180,17 +181,19 @@ class PagedSettings:
             )
         for name in ("store_gb_per_s", "load_gb_per_s"):
             if not 0 < getattr(self, name) < 1e6:
-                raise UsageError(f"{name} should be a positive speed in GB/s, not {getattr(self, name)}.")
+                raise UsageError(
+                    f"{name} should be a speed above 0 and below 1,000,000 GB/s, not {getattr(self, name):g}."
+                )
         for name in (
             *("copy_latency_s", "copy_submit_s", "copy_piece_s"),
             *("offload_step_s", "offload_sequence_s", "offload_deferred_block_s"),
         ):
             if not 0 <= getattr(self, name) < 1e3:
-                raise UsageError(f"{name} should be a number of seconds, 0 or more, not {getattr(self, name)}.")
-        if not 0 <= self.swap_gib < 1e6:
-            raise UsageError(f"swap_gib should be a size in GiB, 0 or more, not {self.swap_gib}.")
+                raise UsageError(f"{name} should be 0 or more seconds, below 1,000, not {getattr(self, name):g}.")
         if not 0 < self.swap_gb_per_s < 1e6:
-            raise UsageError(f"swap_gb_per_s should be a positive speed in GB/s, not {self.swap_gb_per_s}.")
+            raise UsageError(
+                f"swap_gb_per_s should be a speed above 0 and below 1,000,000 GB/s, not {self.swap_gb_per_s:g}."
+            )
         if self.num_speculative_tokens < 0:
             raise UsageError(f"num_speculative_tokens should be 0 or more, not {self.num_speculative_tokens}.")
         if not 0 <= self.acceptance_rate <= 1:

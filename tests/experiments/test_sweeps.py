@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -311,9 +312,31 @@ def test_a_table_that_is_no_sweeps_is_left_alone(
 
 def test_a_column_of_two_types_is_a_sentence(points: list[Point], tmp_path: Path) -> None:
     table = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"point": ["a"], "error": [""], "num_blocks": ["many"]}), table)
+    (name, _), *_ = points[0].settings.items()
+    sweep([replace(points[0], settings={name: "many"})], table, num_jobs=1)
     with pytest.raises(UsageError, match="do not go with those of this sweep"):
-        sweep(points[:1], table, num_jobs=2)
+        sweep(points[:1], table, num_jobs=1)
+
+
+def test_a_table_that_was_edited_is_refused_whatever_was_changed(points: list[Point], tmp_path: Path) -> None:
+    table, edited = tmp_path / "t.parquet", tmp_path / "edited.parquet"
+    sweep(points[:2], table, num_jobs=1)
+    whole = pq.read_table(table)
+    draw = random.Random(0)
+    edits = [whole.slice(0, 1), pa.concat_tables([whole.slice(0, 1), whole]), whole.append_column("more", [[1, 2]])]
+    edits += [whole.drop_columns([name]) for name in whole.column_names if name not in ("point", "error")]
+    for index, name in enumerate(whole.column_names):
+        values = whole[name].to_pylist()
+        row = draw.randrange(2)
+        values[row] = 0 if values[row] else 93.5
+        if not isinstance(whole[name][0].as_py(), str):
+            edits.append(whole.set_column(index, name, [values]))
+    assert len(edits) > 100
+    for edit in edits:
+        pq.write_table(edit, edited)
+        with pytest.raises(UsageError, match=r"is not as kvsim wrote it|is no table of a sweep"):
+            sweeping.rows_of(edited)
+    assert len(sweeping.rows_of(table)) == 2
 
 
 def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]) -> None:

@@ -86,6 +86,19 @@ def test_a_usage_that_cannot_be(value: str) -> None:
         ('le="0.5",model_name="tiny"} 9.0', 'le="0.5",model_name="tiny"} 99.0'),
         ('first_token_seconds_sum{engine="0",model_name="tiny"} 3.5', "first_token_seconds_sum Inf"),
         ("prompt_tokens_total{", "prompt_tokens_total{" + "a" * 40_000),
+        ('hits_total{engine="0",model_name="tiny"} 64.0', 'hits_total{engine="0"} 641'),
+        ('running{engine="0",model_name="tiny"} 3.0', 'running{engine="0"} 2.5'),
+        ('running{engine="0",model_name="tiny"} 3.0', 'running{engine="1"} 3'),
+        ('running{engine="0",model_name="tiny"} 3.0', 'running{engine="0"} 1_000'),
+        ('running{engine="0",model_name="tiny"} 3.0', 'running{engine="0",engine="0"} 3'),
+        ('reason="deferred"} 2.0', 'reason="deferred"} 12.0'),
+        ('_sum{engine="0",model_name="tiny"} 3.5', '_sum{engine="0",model_name="tiny"} 0.5'),
+        ('_sum{engine="0",model_name="tiny"} 3.5', '_sum{engine="0",model_name="tiny"} -1'),
+        ('_count{engine="0",model_name="tiny"} 10.0', '_count{engine="0",model_name="tiny"} 11'),
+        ('le="+Inf"', 'le="2"'),
+        ('le="0.5"', 'le="0.10"'),
+        ("usage_perc gauge", "usage_perc counter"),
+        ("# TYPE", "# TYPE vllm:prompt_tokens_total gauge\n# TYPE"),
         ("prompt_tokens_total{", 'prompt_tokens_total{a="' + '\\\\"' * 20_000),
     ],
 )
@@ -93,6 +106,28 @@ def test_a_page_that_contradicts_itself(old: str, new: str) -> None:
     assert old in PAGE
     with pytest.raises(RecordingError):
         parse_metrics(PAGE.replace(old, new))
+
+
+@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("vllm:")])
+def test_a_series_that_is_there_twice_is_refused(line: str) -> None:
+    name, _, _ = line.rpartition(" ")
+    for again in (line, f"{name} 0"):
+        with pytest.raises(RecordingError, match="twice"):
+            parse_metrics(f"{PAGE}{again}\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "engine"), [("sglang:num_running_reqs 3\n", "SGLang"), ("x 1\ntgi_queue_size 0\n", "Text Generation")]
+)
+def test_another_engines_page_is_told(page: str, engine: str) -> None:
+    with pytest.raises(RecordingError, match=engine):
+        parse_metrics(page)
+
+
+def test_a_time_and_an_exemplar_beside_a_value_are_passed_over() -> None:
+    page = PAGE.replace('tiny"} 3.0', 'tiny"} 3.0 1763881200000')
+    page = page.replace('+Inf",model_name="tiny"} 10.0', '+Inf",model_name="tiny"} 10.0 # {a="b"} 1')
+    assert parse_metrics(page) == parse_metrics(PAGE)
 
 
 def test_blocks_that_cannot_be_are_not_known() -> None:
