@@ -63,7 +63,7 @@ def test_a_page_of_metrics(type_command: Run, metrics_url: str) -> None:
         ("nowhere", 2, "there is no recording 'nowhere'"),
         ("http://127.0.0.1:1/metrics", 1, "cannot be read"),
         ("http://[::1", 2, "is no address of a page"),
-        ("127.0.0.1:1", 1, "nothing is published at 127.0.0.1:1"),
+        ("127.0.0.1:1", 1, "nothing is published at 127.0.0.1:1 (Connection refused): is the server running?"),
         ("hf-h200-granite-350m-one-by-one", 2, "kvsim diagnose is for servers with a paged cache"),
     ],
 )
