@@ -122,8 +122,8 @@ def _connect(address: str) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecordingError(
-            f"nothing is published at {address} ({reason}): is the server running? Its events have a port of their own, "
-            "which KVSIM_PUBLISH names when it starts; vLLM's port has its /metrics."
+            f"nothing is published at {address} ({reason}): is the server running? Its events have a port of their "
+            "own, which KVSIM_PUBLISH names when it starts; vLLM's port has its /metrics."
         ) from error
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # another machine may vanish
