@@ -53,6 +53,11 @@ _LONGEST_S = 1e8
 """Seconds between two requests of one workload, some three years: more is a mistake in one of them."""
 _LATE = 10_000
 """Numbers of no stated unit that begin later may be days of a calendar, a date or a time of day without its marks."""
+_DAYS = (10_957, 88_069)
+"""Days since 1970, since 1900 as spreadsheets have them, and of astronomers, for the years 2000 to 2099."""
+_DATE_DIGITS = len("20261116181546")
+_ROUNDED_S = 1e7
+"""Times as late as this need more digits than a spreadsheet shows."""
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
@@ -81,6 +86,8 @@ class Clock:
     """The unit that the column's name or its format states, None where none is stated."""
     dated: bool = False
     """Whether the column's name promises dates."""
+    told: bool = False
+    """Whether the user has said what the times are."""
     known: bool = True
     """Whether the format says what its times are, so that only what is unusual has to be said again."""
     from_first: bool = True
@@ -94,7 +101,7 @@ class Clock:
     _decimal: bool = field(default=False, init=False)
     """Whether a number has a mark that can only be a decimal one."""
     _power: str = field(default="", init=False)
-    """A number that is written with a power of ten."""
+    """A number that is written with a power of ten, and with fewer digits than it has."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
     """Whether times fall, read with decimal marks and with marks of thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
@@ -143,7 +150,9 @@ class Clock:
                 "write all of them with a point"
             )
         self._mark = self._mark or mark
-        self._power = self._power or (text if found["power"] else "")
+        if found["power"]:
+            num_digits = sum(map(str.isdecimal, text.lower().partition("e")[0]))
+            self._power = self._power or (text if num_digits <= int(found["power"][1:]) else "")
         number: float | int = float(text.replace(",", "."))
         if not (mark or found["power"]) and number < _MOST:
             number = int(text.lstrip("+0") or "0")
@@ -214,10 +223,13 @@ class Clock:
         if epoch is not None:
             self._check_epoch(low, high, epoch)
         unit = _UNITS[epoch or self.unit or "s"]
+        if self._power and unit.seconds(high) >= _ROUNDED_S:
+            raise self._error(f"has times such as {self._power}, which have lost their last digits; write all of them")
         shifts = self.from_first or epoch is not None
         seconds = self._relative(times, unit, unit.words, shifts=shifts)
         if epoch is None:
             self._check_unstated(low)
+            self._check_calendar(low, high, unit, many=len(times) > 1)
         plain = self.unit == "s" or (self.known and self.unit is not None)
         said = f"{unit.words} since 1970" if epoch else "" if plain else unit.words
         comma = "with decimal commas" if self._mark == "," else ""
@@ -263,8 +275,17 @@ class Clock:
                 f"arrival_s={self.column}"
             )
 
+    def _check_calendar(self, low: float, high: float, unit: _Unit, *, many: bool) -> None:
+        """Refuse numbers that are called a unit of time, and look like days or dates."""
+        days = unit is not _UNITS["d"] and many and _DAYS[0] <= low and high < _DAYS[1] and high - low < 1
+        if not self.told and (days or unit.seconds(low) > _LONGEST_S or (_is_date(low) and _is_date(high))):
+            raise self._error(
+                f"goes from {self._as_told(low)} to {self._as_told(high)}, which are hardly {unit.words}: they may be "
+                "days or dates of a calendar; write times such as 2026-11-16T18:15:46, or count from the first request"
+            )
+
     def _check_epoch(self, low: float, high: float, epoch: str) -> None:
-        """Refuse times since 1970 that are in another unit than is stated, or have lost digits."""
+        """Refuse times since 1970 that are in another unit than is stated."""
         stated = self.unit
         if stated not in (None, epoch):
             unit = _UNITS[str(stated)]
@@ -274,13 +295,18 @@ class Clock:
                     f"{_UNITS[epoch].words} since 1970; name the column arrival_{epoch}, or say --columns "
                     f"arrival_{epoch}={self.column}"
                 )
-        if self._power:
-            raise self._error(
-                f"has times since 1970 such as {self._power}, which have lost their last digits; write all of them"
-            )
 
     def _error(self, sentence: str) -> WorkloadError:
         return WorkloadError(f"{self.path}: the column {self.column} {sentence}.")
+
+
+def _is_date(number: float) -> bool:
+    """Return whether `number` has the digits of a year, month, day, hour, minute and second."""
+    text = f"{number:.0f}"
+    try:
+        return len(text) == _DATE_DIGITS and 1970 <= datetime.strptime(text, "%Y%m%d%H%M%S").year < 2100
+    except ValueError:
+        return False
 
 
 def _is_epoch(time: float, unit: str) -> bool:

@@ -27,7 +27,7 @@ UNITS = {
 _UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
 _TIMES = {
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
-    "starttimestamp", "created", "createdat", "createdtime", "sentat", "requesttime", "requesttimestamp",
+    "starttimestamp", "created", "createdat", "createdtime", "sentat", "requesttime", "requesttimestamp", "ts",
 }  # fmt: skip
 _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",

@@ -80,6 +80,10 @@ class _Names:
     arrival: str | None
     unit: str | None
     """Unit of the arrivals, where one is stated."""
+    told: bool
+    """Whether the user has said which column and unit they are."""
+    is_published: bool
+    """Whether the arrivals are those of a published format, which says what they are."""
     prompt: str
     output: str
     optional: Mapping[str, str]
@@ -117,6 +121,8 @@ class _Names:
         return cls(
             arrival=arrival,
             unit=unit,
+            told=stated is not None and settled,
+            is_published=stated is not None and not settled,
             prompt=found["prompt_tokens"],
             output=found["output_tokens"],
             optional={ours: found[ours] for ours in OPTIONAL if ours in found},
@@ -188,7 +194,8 @@ def _read(source: Source, names: _Names, published: str | None) -> Workload:
             column=names.arrival,
             unit=names.unit,
             dated=named is not None and named.dated,
-            known=published is not None,
+            told=names.told,
+            known=names.is_published,
             from_first=folded(names.arrival) not in _UNSHIFTED,
         )
         requests = Requests(source=source, what=published or "CSV", clock=clock)
@@ -223,7 +230,11 @@ def _read(source: Source, names: _Names, published: str | None) -> Workload:
                 prefix=_prefix(ours, names.prompt),
                 request_id=name,
             )
-    return requests.workload(NO_ARRIVALS if names.arrival is None else "")
+    if names.arrival is not None:
+        return requests.workload()
+    known = {*names.required, *names.optional.values()}
+    ignored = [name for name in source.header if name and name not in known and not counts_tokens(name)]
+    return requests.workload(NO_ARRIVALS + (f"; not read: {', '.join(ignored)}" if ignored else ""))
 
 
 def _prefix(row: Row, prompt: str) -> tuple[str, int] | None:

@@ -197,6 +197,10 @@ def test_vidur_columns_with_and_without_arrivals(put: Put) -> None:
     assert only.description == "the 1 requests of trace.txt (Vidur's columns); it has no arrival times"
     shares = read_workload(put("num_prefill_tokens,num_decode_tokens,pd_ratio\n3772,54,69.8\n"))
     assert lengths(shares) == [(0.0, 3772, 54)]
+    assert shares.description.endswith("; it has no arrival times; not read: pd_ratio")
+    minutes = read_workload(put("time_min,num_prefill_tokens,num_decode_tokens\n1,10,5\n2,20,5\n"))
+    assert minutes.arrival_s.tolist() == [0.0, 60.0]
+    assert minutes.description.endswith("(Vidur's columns); arrival times read as minutes")
 
 
 def test_a_vllm_benchmark_is_served_again_as_it_was_sent(put: Put) -> None:

@@ -93,7 +93,11 @@ REFUSED = {
     "an epoch in s, called ns": (column("timestamp_ns", 1700000000, 1700003600), "name the column arrival_s"),
     "an epoch without its last digits": (
         column("timestamp", "1.7E+12", "1.7E+12"),
-        "timestamp has times since 1970 such",
+        "timestamp has times such as 1.7E+12",
+    ),
+    "rounded seconds": (
+        column("arrival_s", "6.48E+07", "6.48E+07"),
+        "arrival_s has times such as 6.48E+07, which have",
     ),
     "ticks": (column("timestamp", 638_000_000_000_000_000), "column timestamp begins at"),
     "file times": (column("timestamp", 133_000_000_000_000_000), "column timestamp begins at"),
@@ -106,6 +110,11 @@ REFUSED = {
     "days since 1970": (column("time", 19675.5, 19675.6), "column time begins at 19,675.5"),
     "Julian days": (column("start_time", 2460000.5, 2460000.6), "column start_time begins at 2,460,000.5"),
     "days, called a date": (column("Date", 0.5, 0.6), "column Date begins at 0.5"),
+    "days, called seconds": (column("arrival_s", 45000.5, 45000.6), "arrival_s goes from 45,000.5 to 45,000.6, which"),
+    "days, called ms": (column("Arrival (ms)", 45000.5, 45000.6), "are hardly milliseconds"),
+    "a date and time, called ms": (column("arrival_ms", 20261116181546, 20261116181547), "are hardly milliseconds"),
+    "a date and time, called us": (column("time_us", 20261116181546, 20261116181547), "are hardly microseconds"),
+    "a date and time, called minutes": (column("time_min", 20261116181546, 20261116181547), "are hardly minutes"),
     "a hundred years": (
         column("time", "1926-11-16T18:15:46", "2026-11-16T18:15:46"),
         "column time goes from 1926-11-16",
@@ -233,7 +242,12 @@ READ = {
     "three digits behind a point": (column("arrival_s", "0.125", "1.000", "1.500"), [0.125, 1, 1.5], "(CSV)"),
     "three digits behind each point": (column("arrival_s", "1.000", "2.500"), [1, 2.5], "(CSV)"),
     "a power of ten": (column("arrival_s", "0", "1.5e1"), [0, 15], "(CSV)"),
-    "a late beginning": (column("arrival_s", 45000.5, 45001), [45000.5, 45001], "the first arrives after 45,000.5 s"),
+    "a power of ten with all digits": (
+        column("time", "1.700000000500000000e+09", "1.700000001000000000e+09"),
+        [0, 0.5],
+        "read as seconds since 1970",
+    ),
+    "a late beginning": (column("arrival_s", 45000.5, 45002), [45000.5, 45002], "the first arrives after 45,000.5 s"),
     "dates": (
         column("time", "2026-11-16T18:15:46", "2026-11-16T18:15:48"),
         [0, 2],
@@ -282,7 +296,7 @@ def test_a_line_end_inside_of_an_id_stays(tmp_path: Path) -> None:
 
 
 MOONCAKE = {"timestamp": 0, "input_length": 10, "output_length": 5}
-JSON_REFUSED = {
+JSON_REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "an epoch in seconds": ([{**MOONCAKE, "timestamp": 1700000000}], "column timestamp is in milliseconds"),
     "two lengths": ([{**MOONCAKE, "prompt_tokens": 9}], "'input_length' and 'prompt_tokens' both say prompt_tokens"),
     "two spellings": ([{**MOONCAKE, "Input Length": 9}], "'input_length' and 'Input Length' both say prompt_tokens"),
