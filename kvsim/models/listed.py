@@ -15,7 +15,7 @@ from kvsim.models.huggingface import from_fields, read_config
 from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
-_VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia"))
+_VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
 """Words that tell variants of one shape apart, or name who made it."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")

@@ -75,7 +75,8 @@ def test_bytes_of_a_block_cover_its_pages_and_stages_add_up(specs: list[LayerSpe
 
 
 NAMES = """
-llama-3-8b gemma-3-27b gpt-oss-20b deepseek-v3.2 qwen3-next-80b-a3b granite-4.0-h-micro falcon-h1-34b llama-4-scout
+llama-3-8b gemma-3-27b gpt-oss-20b deepseek-v3.2 qwen3-next-80b-a3b granite-4.0-h-micro falcon-h1-34b
+llama-4-scout-17b
 nemotron-h-56b gemma-4-26b-a4b
 """
 MODELS = [find_model(name) for name in NAMES.split()]
@@ -122,7 +123,7 @@ def test_the_longest_sequence_is_the_longest(model: Model) -> None:
         ("gemma-3-4b", ["sliding_window 16: 5 5 5 5 5 4", "full 16: 5"], 320),
         ("gemma-4-26B-A4B", ["sliding_window 16: 5 5 5 5 5", "full 32: 5"], 640),
         ("command-a-03-2025", ["sliding_window 16: 16 16 16", "full 16: 16"], 1024),
-        ("Llama-4-Scout", ["full 16: 48"], 3072),
+        ("Llama-4-Scout-17B", ["full 16: 48"], 3072),
         ("DeepSeek-V3", ["mla 16: 61"], 1098),
         ("DeepSeek-V3.2", ["mla 64: 122"], 61 * (72 + 8.25)),
         ("Qwen3-Next-80B-A3B", ["mamba: 12 12 12", "full 544: 12"], 13056),
