@@ -172,7 +172,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         num_active_parameters=counts.active,
         layer_kinds=() if plain else tuple(kinds),
         layer_caches=() if plain else tuple(tuple(kinds.index(layer) for layer in caches) for caches in layers),
-        mamba_chunk_size=text.count("mamba_chunk_size", "chunk_size", default=0, least=0) or None,
+        mamba_chunk_size=_chunk(text),
         num_experts=experts.num_experts if experts else 0,
         num_experts_per_token=experts.num_active if experts else 0,
         expert_intermediate_size=experts.intermediate_size if experts else 0,
@@ -181,6 +181,11 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         quantization=quantization,
         kv_cache_dtype=quantization.kv_cache_dtype if quantization else "auto",
     )
+
+
+def _chunk(text: Config) -> int | None:
+    names = ("mamba_chunk_size", "chunk_size")
+    return text.count(*names) if any(map(text.states, names)) else None
 
 
 def _has_heads(text: Config) -> bool:

@@ -43,6 +43,11 @@ _TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", 
 """Beginnings of architectures with one table for embedding and output where a configuration does not say."""
 _WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
 """Fields with the width of a feed-forward network, where it is not `intermediate_size`."""
+_MIXTURES = (
+    "Afmoe", "Ernie4_5_Moe", "FlexOlmo", "Glm4MoeFor", "GptOss", "GraniteMoeFor", "GraniteMoeShared", "Jamba",
+    "Lfm2Moe", "MiniMaxM2", "Mixtral", "Olmoe", "PhiMoE", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe",
+)  # fmt: skip
+"""Beginnings of architectures that are nothing without experts."""
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
 """Architectures with a table of positions, and its rows beyond the longest sequence."""
@@ -71,7 +76,7 @@ class Parameters(NamedTuple):
 def mixture(config: Config) -> Mixture | None:
     """The experts of the layers that have some; None where none has."""
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
-    count = config.count(*names, default=0, least=0)
+    count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:
         return None
     own = config.states("moe_intermediate_size") or config.states("expert_intermediate_size")

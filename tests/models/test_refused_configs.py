@@ -78,6 +78,7 @@ def model_of(config: dict[str, Any], **changes: Any) -> Model:
         (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "layer_types"),
         (MIXTRAL, {"num_experts_per_tok": 9}, "num_experts_per_tok = 9"),
         (MIXTRAL, {"num_experts": 16}, "num_experts = 16"),
+        (MIXTRAL, {"num_local_experts": 0}, "num_local_experts"),
         (MIXTRAL, {"num_local_experts": None}, "num_local_experts"),
         (MIXTRAL, {"mlp_only_layers": [0, 24]}, "mlp_only_layers"),
         (MIXTRAL, {"mlp_layer_types": ["sparse"] * 23 + ["moe"]}, "mlp_layer_types"),
