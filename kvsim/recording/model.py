@@ -17,8 +17,10 @@ from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule,
 FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
-MAX_UNITS = 1 << 27
+MAX_UNITS = 1 << 25
 """Units that a pool may have: more than any server's memory makes, and as many as can be shown."""
+MAX_POOL_BYTES = 1 << 45
+"""Bytes that a pool may have: more than the memory of a hundred GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

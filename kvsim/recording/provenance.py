@@ -18,7 +18,7 @@ from kvsim.files.json_text import parse
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta
-from kvsim.recording.model import FORMAT, MAX_UNITS, SOURCES, VERSION, Meta, Pool
+from kvsim.recording.model import FORMAT, MAX_POOL_BYTES, MAX_UNITS, SOURCES, VERSION, Meta, Pool
 from kvsim.recording.tables import IntArray
 
 FILE_NAME = META
@@ -211,6 +211,11 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
         first_unit=integer("first_unit", 0, 0),
         bytes_per_unit=integer("bytes_per_unit", None, 1),
     )
+    if num_units is not None and num_units * pool.bytes_per_unit > MAX_POOL_BYTES:
+        raise RecordingError(
+            f"{file}: a pool of {num_units:,} units of {pool.bytes_per_unit:,} bytes is larger than the "
+            f"{MAX_POOL_BYTES >> 40} TiB that a server may have."
+        )
     if groups is None:
         return pool
     try:

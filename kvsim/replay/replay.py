@@ -65,13 +65,40 @@ class Replay:
         self.full = self._full_per_request()
         self._index_tables()
 
-        self._states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
-        self.owner, self.position = self._states.owner, self._states.position
-        self.refs, self.cached = self._states.refs, self._states.cached
-        self.group = self._states.group
         self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
-        self.frame = -1
-        self.seek(0)
+        self.frame = 0
+
+    @cached_property
+    def _states(self) -> UnitStates:
+        """What stands in each unit. Totals over the pool do not ask, and take no memory for each unit that there is."""
+        states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
+        self._show(states)
+        return states
+
+    @property
+    def owner(self) -> npt.NDArray[np.int32]:
+        """The request that holds each unit; `NO_OWNER` where none does."""
+        return self._states.owner
+
+    @property
+    def position(self) -> npt.NDArray[np.int32]:
+        """The place of each unit in the table of its owner."""
+        return self._states.position
+
+    @property
+    def refs(self) -> npt.NDArray[np.int32]:
+        """Requests that hold each unit."""
+        return self._states.refs
+
+    @property
+    def cached(self) -> npt.NDArray[np.bool_]:
+        """Whether each unit keeps a prefix, being free."""
+        return self._states.cached
+
+    @property
+    def group(self) -> npt.NDArray[np.int16]:
+        """The KV-cache group of the table that holds each unit; empty where a model has one."""
+        return self._states.group
 
     @property
     def time_s(self) -> float:
@@ -91,11 +118,14 @@ class Replay:
 
     def seek(self, frame: int) -> None:
         """Make `frame` (clamped to the recording) the current one."""
-        frame = min(max(frame, 0), self.num_frames - 1)
-        afresh = self._states.go_to(self.num_ops(frame), int(self.frame_seq[frame]))
+        self.frame = min(max(frame, 0), self.num_frames - 1)
+        if "_states" in vars(self):
+            self._show(self._states)
+
+    def _show(self, states: UnitStates) -> None:
+        afresh = states.go_to(self.num_ops(self.frame), int(self.frame_seq[self.frame]))
         if len(self._growth):
-            self._growth.show(self._states, frame, afresh=afresh)
-        self.frame = frame
+            self._growth.show(states, self.frame, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
         """Operations of the ledger up to and including `frame`."""

@@ -244,7 +244,7 @@ def test_a_pool_larger_than_any(folders: list[Path], tmp_path: Path) -> None:
     meta = json.loads(file.read_text())
     meta["pool"]["num_units"] = 2**31 - 1
     file.write_text(json.dumps(meta))
-    with pytest.raises(RecordingError, match=r"pool\.num_units should be at most 134,217,728, not 2,147,483,647\."):
+    with pytest.raises(RecordingError, match=r"pool\.num_units should be at most 33,554,432, not 2,147,483,647\."):
         read(tmp_path / "rec")
 
 
@@ -265,5 +265,5 @@ def test_a_batch_that_computes_what_it_has_computed(folders: list[Path], tmp_pat
 def test_a_batch_larger_than_any_pool(folders: list[Path]) -> None:
     recording = read(folders[-1])
     huge = {name: getattr(recording.schedule, name).astype(np.int64) << 26 for name in ("computed_before", "tokens")}
-    with pytest.raises(RecordingError, match="no server has more than 134,217,728"):
+    with pytest.raises(RecordingError, match="no server has more than 33,554,432"):
         Replay(replace(recording, schedule=replace(recording.schedule, **huge)))

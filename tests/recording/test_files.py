@@ -349,7 +349,7 @@ class TestWhatCannotBeRead:
             ({"initial_free": [1, "2"]}, f"{NO_UNITS} '2' is neither a unit nor a pair of units."),
             ({"initial_free": [10**30]}, f"{NO_UNITS} {10**30} is neither a unit nor a pair of units."),
             ({"initial_free": [[1, 2, 3]]}, f"{NO_UNITS} [1, 2, 3] is neither a unit nor a pair of units."),
-            ({"initial_free": [[0, 1 << 61]]}, f"{NO_UNITS} a pool has at most 134,217,728 units."),
+            ({"initial_free": [[0, 1 << 61]]}, f"{NO_UNITS} a pool has at most 33,554,432 units."),
             ({"initial_free": [[3, 1], 2]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [1, 1]}, "meta.json: initial_free should list each unit of the pool at most once."),
             ({"initial_free": [0]}, "meta.json: initial_free should list each unit of the pool at most once."),
