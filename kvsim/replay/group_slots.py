@@ -86,8 +86,9 @@ class _Moment(Protocol):
     first_unit: int
     groups: tuple[TableGroup, ...]
     full: Numbers
-    cached: npt.NDArray[np.bool_]
 
+    @property
+    def cached(self) -> npt.NDArray[np.bool_]: ...
     @property
     def refs(self) -> IntArray: ...
     def alive(self) -> IntArray: ...
