@@ -8,6 +8,7 @@ from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.errors import error_words
 from kvsim.metrics.summary import hit_words
+from kvsim.metrics.steady import steady_part
 from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ def print_answer(
         band: how far the figures of a single run move with the error of the step times.
         notes: what else a reader of the figures must know.
     """
-    for summary in summaries:
+    for run, summary in zip(runs, summaries, strict=True):
         server = f"{summary.policy}: " if len(summaries) > 1 else ""
         echo(f"{server}{verdict_of(summary).sentence}")
+        if summary.duration_s:
+            echo(f"{server}{steady_part(run.requests).sentence}")
     print_table("", ["", ""], setting_rows(runs[0].meta, requests, len(runs)))
     columns = [dict(_figures(summary, band)) for summary in summaries]
     # Not every server copies to host memory.

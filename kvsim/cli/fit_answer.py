@@ -57,9 +57,15 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
     """What would help, with what it makes worse than `before`, as a table, and below it how a server is started so."""
     if not remedies:
-        echo("No change that was tried brings more." if fits else "No change that was tried would help.")
+        echo(
+            "No change that was tried brings more, or answers much sooner."
+            if fits
+            else "No change that was tried would help."
+        )
         return
-    heading = "what would bring more output, nearest first" if fits else "what would help, nearest first"
+    heading = (
+        "what would bring more output, or answers sooner, nearest first" if fits else "what would help, nearest first"
+    )
     rows = [
         (str(number), change_words(each, before), "yes" if each.fits else "no", *cells(each.outcome, each.band))
         for number, each in enumerate(remedies, 1)

@@ -23,6 +23,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """
     from kvsim.cli.summary import print_summaries
     from kvsim.metrics import summarize
+    from kvsim.metrics.steady import steady_part
     from kvsim.metrics.verdict import verdict_of
     from kvsim.recording import find, read, shipped_names
 
@@ -68,6 +69,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         *([("notes", meta.notes)] if meta.notes else []),
     ]
     echo(verdict_of(summary).sentence)
+    if summary.duration_s:
+        echo(steady_part(recording.requests).sentence)
     print_table(recording.name, ["", ""], rows)
     print_summaries("what happened", [recording], [summary])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvsim.cli.sections import section
-from kvsim.cli.workload import DEFAULT_TOKENS, multiple, workload_and_source
+from kvsim.cli.workload import DEFAULT_TOKENS, is_generated, multiple, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,9 +94,13 @@ def check_load(flags: dict[str, Any]) -> None:
             "--users wait for their answers, so they have no --rate; give one of the two, or limit arrivals with "
             "--max-concurrency of kvsim run."
         )
-    given = ("users", "rate", "workload", "arrivals", "rate_profile")
-    if all(flags[name] is None for name in given):
-        raise UsageError("there is no load: give --users N, --rate PER_S or --workload FILE.")
+    if not any(flags[name] is not None for name in ("users", "rate", "workload", "arrivals", "rate_profile")):
+        lengths = [name for name in ("prompt_tokens", "output_tokens", "shared_prefix") if flags[name] is not None]
+        if lengths:
+            raise UsageError(
+                f"--{lengths[0].replace('_', '-')} says what requests are and not how many come: give --users N or "
+                "--rate PER_S as well."
+            )
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
@@ -105,7 +109,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
     """
     from kvsim.fitting import requests_for
 
-    if flags["workload"] is not None:
+    if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):
         return workload_and_source(flags)
     users, number = users_of(flags), flags["num_requests"]
     if users is not None:

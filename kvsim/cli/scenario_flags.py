@@ -94,6 +94,8 @@ _MACHINE = (
         help="Treat windowed layers as full ones, as vLLM's flag does.",
     ),
     _paged("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space),
+)
+_LIMITS = (
     _scheduling("--max-num-seqs", type=int, help="Sequences in one step.  [vLLM's, by the GPU]"),
     _scheduling("--max-num-batched-tokens", type=int, help="Tokens in one step.  [vLLM's, by the GPU]"),
     _scheduling(
@@ -104,7 +106,7 @@ _MACHINE = (
         help="Whose limits hold where none is given: vLLM's LLM class or its server.",
     ),
 )
-"""Flags of the model, the GPU, its memory and the largest step: all that decides how many blocks there are."""
+"""With these, all that decides how many blocks there are."""
 
 _OPTIONS = (
     _machine(
@@ -240,13 +242,13 @@ _OPTIONS = (
 
 def machine_options(command: Command) -> Command:
     """Add the flags of a machine to `command`, which receives them as keyword arguments."""
-    for option in reversed(_MACHINE):
+    for option in reversed((*_MACHINE, *_LIMITS)):
         command = option(command)
     return command
 
 
 def scenario_options(command: Command) -> Command:
     """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
-    for option in reversed(_OPTIONS):
+    for option in reversed((*_MACHINE, *_OPTIONS, *_LIMITS)):
         command = option(command)
-    return workload_options(machine_options(command))
+    return workload_options(command)

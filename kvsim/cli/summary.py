@@ -10,6 +10,7 @@ from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.steady import steady_part
 from kvsim.metrics.verdict import verdict_of
 from kvsim.profiles.extrapolation import KEY
 from kvsim.recording import Meta, Recording
@@ -83,6 +84,7 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
     _warn(recording)
     return summary.as_dict() | {
         "verdict": verdict_of(summary).as_dict(),
+        "steady": steady_part(recording.requests).as_dict(),
         "settings": _settings(recording.meta),
         "times": time_source(recording).removeprefix("times: "),
         KEY: list(recording.meta.extra.get(KEY, ())),

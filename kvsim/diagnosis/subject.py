@@ -31,6 +31,7 @@ def load_of(recording: Recording) -> Load:
         workload=as_sent(recording),
         users=concurrency_of(recording),
         stamp_at_entry=recording.meta.source != "simulation",
+        repeats=False,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.limit import limit_words
 from kvsim.fitting.search import without_gain
 
@@ -122,6 +123,10 @@ def _verdict(answer: Answer) -> str:
     )
     if answer.fits:
         return f"Yes: {_yes(answer)}.{shortened}"
+    if TOO_SHORT in answer.goal.misses(answer.outcome):
+        return (
+            f"Too short to tell: after {answer.outcome.num_requests:,} requests the server has not settled.{shortened}"
+        )
     misses = "; ".join(_misses(answer))
     if users is not None:
         if not answer.searched:
@@ -137,7 +142,7 @@ def _yes(answer: Answer) -> str:
         return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(largest, users)}"
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once fit"
-    return f"{rate:,.3g} requests a second fit{_more(largest, 1.0, rate)}"
+    return f"{_number(rate)} requests a second fit{_more(largest, 1.0, rate)}"
 
 
 def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
@@ -145,7 +150,12 @@ def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
         return ""
     if math.isinf(largest):
         return ", and so would more than sixteen times as many"
-    return f"; about {float(f'{largest * unit:.3g}'):,.10g} would"
+    return f"; about {_number(largest * unit)} would"
+
+
+def _number(value: float) -> str:
+    """Three figures, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _share_served(answer: Answer) -> str:
@@ -153,10 +163,10 @@ def _share_served(answer: Answer) -> str:
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once do not fit"
     if not answer.searched:
-        return f"{rate:,.3g} requests a second do not fit"
+        return f"{_number(rate)} requests a second do not fit"
     if not largest:
-        return f"{rate:,.3g} requests a second do not fit, nor does a sixteenth of them"
-    return f"{largest * rate:,.3g} of {rate:,.3g} requests a second fit"
+        return f"{_number(rate)} requests a second do not fit, nor does a sixteenth of them"
+    return f"{_number(largest * rate)} of {_number(rate)} requests a second fit"
 
 
 def _misses(answer: Answer) -> list[str]:

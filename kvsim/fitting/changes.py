@@ -6,10 +6,10 @@ makes the model compute something slightly else; a change of GPUs costs money. S
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import chain, combinations, islice, product, zip_longest
+from itertools import chain, combinations, islice, product, starmap, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import KvsimError, UsageError
@@ -26,6 +26,8 @@ cache may not hold.
 """
 _SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+_SOME_SEQS, _SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
+"""Limits that are tried in pairs."""
 _WATERMARKS = (0.01, 0.05)
 """Shares of the pool: one keeps what runs from preempting each other, the other what arrives in bursts as well."""
 _BLOCKS = (1.25, 1.5, 2.0)
@@ -68,6 +70,8 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
         most: how many.
     """
     settings = [
+        *_caching(server),
+        *_ahead(server),
         *_memory(server),
         *_seqs(server),
         *_tokens(server),
@@ -77,10 +81,12 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
     ]
     types = list(_types(server))
     alone = [*settings, *types, *_gpus(server)]
-    together = (_both(first, second) for first, second in combinations(settings, 2))
+    limits = starmap(_both, product(_seqs(server, _SOME_SEQS), _tokens(server, _SOME_TOKENS)))
+    together = starmap(_both, combinations(settings, 2))
     beside = (_both(setting, kept) for kept, setting in product(types, settings))
-    pairs = (change for two in zip_longest(together, beside) for change in two if change is not None)
-    return list(islice(filter(_starts, chain(alone, pairs)), most))
+    pairs = (each for three in zip_longest(limits, together, beside) for each in three if each is not None)
+    distinct = {each.server: each for each in chain(alone, islice(pairs, 2 * most))}
+    return list(islice(filter(_starts, distinct.values()), most))
 
 
 def _starts(change: Change) -> bool:
@@ -113,15 +119,25 @@ def _memory(server: Server) -> Iterator[Change]:
             yield _change(server, Kind.SETTING, words, gpu_memory_utilization=share)
 
 
-def _seqs(server: Server) -> Iterator[Change]:
-    for number in _SEQS:
+def _caching(server: Server) -> Iterator[Change]:
+    if not server.enable_prefix_caching and not server.model.recurrent_layers:
+        yield _change(server, Kind.SETTING, "prefix caching", enable_prefix_caching=True)
+
+
+def _ahead(server: Server) -> Iterator[Change]:
+    if not server.async_scheduling:
+        yield _change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
+
+
+def _seqs(server: Server, numbers: Sequence[int] = _SEQS) -> Iterator[Change]:
+    for number in numbers:
         if number != server.max_num_seqs:
             words = f"max_num_seqs {server.max_num_seqs:,} to {number:,}"
             yield _change(server, Kind.SETTING, words, max_num_seqs=number)
 
 
-def _tokens(server: Server) -> Iterator[Change]:
-    for number in _TOKENS:
+def _tokens(server: Server, numbers: Sequence[int] = _TOKENS) -> Iterator[Change]:
+    for number in numbers:
         if number != server.max_num_batched_tokens:
             words = f"max_num_batched_tokens {server.max_num_batched_tokens:,} to {number:,}"
             yield _change(server, Kind.SETTING, words, max_num_batched_tokens=number)

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
+from kvsim.metrics.steady import Steadiness
 
 if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
+TOO_SHORT = "too short to tell"
+"""What is missed where nothing else is and the rate of an open loop has not settled: nobody knows."""
 _FEW = 0.01
 """Preemptions per request, and the share of requests that wait, that are let pass."""
 
@@ -43,7 +46,10 @@ class Goal:
         ):
             if target is not None:
                 found[name] = value / target - 1 if value == value else 0.0
-        return {name: by for name, by in found.items() if by > 0}
+        missed = {name: by for name, by in found.items() if by > 0}
+        if not missed and outcome.steadiness is Steadiness.SHORT:
+            return {TOO_SHORT: 1.0}
+        return missed
 
     def is_met(self, outcome: Outcome) -> bool:
         """Whether the load fits."""

@@ -12,6 +12,7 @@ from kvsim.fitting.load import steady
 from kvsim.fitting.server import paced
 from kvsim.fitting.shares import TimeShares, time_shares
 from kvsim.metrics import Distribution, WaitingFor
+from kvsim.metrics.steady import Steadiness, SteadyPart, steady_part
 from kvsim.metrics.verdict import Limit, limit_of
 from kvsim.simulation import measure, measure_replicas
 from kvsim.steptime import Pace
@@ -29,6 +30,9 @@ _HOST = 2.0
 _OVERLOADED_S = 1.0
 """Seconds that the queue must have grown by before a server is said not to keep up."""
 
+_FEWEST_WAITS = 8
+_HOPELESS = 0.5
+"""Seconds by which the queue grows in each, from which on a server will not keep up however long the load goes on."""
 _PRICE = 1.5
 """A time so many times as long is a price that is told."""
 _LESS = 0.05
@@ -49,7 +53,11 @@ class Outcome:
     tpot_s: Distribution = _NONE
     e2e_s: Distribution = _NONE
     output_tokens_per_s: float = np.nan
-    """Output tokens per second of all replicas, over the whole run."""
+    """Output tokens per second of all replicas: in the steady part where there is one, else over the whole run."""
+    steadiness: Steadiness = Steadiness.STEADY
+    """Whether the rate of an open loop settled on all replicas."""
+    num_requests: int = 0
+    """Requests that were simulated, repetitions included."""
     requests_per_s: float = np.nan
     duration_s: float = np.nan
     num_preemptions: int = 0
@@ -80,6 +88,8 @@ class Outcome:
                  "num_preemptions", "preemptions_per_min", "vain_share", "waiting_share", "refused_share", "overload",
                  "mean_batch", "peak_occupancy")  # fmt: skip
         return {name: getattr(self, name) for name in plain} | times | {
+            "steadiness": self.steadiness.name.lower(),
+            "num_requests": self.num_requests,
             "limit": None if self.limit is None else self.limit.name.lower(),
             "time_shares": None if self.shares is None else self.shares.as_dict(),
             "times": self.label,
@@ -103,16 +113,30 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
         options: Any = {"refuse_misfits": True, "engine": engine, "stamp_at_entry": load.stamp_at_entry}
         if load.users is not None:
             options |= {"concurrency": load.users, "think_s": load.think_s}
-        if server.replicas == 1:
-            runs = [measure(load.workload, policy, machine, **options)]
-        else:
-            runs = measure_replicas(load.workload, policy, machine, server.replicas, "shortest", **options)
+        outcome, longer = Outcome(), load
+        while longer is not None:
+            if server.replicas == 1:
+                runs = [measure(longer.workload, policy, machine, **options)]
+            else:
+                runs = measure_replicas(longer.workload, policy, machine, server.replicas, "shortest", **options)
+            runs = [run for run in runs if len(run.requests)]
+            outcome = outcome_of(longer, runs, machine)
+            longer = longer.longer(_least_steady(runs)) if not _is_hopeless(outcome) else None
         pool = machine.pool(policy)
     except KvsimError as error:
         return Outcome(error=str(error))
-    runs = [run for run in runs if len(run.requests)]
-    outcome = outcome_of(load, runs, machine)
     return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
+
+
+def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
+    """The part of the run of a replica whose rate settles last."""
+    parts = [steady_part(run.requests) for run in runs]
+    return max(parts, key=lambda part: (part.steadiness is Steadiness.SHORT, part.running_s))
+
+
+def _is_hopeless(outcome: Outcome) -> bool:
+    """Whether going on would only make the queue longer."""
+    return outcome.overload > _HOPELESS
 
 
 def price_words(before: Outcome, after: Outcome) -> str:
@@ -132,12 +156,20 @@ def price_words(before: Outcome, after: Outcome) -> str:
 
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcome:
     """What `load` met in `runs`, one for each server that was sent anything, on `machine`."""
-    summaries = [run.summary for run in runs]
+    summaries, parts = [run.summary for run in runs], [steady_part(run.requests) for run in runs]
+    steadiness = _least_steady(runs).steadiness if load.is_judged_steady else Steadiness.STEADY
     duration_s = max(summary.duration_s for summary in summaries)
-    times = [_times(load, run) for run in runs]
-    ttft, tpot, e2e, wait = (np.concatenate([each[index] for each in times]) for index in range(4))
+    times = [_times(load, run, part) for run, part in zip(runs, parts, strict=True)]
+    ttft, tpot, e2e, wait, arrival = (np.concatenate([each[index] for each in times]) for index in range(5))
     num_requests = sum(len(run.requests) for run in runs)
-    requests_per_s = sum(summary.num_finished for summary in summaries) / duration_s if duration_s else np.nan
+    tokens_per_s, requests_per_s = (
+        sum(getattr(summary, name) for summary in summaries) / duration_s if duration_s else np.nan
+        for name in ("output_tokens", "num_finished")
+    )
+    if load.repeats and all(part.steadiness is Steadiness.STEADY for part in parts):
+        tokens_per_s, requests_per_s = (
+            sum(getattr(part, name) for part in parts) for name in ("output_tokens_per_s", "requests_per_s")
+        )
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
     waits = WaitingFor(
         **{name: float(np.nansum([getattr(each.waiting_for, name) for each in summaries]))
@@ -150,7 +182,9 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
         ttft_s=Distribution.of(ttft),
         tpot_s=Distribution.of(tpot),
         e2e_s=Distribution.of(e2e),
-        output_tokens_per_s=sum(summary.output_tokens for summary in summaries) / duration_s if duration_s else np.nan,
+        output_tokens_per_s=tokens_per_s,
+        steadiness=steadiness,
+        num_requests=num_requests,
         requests_per_s=requests_per_s,
         duration_s=duration_s,
         num_preemptions=num_preemptions,
@@ -161,7 +195,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
         waiting_for=waits,
         steady_queue=float(np.nanmean(wait)) * requests_per_s if len(wait) else 0.0,
         refused_share=sum(summary.num_refused for summary in summaries) / num_requests,
-        overload=_overload(load, wait),
+        overload=_overload(load, arrival, wait),
         mean_batch=sum(summary.mean_batch for summary in summaries),
         peak_occupancy=max(summary.peak_occupancy for summary in summaries),
         limit=limit_of(worst),
@@ -170,24 +204,25 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
     )
 
 
-def _times(load: Load, run: Measured) -> tuple[np.ndarray, ...]:
-    """TTFT, TPOT, end to end and time in the queue of the requests that met the server at work, in seconds."""
-    rows, requests = steady(load, run), run.requests
+def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...]:
+    """TTFT, TPOT, end to end, time in the queue and arrival of the requests that met the server at work, in seconds."""
+    rows, requests = steady(load, run, part), run.requests
     arrival_s, first_s, end_s = (
         column[rows] for column in (requests.arrival_s, requests.first_token_s, requests.finished_s)
     )
     later = requests.output_tokens[rows] - 1
     tpot = np.full(len(rows), np.nan)
     np.divide(end_s - first_s, later, out=tpot, where=later > 0)
-    return first_s - arrival_s, tpot, end_s - arrival_s, requests.first_scheduled_s[rows] - arrival_s
+    return first_s - arrival_s, tpot, end_s - arrival_s, requests.first_scheduled_s[rows] - arrival_s, arrival_s
 
 
-def _overload(load: Load, wait_s: np.ndarray) -> float:
-    """How fast the queue grows, from how much longer late requests wait than earlier ones."""
-    if load.users is not None or len(wait_s) < 8:
+def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
+    """How fast the queue grows, from how much longer later requests wait than earlier ones."""
+    if load.users is not None or len(wait_s) < _FEWEST_WAITS:
         return 0.0
-    early, late = (
-        float(part.mean()) for part in (wait_s[len(wait_s) // 4 : len(wait_s) // 2], wait_s[-len(wait_s) // 4 :])
-    )
-    span_s = (load.workload.arrival_s[-1] - load.workload.arrival_s[0]) / 2
-    return (late - early) / span_s if late - early > _OVERLOADED_S and span_s > 0 else 0.0
+    order = np.argsort(arrival_s, kind="stable")
+    quarter = len(order) // 4
+    early, late = order[:quarter], order[-quarter:]
+    longer_s = float(wait_s[late].mean() - wait_s[early].mean())
+    span_s = float(arrival_s[late].mean() - arrival_s[early].mean())
+    return longer_s / span_s if longer_s > _OVERLOADED_S and span_s > 0 else 0.0

@@ -41,6 +41,8 @@ _NOTICED = 0.98
 """A change that brings less than the rest to 1 is not worth making."""
 _NEARER = 0.95
 """The most that still lacks after a change that helps, as a share of what lacked before."""
+_SOONER = 0.8
+"""The most that an answer takes of the time that it took before, where it is said to come sooner."""
 _SHOWN = 6
 """Changes that are told of."""
 _WORTH_COMPILING = 2_000_000
@@ -164,8 +166,8 @@ def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
 
 
 def _order(remedy: Remedy) -> tuple[Any, ...]:
-    change, tokens_per_s = remedy.change, remedy.outcome.output_tokens_per_s
-    faster = -tokens_per_s if tokens_per_s == tokens_per_s else 0.0
+    change, mean_s = remedy.change, remedy.outcome.e2e_s.mean
+    faster = mean_s if mean_s == mean_s else 0.0  # in a closed loop, who answers sooner puts out more
     if remedy.fits:
         return (False, change.kind, change.server.num_gpus, len(change.fields), faster)
     return (True, remedy.shortfall, change.kind, len(change.fields), faster)
@@ -173,7 +175,7 @@ def _order(remedy: Remedy) -> tuple[Any, ...]:
 
 def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
     """Remedies, best first, that bring the load nearer to fitting than `before`; where that fits already,
-    those with more output.
+    those with more output or with answers that come much sooner.
     """
     lacks = goal.shortfall(before)
 
@@ -182,7 +184,8 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
             return False
         if lacks:
             return remedy.fits or remedy.shortfall < _NEARER * lacks
-        return remedy.fits and _NOTICED * remedy.outcome.output_tokens_per_s > before.output_tokens_per_s
+        more = _NOTICED * remedy.outcome.output_tokens_per_s > before.output_tokens_per_s
+        return remedy.fits and (more or remedy.outcome.e2e_s.mean < _SOONER * before.e2e_s.mean)
 
     return [each for each in ranked(remedies) if helps(each)][:_SHOWN]
 

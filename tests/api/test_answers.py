@@ -14,10 +14,10 @@ def requests() -> kvsim.Workload:
 
 
 def test_a_load_fits_a_server_or_not(requests: kvsim.Workload) -> None:
-    easy = kvsim.fit(requests, "H200/Llama-3-8B", most=0, num_jobs=1, engine="interpreted")
+    easy = kvsim.fit(requests, "H200/Llama-3-8B", most=0, num_jobs=1)
     assert easy.fits
     assert "vllm serve" in easy.server.flags()
-    hard = kvsim.fit(requests, "H200/Llama-3-8B", tpot_p99_s=1e-4, most=1, num_jobs=1, engine="interpreted")
+    hard = kvsim.fit(requests, "H200/Llama-3-8B", tpot_p99_s=1e-4, most=1, num_jobs=1)
     assert not hard.fits
     assert len(hard.tried) == 1
     assert kvsim.fit is kvsim.api.answers.fit, "using it does not put a module in its place"

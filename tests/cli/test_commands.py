@@ -14,6 +14,7 @@ import pytest
 
 from kvsim import __version__
 from kvsim.metrics import summarize
+from kvsim.metrics.steady import steady_part
 from kvsim.recording import MemoryKind, Recording, read, shipped_names, write
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def test_run_json_agrees_with_the_recording_that_it_wrote(kvsim: Kvsim, tmp_path
     assert "machine and model measured" in document.pop("times")
     assert document.pop("settings")["num_units"] == read(tmp_path / "rec").meta.pool.num_units
     assert document.pop("verdict")["is_good"]
+    assert document.pop("steady") == steady_part(read(tmp_path / "rec").requests).as_dict()
     ours, theirs = dict(flat(document | {"name": ""})), dict(flat(again | {"name": "", "extrapolates": []}))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():

@@ -42,7 +42,7 @@ def test_json_has_everything_that_was_tried(type_command: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "there is no load: give --users N, --rate PER_S or --workload FILE"),
+        (("--prompt-tokens", "9"), "--prompt-tokens says what requests are and not how many come: give --users N or"),
         (("--users", "2", "--rate", "3"), "--users wait for their answers, so they have no --rate"),
         (("--users", "999999"), "999,999 users would take 3,999,996 requests in each of the runs that are tried"),
         (("--users", "999999", "--num-requests", "4"), "--users should be smaller: those of one server, not of a"),

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +21,13 @@ from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
+from kvsim.metrics.steady import Steadiness
 from kvsim.metrics.verdict import Limit
 from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit import draw_fit, frontier
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
-from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, generate
+from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, Ragged, SharedPrefixes, Workload, generate
 
 INTERPRETED = Search(engine="interpreted")
 
@@ -244,6 +246,61 @@ def test_requests_are_taken_over_and_over_where_there_are_too_few() -> None:
     assert len(repeated(work, 3)) == 3
     assert repeated(work, 20).prompt_tokens.tolist() == [60] * 20
     assert len(users(50).of_users(100).workload) == 400
+
+
+def test_own_beginnings_are_new_in_every_repetition_and_shared_ones_stay() -> None:
+    work = Workload(
+        arrival_s=[0.0, 1.0, 2.0],
+        prompt_tokens=[48, 48, 16],
+        output_tokens=[5, 6, 7],
+        prompt_hashes=Ragged.from_rows([(1, 2, 3), (1, 2, 4), (9,)], np.int64),
+    )
+    twice = repeated(work, 6)
+    assert twice.arrival_s.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert twice.output_tokens.tolist() == [5, 6, 7] * 2
+    rows = [tuple(twice.prompt_hashes[row].tolist()) for row in range(6)]
+    assert rows[:3] == [(1, 2, 3), (1, 2, 4), (9,)]
+    assert [row[:2] for row in rows[3:5]] == [(1, 2)] * 2
+    assert len({row[-1] for row in rows}) == 6
+    grouped = generate(4, prompt=9, output=3, prefixes=SharedPrefixes(num_groups=2, tokens=32), seed=1)
+    again = repeated(grouped, 8)
+    assert again.prefix_group.tolist() == grouped.prefix_group.tolist() * 2
+
+
+def test_a_rate_is_judged_when_the_server_has_settled() -> None:
+    """Ten requests in a quarter of a second are all there at once, whatever the server: they are sent for longer."""
+    on, load = server(2000), rate(40.0, 10)
+    longer = run(on, load)
+    assert longer.num_requests > 10
+    assert longer.steadiness is Steadiness.STEADY
+    assert longer.output_tokens_per_s == pytest.approx(40 * 30, rel=0.03), "what arrives is put out"
+    assert longer.output_tokens_per_s == pytest.approx(run(on, rate(40.0, 300)).output_tokens_per_s, rel=0.03)
+
+
+def test_what_never_settles_is_too_short_to_tell() -> None:
+    outcome = replace(run(server(2000), users(4)), steadiness=Steadiness.SHORT, num_requests=20_000)
+    assert Goal().misses(outcome) == {"too short to tell": 1.0}
+    found = answer(server(2000), users(4), Goal(), INTERPRETED, most=0, find_largest=False)
+    assert replace(found, outcome=outcome).verdict.startswith("Too short to tell: after 20,000 requests the server has")
+
+
+def test_caching_comes_before_types_and_gpus_where_it_makes_a_load_fit() -> None:
+    prefixes = SharedPrefixes(num_groups=1, tokens=160)
+    work = generate(48, arrivals=AllAtOnce(), prompt=8, output=Fixed(tokens=30), prefixes=prefixes, seed=1)
+    load, on = Load(workload=work, users=12), server(80, enable_prefix_caching=False, async_scheduling=False)
+    found = answer(on, load, Goal(), INTERPRETED, most=40, find_largest=False)
+    assert not found.fits
+    assert found.remedies[0].fits
+    assert found.remedies[0].change.words == "prefix caching"
+    assert "--no-enable-prefix-caching" not in found.remedies[0].change.server.flags()
+    tried = {each.change.words for each in found.tried}
+    assert "asynchronous scheduling" in tried
+    assert "max_num_seqs 256 to 64 and max_num_batched_tokens 2,048 to 1,024" in tried
+
+
+def test_large_numbers_are_written_out() -> None:
+    found = answer(server(2000), rate(40.0, 40), Goal(), INTERPRETED, most=0, find_largest=False)
+    assert replace(found, largest=25.4).verdict == "Yes: 40 requests a second fit; about 1,020 would."
 
 
 OUTCOME = Outcome(

@@ -1,0 +1,154 @@
+"""The part of a run in which its rate is steady: neither while it fills up nor while the last answers drain.
+
+Judged by the requests alone, so that a recording and what was only measured say the same. Requests arrive until the
+last one does; over the quarters of that time, as many must run. A queue may grow meanwhile: a server that does not
+keep up has a steady rate too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.recording import RequestStatus
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording.tables import Requests
+
+    Column = npt.NDArray[np.float64]
+
+_FEWEST = 20
+"""Requests from which on a rate is looked for."""
+_LIVES = 4.0
+"""Times for which a request runs, as many as requests must arrive for."""
+_MANY_LIVES = 40.0
+"""Times from which on what wanders is no beginning: near its limit a server has more and fewer requests by turns."""
+_LIVES_IN_A_LOOP = 2.0
+"""The same where as many requests are there all the time, so that only their ages have to mix."""
+_ALIKE = 0.1
+"""Shares of themselves by which means over two quarters may differ."""
+_CONSTANT = 0.02
+_SIGMAS = 2.0
+
+
+class Steadiness(Enum):
+    """What a run tells of a rate."""
+
+    STEADY = "steady"
+    SHORT = "too short"
+    """It ended before as many requests ran from quarter to quarter."""
+    VARYING = "varying"
+    """Arrivals themselves come faster or slower."""
+    AT_ONCE = "at once"
+    """All requests arrive at once: a batch has a duration and no rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyPart:
+    """Whether the rate of a run settles, from when to when, and at what."""
+
+    steadiness: Steadiness
+    begin_s: float = np.nan
+    """Seconds from the first event, as are all times."""
+    end_s: float = np.nan
+    """Time of the last arrival: the answers that are left are drained after it."""
+    output_tokens_per_s: float = np.nan
+    requests_per_s: float = np.nan
+    """Requests that finish."""
+    arriving_s: float = np.nan
+    """Seconds from the first arrival to the last."""
+    running_s: float = np.nan
+    """Seconds from the first step of a request to its end, on average."""
+
+    @property
+    def sentence(self) -> str:
+        """Over which part a steady rate was taken, or why there is none."""
+        if self.steadiness is Steadiness.STEADY:
+            return (
+                f"Steady from {self.begin_s:,.1f} s to {self.end_s:,.1f} s: {self.output_tokens_per_s:,.0f} output "
+                f"tokens/s, {self.requests_per_s:,.3g} requests/s."
+            )
+        if self.steadiness is Steadiness.SHORT:
+            return (
+                f"Too short to tell a steady rate: requests arrive for {self.arriving_s:,.1f} s, and one runs for "
+                f"{self.running_s:,.1f} s."
+            )
+        if self.steadiness is Steadiness.VARYING:
+            return "No steady rate: arrivals come faster and slower."
+        return "No steady rate: requests arrive at once, and the last answers are counted in."
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; None stands for NaN."""
+        figures = {name: getattr(self, name) for name in ("begin_s", "end_s", "output_tokens_per_s", "requests_per_s")}
+        known = {name: None if value != value else value for name, value in figures.items()}
+        return {"steadiness": self.steadiness.name.lower()} | known
+
+
+def steady_part(requests: Requests) -> SteadyPart:
+    """The part of the run of `requests` in which its rate is steady."""
+    rows = requests.status != RequestStatus.REFUSED
+    arrival_s = requests.arrival_s[rows]
+    arriving_s = float(np.ptp(arrival_s)) if len(arrival_s) else 0.0
+    if not arriving_s:
+        return SteadyPart(steadiness=Steadiness.AT_ONCE)
+    columns = [requests.first_scheduled_s[rows], requests.first_token_s[rows], requests.finished_s[rows]]
+    last_s = float(np.nanmax(np.stack([arrival_s, *columns])))
+    first_step_s, first_token_s, finished_s = (np.nan_to_num(column, nan=last_s) for column in columns)
+    first_s = float(arrival_s.min())
+    quarters = [(first_s + n * arriving_s / 4, first_s + (n + 1) * arriving_s / 4) for n in range(4)]
+    running = [_mean_between(first_step_s, finished_s, *each) for each in quarters]
+    there = [_mean_between(arrival_s, finished_s, *each) for each in quarters]
+    running_s = float((finished_s - first_step_s).mean())
+    facts = {"arriving_s": arriving_s, "running_s": running_s}
+    if len(arrival_s) < _FEWEST:
+        return SteadyPart(steadiness=Steadiness.SHORT, **facts)
+    if _varies(arrival_s, quarters):
+        return SteadyPart(steadiness=Steadiness.VARYING, **facts)
+    is_loop = max(there[1:]) - min(there[1:]) <= _CONSTANT * max(there[1:])
+    # Of requests that come and go by chance, about as many are there as the square root says, more or less.
+    chance = _SIGMAS * np.sqrt(min(8 * running_s / arriving_s, 1.0) * 2 * running[3])
+    allowed = max(_ALIKE * running[3], 0.0 if is_loop else chance)
+    apart = abs(running[3] - running[2]) if arriving_s < _MANY_LIVES * running_s else 0.0
+    is_long = arriving_s >= (_LIVES_IN_A_LOOP if is_loop else _LIVES) * running_s
+    if not is_long or apart > allowed:
+        return SteadyPart(steadiness=Steadiness.SHORT, **facts)
+    begin_s = quarters[1 if abs(running[3] - running[1]) <= allowed else 2][0]
+    end_s = quarters[3][1]
+    tokens = _tokens_between(first_token_s, finished_s, requests.output_tokens[rows], begin_s, end_s)
+    num_finished = np.count_nonzero((finished_s > begin_s) & (finished_s <= end_s))
+    return SteadyPart(
+        steadiness=Steadiness.STEADY,
+        begin_s=begin_s,
+        end_s=end_s,
+        output_tokens_per_s=tokens / (end_s - begin_s),
+        requests_per_s=float(num_finished) / (end_s - begin_s),
+        **facts,
+    )
+
+
+def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -> float:
+    """How many of the spans from `begin_s` to `end_s` there are on average between two times."""
+    return float((np.clip(end_s, low_s, high_s) - np.clip(begin_s, low_s, high_s)).sum()) / (high_s - low_s)
+
+
+def _varies(arrival_s: Column, quarters: list[tuple[float, float]]) -> bool:
+    """Whether arrivals come faster in one half of the time than in the other, beyond what chance does."""
+    middle_s = quarters[2][0]
+    early = int(np.count_nonzero(arrival_s < middle_s))
+    gaps_s = np.diff(np.sort(arrival_s))
+    variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
+    apart = abs(2 * early - len(arrival_s))
+    return apart > max(0.2 * len(arrival_s), 2 * _SIGMAS * variation * np.sqrt(len(arrival_s)))
+
+
+def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
+    """Output tokens between two times: a first one, and the others evenly until the last."""
+    firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
+    inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)
+    share = np.divide(inside_s, last_s - first_s, out=np.zeros(len(first_s)), where=last_s > first_s)
+    return float(firsts + (share * later).sum())
