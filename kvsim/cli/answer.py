@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.errors import error_words
-from kvsim.metrics.summary import hit_words
 from kvsim.metrics.steady import steady_part
+from kvsim.metrics.summary import hit_words
 from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:

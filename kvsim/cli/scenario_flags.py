@@ -106,7 +106,7 @@ _LIMITS = (
         help="Whose limits hold where none is given: vLLM's LLM class or its server.",
     ),
 )
-"""With these, all that decides how many blocks there are."""
+"""Limits of a step; beside the flags above, all that decides how many blocks there are."""
 
 _OPTIONS = (
     _machine(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""What is missed where nothing else is and the rate of an open loop has not settled: nobody knows."""
+"""Name of what is missed where nothing else is and the rate of an open loop has not settled: nobody knows."""
 _FEW = 0.01
 """Preemptions per request, and the share of requests that wait, that are let pass."""
 

@@ -108,12 +108,13 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
     try:
         machine, policy = server.machine(), server.policy()
         if pace != 1.0:
-            longer = Pace(host=max(1 + _HOST * (pace - 1), 0.1), gpu=pace)
-            machine = replace(machine, step_time=paced(machine.step_time, longer))
+            slower = Pace(host=max(1 + _HOST * (pace - 1), 0.1), gpu=pace)
+            machine = replace(machine, step_time=paced(machine.step_time, slower))
         options: Any = {"refuse_misfits": True, "engine": engine, "stamp_at_entry": load.stamp_at_entry}
         if load.users is not None:
             options |= {"concurrency": load.users, "think_s": load.think_s}
-        outcome, longer = Outcome(), load
+        outcome = Outcome()
+        longer: Load | None = load
         while longer is not None:
             if server.replicas == 1:
                 runs = [measure(longer.workload, policy, machine, **options)]

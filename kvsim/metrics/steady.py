@@ -41,7 +41,7 @@ class Steadiness(Enum):
 
     STEADY = "steady"
     SHORT = "too short"
-    """It ended before as many requests ran from quarter to quarter."""
+    """The run ended before as many requests ran from quarter to quarter."""
     VARYING = "varying"
     """Arrivals themselves come faster or slower."""
     AT_ONCE = "at once"
@@ -143,7 +143,7 @@ def _varies(arrival_s: Column, quarters: list[tuple[float, float]]) -> bool:
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
     apart = abs(2 * early - len(arrival_s))
-    return apart > max(0.2 * len(arrival_s), 2 * _SIGMAS * variation * np.sqrt(len(arrival_s)))
+    return bool(apart > max(0.2 * len(arrival_s), 2 * _SIGMAS * variation * np.sqrt(len(arrival_s))))
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
