@@ -97,7 +97,9 @@ _NAMES: dict[str, tuple[type, ...]] = {
 
 def check_stated(text: Config) -> None:
     """Raise a UsageError if a field is missing whose absence decides what the model is."""
-    for names in _STATED.get(text.architecture, "").split():
+    own = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
+    # A text model inside of a wrapper may name the class that wrote its fields.
+    for names in _STATED.get(own[0] if own else text.architecture, "").split():
         if not any(text.states(name) or (name in text.fields and name in _MAY_BE_NULL) for name in names.split("|")):
             raise text.wrong(names.partition("|")[0], "stated: a default would decide the answer")
 

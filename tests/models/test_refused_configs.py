@@ -220,6 +220,15 @@ def test_a_quantization_inside_of_the_text_model_holds_and_two_must_agree() -> N
         model_of(inside, quantization_config=AWQ)
 
 
+def test_a_text_model_that_names_its_class_needs_what_that_class_leaves_out() -> None:
+    text = LLAMA | {"sliding_window": 512}
+    wrapped = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert model_of(wrapped).head_dim == 128
+    unnamed = {key: value for key, value in text.items() if key != "architectures"}
+    with pytest.raises(UsageError, match="head_dim"):
+        model_of(wrapped, text_config=unnamed)
+
+
 def test_attention_that_is_left_alone_leaves_the_experts_quantized() -> None:
     left: dict[str, Any] = {
         "quant_method": "fp8",
