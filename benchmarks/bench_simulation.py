@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from kvsim.engine import block_pool
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.coefficients import no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
@@ -83,7 +85,8 @@ def test_allocate_and_free_blocks(benchmark: BenchmarkFixture) -> None:
         prompt=nothing + 400, output=nothing + 1, limit=nothing + 1, priority=nothing, arrival_s=np.zeros(1),
         keys=Ragged.empty(1, np.int64),
     )  # fmt: skip
-    engine = new_engine(demand, POLICIES["paged"], num_blocks, no_times(), refused=np.zeros(1, np.bool_))
+    plan = EnginePlan(demand, POLICIES["paged"], num_blocks, no_times(), refused=np.zeros(1, np.bool_))
+    engine = plan.build()
 
     def allocate_and_free() -> None:
         for index in range(25):
@@ -91,4 +94,4 @@ def test_allocate_and_free_blocks(benchmark: BenchmarkFixture) -> None:
         block_pool.free(engine, 0, 25)
 
     benchmark(allocate_and_free)
-    assert engine.state[0].num_free == num_blocks
+    assert engine.state.num_free == num_blocks

@@ -8,11 +8,13 @@ import numpy as np
 
 from kvsim.conformance.account import Account, block_by_block, stacked, without_evictions
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.engine.arrays import column
+from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.engine.moments import ADD, LEAVE, LOOK
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.records import column
 from kvsim.recording import RequestStatus
 from kvsim.workload import Ragged
 
@@ -29,7 +31,7 @@ class Follower:
 
     def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
         self._recorded, self._timeline = recorded, recorded.timeline
-        engine = new_engine(
+        plan = EnginePlan(
             _demand(recorded),
             recorded.policy,
             recorded.num_blocks - 1,
@@ -43,9 +45,8 @@ class Follower:
             records_memory=True,
             records_schedule=True,
             num_moments=STRETCH,
-            compiled=compiled,
         )
-        self.driver = Driver(engine, compiled=compiled)
+        self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[Account]]:
         """Let the moments in `begin:end` happen; fewer, if a call should have found nothing to do and has found some.
@@ -65,7 +66,7 @@ class Follower:
 
     def _done(self, begin: int, num_moments: int) -> Account:
         """What the driver did last, in `num_moments` moments from `begin` on."""
-        engine, state = self.driver.engine, self.driver.engine.state[0]
+        engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
             column(engine.steps, name, num_steps) for name in ("seq", "running", "waiting", "preempted", "free_units")

@@ -26,7 +26,8 @@ from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.initialization import memory_of
 from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
-from kvsim.engine.state import ABORTED, RUNNING, TIERED
+from kvsim.engine.state import ABORTED, RUNNING
+from kvsim.engine.tiered import TIERED
 from kvsim.errors import RecordingError
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 
@@ -64,7 +65,7 @@ def verify_recording(
 def _pays(recorded: Recorded) -> bool:
     """Whether the engine is loaded, or made, as machine code in less time than it takes to follow without."""
     num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy)
-    if memory == TIERED or num_steps < _WORTH_LOADING:
+    if memory is TIERED or num_steps < _WORTH_LOADING:
         return False
     return has_machine_code(memory) or (num_steps >= _WORTH_COMPILING and has_numba())
 

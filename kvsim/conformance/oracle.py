@@ -16,11 +16,13 @@ from kvsim.conformance.changes import Changes
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
 from kvsim.conformance.verdict import Verdict, difference
+from kvsim.engine.arrays import column
 from kvsim.engine.clock import SCHEDULED
+from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.records import column
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
 from kvsim.workload import Ragged
@@ -73,7 +75,7 @@ class OracleRun:
     def __init__(self, workload: OracleWorkload, *, compiled: bool = False) -> None:
         self._workload = workload
         requests = workload.requests
-        engine = new_engine(
+        plan = EnginePlan(
             _demand(workload),
             Paged(scheduler=workload.scheduler, cache=workload.cache),
             workload.num_blocks - 1,
@@ -85,10 +87,9 @@ class OracleRun:
             retention_tokens=workload.retention_tokens,
             records_memory=True,
             copies_are_timed=False,
-            compiled=compiled,
         )
-        self._driver = Driver(engine, compiled=compiled)
-        self._state = engine.state[0]
+        self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
+        self._state = self._driver.engine.state
         self._changes = Changes(self._driver)
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
@@ -134,7 +135,7 @@ class OracleRun:
                 self._abort(call)
                 call += 1
             before = self._outputs_due(*in_flight[0][1:]) if in_flight else {}
-            groups = range(driver.engine.settings[0].num_groups)
+            groups = range(driver.engine.settings.num_groups)
             self._lengths = {
                 node: {group: len(driver.blocks(node, group)) for group in groups} for node in driver.running()
             }
@@ -171,7 +172,7 @@ class OracleRun:
         } | self._groups_meta()
 
     def _groups_meta(self) -> dict[str, Any]:
-        layout, settings = self._workload.layout, self._driver.engine.settings[0]
+        layout, settings = self._workload.layout, self._driver.engine.settings
         if layout is None:
             return {}
         return {
@@ -253,13 +254,13 @@ class OracleRun:
 
     def _tables(self, node: int) -> list[Any]:
         """The block ids of a sequence, as the oracle tells them."""
-        groups = range(self._driver.engine.settings[0].num_groups)
+        groups = range(self._driver.engine.settings.num_groups)
         return self._told([self._driver.blocks(node, group) for group in groups])
 
     def _entries_since(self, node: int) -> list[list[int]]:
         """What was appended to the tables of a sequence by the step scheduled last, null blocks included."""
         lengths = self._lengths.get(node, {})
-        groups = range(self._driver.engine.settings[0].num_groups)
+        groups = range(self._driver.engine.settings.num_groups)
         return [self._driver.blocks(node, group)[lengths.get(group, 0) :] for group in groups]
 
     def _told(self, tables: list[list[int]]) -> list[Any]:

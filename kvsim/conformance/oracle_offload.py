@@ -25,7 +25,7 @@ class CopyEngine:
 
     def run_step(self, driver: Driver) -> None:
         """Run the step that was scheduled last, and say which copies are reported with its output."""
-        step, jobs = int(driver.engine.state[0].num_scheduled), driver.jobs()
+        step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.begun_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
         self._last_step |= {record: step for record in self._last_step if jobs[record].flushed_in == step}
@@ -39,7 +39,7 @@ class CopyEngine:
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
     """The copies that the step scheduled last begins, by number, and those that it waits for."""
-    step, jobs = driver.engine.state[0].num_scheduled, driver.jobs().values()
+    step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     told: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
         if job.begun_in == step:
@@ -53,7 +53,7 @@ def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
     """Who was set aside, how many slots are used, and which blocks are not free yet."""
     host = driver.engine.host
     return {
-        "skipped": [name(node) for node in driver.set_aside()],
-        "host_used": int(host.settings[0].num_slots - host.state[0].num_free),
+        "skipped": [name(node) for node in driver.skipped()],
+        "host_used": int(host.settings.num_slots - host.state.num_free),
         "deferred": [[int(host.asked[node].free_after), driver.table(node)] for node in driver.deferred()],
     }

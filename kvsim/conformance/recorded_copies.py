@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.engine.state import TIERED
 from kvsim.recording import Recording
 from kvsim.recording.tables import CopyKind
 
@@ -69,11 +68,11 @@ class CopiesInLockstep:
     @property
     def are_followed(self) -> bool:
         """Whether the engine has a second tier."""
-        return bool(self._driver.engine.settings[0].memory == TIERED)
+        return bool(self._driver.engine.settings.offloads)
 
     def decided(self) -> dict[str, Any]:
         """What the step scheduled last decided about copies."""
-        driver, step = self._driver, self._driver.engine.state[0].num_scheduled
+        driver, step = self._driver, self._driver.engine.state.num_scheduled
         jobs = list(driver.jobs().values())
         awaited = {int(job.number) for job in jobs if job.flushed_in == step} - self._awaited
         self._awaited |= awaited
@@ -90,7 +89,7 @@ class CopiesInLockstep:
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:
             if number in records:
-                self._driver.report(records[number], self._driver.engine.host.state[0].num_updates + 1)
+                self._driver.report(records[number], self._driver.engine.host.state.num_updates + 1)
         return sorted(reported.keys() - records.keys())
 
     def settle(self, step: int) -> None:
@@ -101,7 +100,7 @@ class CopiesInLockstep:
     def _begun(self, job: Job) -> Begun:
         driver = self._driver
         slots, blocks = driver.slots(job), driver.blocks_of_job(job)
-        size = int(driver.engine.host.settings[0].blocks_per_slot)
+        size = int(driver.engine.host.settings.blocks_per_slot)
         missing = len(slots) * size - len(blocks)
         pairs = sorted((slots[(missing + index) // size], block) for index, block in enumerate(blocks))
         return int(job.number), "load" if job.is_load else "store", int(job.sequence) - 1, tuple(pairs)

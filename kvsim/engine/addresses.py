@@ -1,10 +1,12 @@
 """An engine as compiled code takes it: a table of addresses, and what stands at them.
 
-The table says for each array of the engine where its records begin and how many they are.
+The table says for each array of the engine where its records begin and how many they are, and where each single record
+stands.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -12,26 +14,34 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | int | Layout], ...]"
-"""The parts of an engine, in order: names of arrays and their types, of tuples of which the length alone is known,
-and of named tuples of the same.
-"""
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A single record."""
+
+    dtype: np.dtype[Any]
+
+
+Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
+"""The parts of an engine, in order: arrays, single records and named tuples of the same by their types, records of
+functions as they are."""
 
 
 def layout_of(engine: Any) -> Layout:
-    """What `engine`, a named tuple of arrays, consists of."""
-    fields: list[tuple[str, Any]] = []
-    for name in engine._fields:
-        value = getattr(engine, name)
-        if isinstance(value, np.ndarray):
-            fields.append((name, value.dtype))
-        else:
-            fields.append((name, layout_of(value) if hasattr(value, "_fields") else len(value)))
-    return tuple(fields)
+    """Return what `engine`, a named tuple, consists of."""
+    return tuple((name, _part_of(getattr(engine, name))) for name in engine._fields)
+
+
+def _part_of(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype
+    if isinstance(value, np.void):
+        return One(value.dtype)
+    return layout_of(value) if hasattr(value, "_fields") else value
 
 
 def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
-    """Where the arrays of `engine` begin and how many elements they have: int64[2 * arrays]."""
+    """Return the table: two words for each array, its address and its length, and one for each single record."""
     return np.array(_words_of(engine), np.int64)
 
 
@@ -42,6 +52,9 @@ def _words_of(engine: Any) -> list[int]:
         if isinstance(value, np.ndarray):
             assert value.flags.c_contiguous, name
             words += [value.ctypes.data, len(value)]
+        elif isinstance(value, np.void):
+            assert value.base is not None, name
+            words += [value.base.ctypes.data]
         elif hasattr(value, "_fields"):
             words += _words_of(value)
     return words
@@ -49,5 +62,5 @@ def _words_of(engine: Any) -> list[int]:
 
 @cache
 def digest_of(layout: Layout) -> str:
-    """A short text that differs where layouts do."""
+    """Return a short text that differs where layouts do."""
     return sha256(repr(layout).encode()).hexdigest()[:16]

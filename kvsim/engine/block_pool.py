@@ -19,7 +19,9 @@ NULL_BLOCK = HEAD
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
     """Take the block at the head of the free queue, which is not empty; also whether it lost a prefix by that."""
-    state, block = engine.state[0], engine.blocks[NULL_BLOCK].next
+    state, block = engine.state, engine.blocks[NULL_BLOCK].next
+    assert block != NULL_BLOCK, "the pool has no free block"
+    assert engine.blocks[block].refs == 0
     linked_list.remove(engine.blocks, block)
     state.num_free -= 1
     engine.blocks[block].refs = 1
@@ -33,7 +35,7 @@ def allocate(engine: Engine) -> tuple[int, bool]:
 @part
 def touch(engine: Engine, block: int) -> bool:
     """Hold a block that was found by its key; a free one leaves the queue. Return whether it was held already."""
-    state, is_shared = engine.state[0], engine.blocks[block].refs > 0
+    state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
         state.num_free -= 1
@@ -48,12 +50,13 @@ def free(engine: Engine, begin: int, end: int) -> int:
 
     Return how many blocks another table still holds.
     """
-    state, blocks, entries = engine.state[0], engine.blocks, engine.entries
+    state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0
     for index in range(end - 1, begin - 1, -1):
         block = entries[index]
         if block == NULL_BLOCK:
             continue
+        assert blocks[block].refs > 0, "a block is freed that no table holds"
         blocks[block].refs -= 1
         num_shared += blocks[block].refs > 0
         if blocks[block].refs == 0 and blocks[block].key != NO_KEY:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvsim.engine.arrays import Records
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import Alike, Bucket, Records
+from kvsim.engine.records import Alike, Bucket
 
 
 @part

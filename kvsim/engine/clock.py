@@ -11,9 +11,9 @@ has to be taken away.
 from __future__ import annotations
 
 from kvsim import steptime
-from kvsim.engine import host_swap, in_flight, journal, length_index, memory, quiet, scheduler, totals, waiting_queue
+from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
-from kvsim.engine.state import RECTANGULAR, Engine
+from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
 IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
@@ -32,13 +32,13 @@ outcome on before it looks at the next step. In vLLM 0.25.1 on two hosts with tw
 def advance(engine: Engine, until_s: float) -> int:
     """Run to the next moment at which the caller has to act, and not beyond `until_s`, unless a step takes longer."""
     outcome = _advance(engine, until_s)
-    quiet.catch_up_all(engine, 0, engine.state[0].num_scheduled)
+    fast_forward.catch_up_from(engine, 0, engine.state.num_scheduled)
     return outcome
 
 
 @part
 def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     while has_room(engine):
         num_ended = state.num_ended
         if not state.awaiting:
@@ -51,7 +51,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 if next_s >= until_s:
                     return REACHED
                 state.host_s = max(state.host_s, next_s)
-            memory.pass_time(engine, until_s)
+            engine.memory.wait_for_transfers(engine, until_s)
             if state.host_s >= until_s:
                 return REACHED
             take_arrivals(engine)
@@ -72,22 +72,21 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
     """So many users have their answers now, and each sends the next request of the workload when it has thought."""
-    state = engine.state[0]
+    state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
-        node = engine.lines[state.num_submitted].arrived
-        engine.times[node].arrival_s = state.host_s + engine.settings[0].think_s
+        engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
         state.num_submitted += 1
 
 
 @part
 def _after_step(engine: Engine) -> int:
     """Whether the caller has to act because of the step that was scheduled."""
-    state = engine.state[0]
+    state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
         return STALLED
-    if memory.is_crowded(engine):
+    if engine.memory.is_crowded(engine):
         return CROWDED
-    return CHECK if engine.settings[0].checking else SCHEDULED
+    return CHECK if engine.settings.checking else SCHEDULED
 
 
 @part
@@ -96,10 +95,10 @@ def next_moment(engine: Engine) -> int:
 
     An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
     """
-    state = engine.state[0]
+    state = engine.state
     if not state.awaiting and scheduler.has_work(engine):
         schedule(engine)
-        is_full = state.num_in_flight == engine.settings[0].most_in_flight
+        is_full = state.num_in_flight == engine.settings.most_in_flight
         state.awaiting = is_full or not (state.num_in_batch > 0 or scheduler.has_work(engine))
         return SCHEDULED
     if state.num_in_flight == 0:
@@ -112,43 +111,43 @@ def next_moment(engine: Engine) -> int:
 @part
 def is_stalled(engine: Engine) -> bool:
     """Whether a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
-    state = engine.state[0]
-    if state.num_running > 0 or state.num_waiting == 0 or memory.has_pending(engine):
+    state = engine.state
+    if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
-    state.subject = memory.next_waiting(engine)
+    state.subject = waiting_queue.next_in_pass(engine).number
     return True
 
 
 @part
 def take_arrivals(engine: Engine) -> None:
     """Queue all requests that have arrived; the host takes time for each."""
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     now_s = state.host_s
     while state.num_arrived < state.num_submitted:
-        node = engine.lines[state.num_arrived].arrived
-        times, sequence = engine.times[node], engine.sequences[node]
+        sequence = engine.sequences[engine.lines[state.num_arrived].arrived]
+        times = engine.times[sequence.number]
         if times.arrival_s > now_s:
             return
         state.num_arrived += 1
         state.seq += 1
         times.arrival_seq = state.seq
-        if not sequence.is_refused and settings.memory != RECTANGULAR:
+        if not sequence.is_refused and settings.batch_size == 0:
             state.host_s += entry_s(engine.step_times[0], sequence.prompt_tokens)
         if settings.stamp_at_entry:
             times.arrival_s = state.host_s
         if sequence.is_refused:
-            engine.lines[state.num_ended].ended = node
+            engine.lines[state.num_ended].ended = sequence.number
             state.num_ended += 1
             continue
-        waiting_queue.push(engine, node)
+        waiting_queue.push(engine, sequence)
         if settings.sort_by_length:
-            length_index.add(engine, node)
+            length_index.add(engine, sequence)
 
 
 @part
 def schedule(engine: Engine) -> None:
     """Schedule a step, write it down and launch it. An empty one is in flight too, but takes no time."""
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     state.seq += 1
     launched = engine.launched[state.next_launched]
     scheduler.schedule(engine)
@@ -157,10 +156,10 @@ def schedule(engine: Engine) -> None:
         return
     if settings.records_schedule:
         for index in range(state.num_listed):
-            node, tokens = engine.batch[index], engine.batch_tokens[index]
-            journal.scheduled(engine, node, engine.sequences[node].computed - tokens, tokens, 1)
+            sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
+            journal.scheduled(engine, sequence, sequence.computed - tokens, tokens, 1)
     shape = write_down(engine)
-    memory.begin_copies(engine)
+    engine.memory.start_transfers(engine)
     ready_s, launch_s = state.host_s, 0.0
     awaits_outputs = len(engine.stages) > 1 and settings.feedback == 0  # every worker, of every step
     for index in range(len(engine.stages)):
@@ -182,20 +181,20 @@ def schedule(engine: Engine) -> None:
         stage.free_s = max(stage.free_s, ready_s + worker_s)
     launched.done_s = ready_s
     state.host_s += launch_s
-    memory.poll_copies(engine)
+    engine.memory.poll_transfers(engine)
 
 
 @part
 def _fed_back(engine: Engine) -> int:
     """Where the step stands whose outputs the first stage needs before it begins the one that was scheduled last."""
-    place = engine.state[0].next_launched - 1 - engine.settings[0].feedback
-    return place if place >= 0 else place + engine.settings[0].most_in_flight
+    place = engine.state.next_launched - 1 - engine.settings.feedback
+    return place if place >= 0 else place + engine.settings.most_in_flight
 
 
 @part
 def finish_oldest(engine: Engine) -> None:
     """Await the oldest step in flight and process its outputs."""
-    state = engine.state[0]
+    state = engine.state
     launched = engine.launched[in_flight.oldest(engine)]
     if launched.is_recorded:
         state.host_s = max(state.host_s, launched.done_s)
@@ -238,24 +237,24 @@ for _function in (
 @part
 def has_room(engine: Engine) -> bool:
     """Whether another step can be written down, whatever happens in it."""
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     return (
         state.num_steps - state.first_step < settings.most_steps
         and state.num_memory_rows <= settings.most_memory_rows
         and state.num_schedule_rows <= settings.most_schedule_rows
-        and memory.has_room_for_copies(engine)
+        and engine.memory.has_room_for_rows(engine)
     )
 
 
 @part
 def write_down(engine: Engine) -> StepShape:
     """Write down the step that was scheduled, but for what each sequence computes; return what it holds."""
-    state = engine.state[0]
+    state = engine.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
         state.num_in_batch, state.num_tokens_in_batch, state.num_prefill_tokens, context_tokens,
         state.attention_pairs, 0.0, 0.0,
-        memory.shared_tokens(engine, context_tokens), state.num_new_seqs,
+        engine.memory.shared_tokens(engine, context_tokens), state.num_new_seqs,
     )  # fmt: skip
     write_step(engine, shape, 0)
     totals.settle_unsure_slots(engine, state.host_s)
@@ -265,7 +264,7 @@ def write_down(engine: Engine) -> StepShape:
 @part
 def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     """Add a row to the steps: what is computed now, and where the slots go."""
-    state = engine.state[0]
+    state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s
     step.num_scheduled, step.num_tokens, step.prefill_tokens = (
@@ -278,10 +277,12 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
     step.running, step.waiting, step.preempted = state.num_running, state.num_waiting, state.num_preempted
     step.free_units, step.cached_units = state.num_free, state.num_cached
-    step.unusable_units = memory.unusable_units(engine, waiting_queue.peek(engine)) if state.num_waiting > 0 else 0
+    step.unusable_units = 0
+    if state.num_queued > 0:
+        step.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))
     step.swapped_out, step.swapped_in = state.num_swapped_out, state.num_swapped_in
     step.num_admitted = state.num_admitted
     step.written, step.padding, step.rounding = state.written, padding, state.rounding
     step.requested, step.useful = state.requested, state.useful
-    step.shared, step.expired = totals.shared_slots(engine), memory.expired_slots(engine)
+    step.shared, step.expired = totals.shared_slots(engine), engine.memory.expired_slots(engine)
     state.num_steps += 1

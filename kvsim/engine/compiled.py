@@ -18,6 +18,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kvsim.engine.addresses import Layout, addresses_of, digest_of, layout_of
@@ -33,7 +34,6 @@ _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrappe
 """Sums keep their order, so that times equal those of the interpreter to the last bit."""
 
 _parts: list[Callable[..., Any]] = []
-_choices: list[tuple[Callable[..., Any], tuple[Callable[..., Any], ...]]] = []
 _other_meanings: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
@@ -46,19 +46,6 @@ def part(function: Function) -> Function:
 def compiled_as(function: Callable[..., Any], meaning: Callable[..., Any]) -> None:
     """Let compiled code that calls `function` call `meaning`, for arguments of types that only compiled code has."""
     _other_meanings.append((function, meaning))
-
-
-def chosen_by_memory(*choices: Function) -> Function:
-    """A part that is `choices[n]` where the memory of its engine, the first argument, is the n-th kind.
-
-    Compiled code for one kind holds nothing of the others: the type of `Engine.memory` decides.
-    """
-
-    def choose(engine: Any, *arguments: Any) -> Any:
-        return choices[len(engine.memory)](engine, *arguments)
-
-    _choices.append((choose, choices))
-    return choose  # type: ignore[return-value]
 
 
 def has_numba() -> bool:
@@ -90,7 +77,7 @@ class MachineCode:
         return self._call(self._addresses.ctypes.data, action, argument)
 
 
-def is_at_hand(memory: int, sources: Sequence[Path]) -> bool:
+def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
     """Whether machine code for a kind of memory was kept: it is loaded in less than a tenth of a second."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
@@ -127,12 +114,12 @@ def _forget_others(name: str) -> None:
                     file.unlink()
 
 
-def _memory_of(layout: Layout) -> int:
-    return dict(layout)["memory"]  # type: ignore[return-value]
+def _memory_of(layout: Layout) -> object:
+    return dict(layout)["memory"]
 
 
 @cache
-def _stem(memory: int, sources: tuple[Path, ...]) -> str:
+def _stem(memory: object, sources: tuple[Path, ...]) -> str:
     """What names of files have in common with machine code of these sources, for this processor."""
     from kvsim.engine import object_code  # noqa: PLC0415  as above
 
@@ -164,23 +151,27 @@ def entry_options() -> dict[str, Any]:
 
 def _hand_over() -> None:
     """Tell numba of every part, once."""
-    from numba.extending import overload, register_jitable  # noqa: PLC0415  as above
+    from numba.extending import overload  # noqa: PLC0415  as above
 
-    options = part_options()
-    for function in _parts:
-        register_jitable(**options)(function)
-    for function, meaning in _other_meanings:
-        overload(function, strict=False, jit_options=options)(_always(meaning))
-    for function, choices in _choices:
-        overload(function, strict=False, jit_options=options)(_of_memory(choices))
-    _choices.clear()
+    meanings = [(function, without_asserts(function)) for function in _parts] + _other_meanings
+    for function, meaning in meanings:
+        overload(function, strict=False, jit_options=part_options())(_always(meaning))
     _parts.clear()
     _other_meanings.clear()
 
 
-def _of_memory(choices: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    """What `overload` asks for, for a choice: the type of the engine tells how many zeros its memory is."""
-    return lambda engine, *_types: choices[engine.length_of("memory")]
+def without_asserts(function: Function) -> Function:
+    """Return `function` as Python makes it when it is told to leave out asserts: machine code raises nothing."""
+    code = _codes(function.__code__.co_filename)[function.__qualname__, function.__code__.co_firstlineno]
+    made: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def _codes(file: str) -> dict[tuple[str, int], CodeType]:
+    """Return the code of the functions at the top of a source file, without asserts, by name and first line."""
+    module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
+    return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
 
 def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,17 +23,17 @@ _SETTLED_CALLS = 2
 @part
 def begin(engine: Engine) -> None:
     """A step was scheduled: give its copies to the link, and let the host wait for those that it cannot go without."""
-    state, host = engine.state[0], engine.host
-    if host.settings[0].is_timed:
-        state.host_s += host.settings[0].step_s + host.settings[0].sequence_s * state.num_in_batch
+    state, host = engine.state, engine.host
+    if host.settings.is_timed:
+        state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         record = host.jobs[job]
         if not record.is_on_link and not record.is_load and record.begun_in < state.num_scheduled:
             _submit(engine, job)
-            begin_s = max(host.state[0].store_free_s, state.host_s, engine.stages[0].free_s)
-            _put_on_link(engine, job, begin_s, host.settings[0].store_block_s)
-            host.state[0].store_free_s = record.done_s
+            begin_s = max(host.state.store_free_s, state.host_s, engine.stages[0].free_s)
+            _put_on_link(engine, job, begin_s, host.settings.store_block_s)
+            host.state.store_free_s = record.done_s
         job = record.next
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -45,16 +45,16 @@ def begin(engine: Engine) -> None:
         record = host.jobs[job]
         if not record.is_on_link and record.is_load:
             _submit(engine, job)
-            begin_s = max(host.state[0].load_free_s, state.host_s)
-            _put_on_link(engine, job, begin_s, host.settings[0].load_block_s)
-            host.state[0].load_free_s = record.done_s
+            begin_s = max(host.state.load_free_s, state.host_s)
+            _put_on_link(engine, job, begin_s, host.settings.load_block_s)
+            host.state.load_free_s = record.done_s
         job = record.next
 
 
 @part
 def poll(engine: Engine) -> None:
     """The step is launched: what has ended by now is reported with its output, stores first."""
-    if engine.host.settings[0].is_timed:
+    if engine.host.settings.is_timed:
         _poll(engine, False)
         _poll(engine, True)
 
@@ -62,10 +62,10 @@ def poll(engine: Engine) -> None:
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
     """Where nothing can be decided before a copy ends or a request arrives, go on to that time, or to `until_s`."""
-    state, host = engine.state[0], engine.host
-    if host.state[0].num_settled_calls < _SETTLED_CALLS:
+    state, host = engine.state, engine.host
+    if host.state.num_settled_calls < _SETTLED_CALLS:
         return
-    host.state[0].num_settled_calls = 0
+    host.state.num_settled_calls = 0
     next_s = until_s
     if state.num_arrived < state.num_submitted:
         next_s = min(next_s, engine.times[engine.lines[state.num_arrived].arrived].arrival_s)
@@ -80,21 +80,21 @@ def pass_time(engine: Engine, until_s: float) -> None:
 @part
 def _submit(engine: Engine, job: int) -> None:
     """The host hands a copy to the GPU."""
-    settings = engine.host.settings[0]
+    settings = engine.host.settings
     if settings.is_timed:
-        engine.state[0].host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
+        engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
 
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
     record = engine.host.jobs[job]
     record.is_on_link = True
-    record.done_s = begin_s + engine.host.settings[0].job_s + record.num_blocks * block_s
+    record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s
 
 
 @part
 def _poll(engine: Engine, is_load: bool) -> None:
-    state, host = engine.state[0], engine.host
+    state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         record = host.jobs[job]

@@ -7,24 +7,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvsim import steptime
 from kvsim.engine import (
     clock,
+    fast_forward,
+    going_on,
     host_jobs,
     host_pool,
     in_flight,
-    initialization,
     moments,
     offload,
-    quiet,
     scheduler,
     static_batch,
+    waiting_queue,
 )  # fmt: skip
+from kvsim.engine.arrays import column, fill, listed, overwrite
 from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import MemoryRow, Sequence, Table, column, listed, overwrite
-from kvsim.engine.state import RECTANGULAR, TIERED, Engine
+from kvsim.engine.memory import Memory
+from kvsim.engine.records import MemoryRow, Sequence
+from kvsim.engine.state import Engine, table_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +49,7 @@ class Driver:
         """
         self.engine = engine
         """The engine as it is now; the rows of a slice stand in its records until the next slice begins."""
-        chosen = act_on_batch if engine.settings[0].memory == RECTANGULAR else act
+        chosen = act_on_batch if engine.memory is static_batch.RECTANGLE else act
         self._act: Any = _compiled(chosen) if compiled else chosen
         self._compile_later = compile_later
         self._is_long, self._is_interrupted, self._has_asked = False, False, compiled
@@ -52,21 +57,38 @@ class Driver:
     @property
     def host_s(self) -> float:
         """The host's clock."""
-        return float(self.engine.state[0].host_s)
+        return float(self.engine.state.host_s)
 
-    def send(self, node: int, at_s: float) -> None:
+    def send(self, number: int, at_s: float) -> None:
         """Send a request, which arrives at `at_s`, no earlier than any that was sent before."""
-        state = self.engine.state[0]
-        self.engine.times[node].arrival_s = at_s
-        self.engine.lines[state.num_submitted].arrived = node
+        state = self.engine.state
+        self.engine.times[number].arrival_s = at_s
+        self.engine.lines[state.num_submitted].arrived = number
         state.num_submitted += 1
+
+    def send_all(self) -> None:
+        """Send every request: it arrives at the time that is known for it."""
+        size = len(self.engine.lines)
+        fill(self.engine.lines, 0, arrived=np.arange(1, size + 1))
+        self.engine.state.num_submitted = size
+
+    def send_first(self, num_users: int, think_s: float) -> None:
+        """Send the first request of each user, who thinks for `think_s` seconds after an answer and asks again.
+
+        The engine sends the others. It must not refuse any request: those are answered before earlier ones.
+        """
+        self.send_all()
+        settings, state = self.engine.settings, self.engine.state
+        settings.users_ask_again, settings.think_s = True, think_s
+        fill(self.engine.times, 0, arrival_s=0.0)  # of requests that have not been sent yet, it is not known
+        state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
         """Run a slice, or go on with one that a check or a new batch interrupted; see `clock` for the outcomes."""
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
-                self.engine, self._act = initialization.moved(self.engine, target), _compiled(self._act)
+                self.engine, self._act = going_on.moved(self.engine, target), _compiled(self._act)
         if not self._is_interrupted:
             self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
@@ -83,19 +105,19 @@ class Driver:
         """Whether a step would be scheduled next; otherwise an output is processed, if one is awaited."""
         return bool(scheduler.has_work(self.engine))
 
-    def play(self, kinds: npt.NDArray[Any] | list[int], nodes: npt.NDArray[Any] | list[int]) -> int:
+    def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
         """Let moments happen, whatever the clock says, and return how many did; see `moments` for what they may be.
 
         `kinds` and the sequences that they are about are of the same length, at most that of `Engine.moments`.
         """
-        self.engine.state[0].num_schedule_rows = 0
+        self.engine.state.num_schedule_rows = 0
         self._begin_slice()
-        overwrite(self.engine.moments, kind=kinds, node=nodes)
+        overwrite(self.engine.moments, kind=kinds, sequence=numbers)
         return int(self._act(self.engine, _PLAY, float(len(kinds))))
 
-    def add(self, node: int) -> None:
+    def add(self, number: int) -> None:
         """Queue a sequence."""
-        self.play([moments.ADD], [node])
+        self.play([moments.ADD], [number])
 
     def schedule(self) -> None:
         """Schedule a step, which is in flight then."""
@@ -105,66 +127,55 @@ class Driver:
         """Process the output of the oldest step in flight."""
         self.play([moments.UPDATE], [0])
 
-    def abort(self, node: int) -> None:
+    def abort(self, number: int) -> None:
         """Drop a sequence at once; outputs still under way are ignored."""
-        self.play([moments.ABORT], [node])
+        self.play([moments.ABORT], [number])
 
     def running(self) -> list[int]:
         """The running sequences, in order of admission."""
-        return self._listed("running", self.engine.state[0].num_running)
+        return self._listed("running", self.engine.state.num_running)
 
     def holders(self) -> list[int]:
         """The sequences that hold memory: they run, load or have loaded, or their blocks are not free yet."""
-        if self.engine.settings[0].memory != TIERED:
+        if not self.engine.settings.offloads:
             return self.running()
         loading = [job.sequence for job in self.jobs().values() if job.is_load]
-        loaded = [node for node in self.set_aside() if self.sequence(node).num_units]
+        loaded = [number for number in self.skipped() if self.sequence(number).num_units]
         return [*self.running(), *dict.fromkeys([*loaded, *loading]), *self.deferred()]
 
     def waiting(self) -> list[int]:
         """The waiting sequences, the head first."""
-        engine, num_waiting = self.engine, self.engine.state[0].num_waiting
-        if engine.settings[0].by_priority:
-            waiting = [int(engine.lines[index].heap) for index in range(num_waiting)]
-            return sorted(waiting, key=lambda node: (self.sequence(node).priority, engine.times[node].arrival_s, node))
-        waiting, node = [], int(engine.sequences[HEAD].next)
-        while node != HEAD:
-            waiting.append(node)
-            node = int(engine.sequences[node].next)
-        return waiting
+        return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
         """The tokens that each sequence computes in the step scheduled last, in order of scheduling."""
-        size = self.engine.state[0].num_in_batch
+        size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
     def emitting(self) -> list[int]:
         """The sequences that the step scheduled last yields an output for."""
-        state = self.engine.state[0]
+        state = self.engine.state
         launched = in_flight.earlier(self.engine, state.next_launched)
-        first = launched * self.engine.settings[0].max_num_seqs
+        first = launched * self.engine.settings.max_num_seqs
         return self._listed("emitting", first + self.engine.launched[launched].num_emitting)[first:]
 
     def preempted(self) -> list[int]:
         """The sequences that the step scheduled last preempted, in order."""
         lists = self.engine.lists
-        return [int(lists[index].preempted) for index in range(self.engine.state[0].num_preempted)]
+        return [int(lists[index].preempted) for index in range(self.engine.state.num_preempted)]
 
-    def sequence(self, node: int) -> Sequence:
+    def sequence(self, number: int) -> Sequence:
         """The record of a sequence."""
-        return self.engine.sequences[node]
+        return self.engine.sequences[number]
 
-    def blocks(self, node: int, group: int = 0) -> list[int]:
+    def blocks(self, number: int, group: int = 0) -> list[int]:
         """The block ids in a table of a sequence; empty while it does not run."""
-        return self.table(node, group) if self.engine.sequences[node].num_units else []
+        return self.table(number, group) if self.engine.sequences[number].num_units else []
 
-    def table(self, node: int, group: int = 0) -> list[int]:
+    def table(self, number: int, group: int = 0) -> list[int]:
         """The block ids in a table of a sequence that has one, or whose blocks are not free yet."""
-        engine, sequence = self.engine, self.engine.sequences[node]
-        settings = engine.settings[0]
-        table: Table = engine.tables[sequence.place * settings.num_groups + group]
-        first = sequence.place * settings.entries_per_place + engine.groups[group].first_entry
-        return listed(engine.entries, first, first + table.num_blocks)
+        table = table_of(self.engine, self.sequence(number), group)
+        return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
         """The free blocks in the order in which they will be taken. It ends, should their links be wrong, too."""
@@ -176,15 +187,14 @@ class Driver:
             block = following[block]
         return queue
 
-    def set_aside(self) -> list[int]:
-        """The sequences before the queue, of an engine with a second tier: they load, or are looked up again."""
-        host = self.engine.host
-        return [int(host.set_aside[index]) for index in range(host.state[0].num_set_aside)]
+    def skipped(self) -> list[int]:
+        """The sequences that were skipped: of an engine with a second tier those that load or are looked up again."""
+        return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
         """The sequences whose blocks are free as soon as the steps under way are done, in that order."""
         host = self.engine.host
-        return [int(host.deferred[index]) for index in range(host.state[0].num_deferred)]
+        return [int(host.deferred[index]) for index in range(host.state.num_deferred)]
 
     def jobs(self) -> dict[int, Job]:
         """The copies between GPU and host that were not reported yet, by record, in the order of their numbers."""
@@ -198,8 +208,8 @@ class Driver:
         """The slots of host memory that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
-            node = int(job.sequence)  # a key needs more bits than the record of a number of a sequence has
-            keys = [int(offload.key_of(engine, node, index)) for index in range(job.begin, job.end)]
+            sequence = self.sequence(job.sequence)
+            keys = [int(offload.key_of(engine, sequence, index)) for index in range(job.begin, job.end)]
             return [int(host_pool.slot_of(host_pool.find(engine, key))) for key in keys]
         slots, block = [], int(job.first_written)
         while block != NO_HOST_BLOCK:
@@ -211,7 +221,7 @@ class Driver:
         """The blocks of the GPU that a copy reads or writes, in order, as long as they belong to its sequence."""
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
-        size, sources = self.engine.host.settings[0].blocks_per_slot, self.engine.host.sources
+        size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
@@ -225,14 +235,14 @@ class Driver:
 
     def changes(self) -> list[MemoryRow]:
         """The changes of ownership that the last slice or action brought, in order."""
-        return [self.engine.memory_rows[index] for index in range(self.engine.state[0].num_memory_rows)]
+        return [self.engine.memory_rows[index] for index in range(self.engine.state.num_memory_rows)]
 
     def _begin_slice(self) -> None:
-        state = self.engine.state[0]
+        state = self.engine.state
         state.first_step, state.first_output, state.num_memory_rows = state.num_steps, state.num_outputs, 0
-        if self.engine.settings[0].memory == TIERED:
-            self.engine.host.state[0].num_copy_rows = 0
-        self.engine = initialization.with_room_for_schedule(self.engine, state.num_schedule_rows)
+        if self.engine.settings.offloads:
+            self.engine.host.state.num_copy_rows = 0
+        self.engine = going_on.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:
         return listed(getattr(self.engine, name), 0, end)
@@ -253,7 +263,7 @@ def act(engine: Engine, action: int, argument: float) -> int:
     elif action == _MOMENT:
         outcome = clock.next_moment(engine)
         if outcome == clock.SCHEDULED:
-            quiet.spell_out(engine)
+            fast_forward.spell_out(engine)
     elif action == _PLAY:
         outcome = moments.play(engine, int(argument))
     return outcome
@@ -263,7 +273,7 @@ _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
 """All that goes into machine code."""
 
 
-def has_machine_code(memory: int) -> bool:
+def has_machine_code(memory: Memory) -> bool:
     """Whether an engine with such a memory need not be compiled: its machine code is at hand."""
     return is_at_hand(memory, _SOURCES)
 

@@ -16,7 +16,7 @@ NO_HOLE = -1
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
     """Slots that are held where `num_slots` are asked for."""
-    if engine.settings[0].fit != BUDDY:
+    if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
     while length < num_slots:
@@ -27,7 +27,7 @@ def rounded(engine: Engine, num_slots: int) -> int:
 @part
 def find_hole(engine: Engine, length: int) -> int:
     """The index of the hole that an extent of `length` is cut from, or `NO_HOLE`."""
-    fit, state, holes = engine.settings[0].fit, engine.state[0], engine.holes
+    fit, state, holes = engine.settings.fit, engine.state, engine.holes
     if fit in (BEST_FIT, BUDDY):
         return _smallest_hole(engine, length)
     start = _first_behind_the_rover(engine) if fit == NEXT_FIT else 0
@@ -43,18 +43,19 @@ def find_hole(engine: Engine, length: int) -> int:
 @part
 def allocate(engine: Engine, index: int, length: int) -> int:
     """Cut `length` slots off the beginning of a hole that has them; return their address."""
+    assert engine.holes[index].length >= length
     address = engine.holes[index].address
     _take(engine, index, address + length)
-    engine.state[0].rover = address + length
+    engine.state.rover = address + length
     return address
 
 
 @part
 def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
     """Whether the extent of `length` slots at `address` can have `longer` without moving."""
-    if engine.settings[0].fit == BUDDY and address % longer != 0:
+    if engine.settings.fit == BUDDY and address % longer != 0:
         return False
-    state, holes, free_up_to = engine.state[0], engine.holes, address + length
+    state, holes, free_up_to = engine.state, engine.holes, address + length
     index = _first_from(engine, free_up_to)
     while free_up_to < address + longer and index < state.num_holes and holes[index].address == free_up_to:
         free_up_to += holes[index].length
@@ -71,9 +72,9 @@ def extend(engine: Engine, address: int, length: int, longer: int) -> None:
 @part
 def free(engine: Engine, address: int, length: int) -> None:
     """Make an extent a hole, merged with those next to it."""
-    state, holes = engine.state[0], engine.holes
+    state, holes = engine.state, engine.holes
     state.num_free += length
-    if engine.settings[0].fit == BUDDY:
+    if engine.settings.fit == BUDDY:
         _free_buddy(engine, address, length)
         return
     after = _first_from(engine, address)
@@ -89,7 +90,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
     """Make [start, end) holes; what is next to it is not free, or is no buddy of it."""
-    if engine.settings[0].fit != BUDDY:
+    if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
         return
@@ -110,12 +111,12 @@ def _take(engine: Engine, index: int, end: int) -> None:
         address += holes[index].length
         _delete(engine, index)
     add_holes(engine, end, address)
-    engine.state[0].num_free -= end - start
+    engine.state.num_free -= end - start
 
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    state, holes = engine.state[0], engine.holes
+    state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length
         index = _first_from(engine, other)
@@ -129,7 +130,7 @@ def _free_buddy(engine: Engine, address: int, length: int) -> None:
 
 @part
 def _insert(engine: Engine, index: int, address: int, length: int) -> None:
-    state, holes = engine.state[0], engine.holes
+    state, holes = engine.state, engine.holes
     for above in range(state.num_holes, index, -1):
         holes[above].address, holes[above].length = holes[above - 1].address, holes[above - 1].length
     holes[index].address, holes[index].length = address, length
@@ -138,7 +139,7 @@ def _insert(engine: Engine, index: int, address: int, length: int) -> None:
 
 @part
 def _delete(engine: Engine, index: int) -> None:
-    state, holes = engine.state[0], engine.holes
+    state, holes = engine.state, engine.holes
     state.num_holes -= 1
     for above in range(index, state.num_holes):
         holes[above].address, holes[above].length = holes[above + 1].address, holes[above + 1].length
@@ -148,7 +149,7 @@ def _delete(engine: Engine, index: int) -> None:
 def _smallest_hole(engine: Engine, length: int) -> int:
     """The smallest that will do, and of equal ones the lowest."""
     best, holes = NO_HOLE, engine.holes
-    for index in range(engine.state[0].num_holes):
+    for index in range(engine.state.num_holes):
         if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):
             best = index
     return best
@@ -157,7 +158,7 @@ def _smallest_hole(engine: Engine, length: int) -> int:
 @part
 def _first_behind_the_rover(engine: Engine) -> int:
     """The first hole that reaches beyond the end of the last extent taken."""
-    rover, holes = engine.state[0].rover, engine.holes
+    rover, holes = engine.state.rover, engine.holes
     index = _first_from(engine, rover + 1)
     if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:
         index -= 1
@@ -167,7 +168,7 @@ def _first_behind_the_rover(engine: Engine) -> int:
 @part
 def _first_from(engine: Engine, address: int) -> int:
     """How many holes begin below `address`."""
-    low, high = 0, engine.state[0].num_holes
+    low, high = 0, engine.state.num_holes
     while low < high:
         middle = (low + high) // 2
         if engine.holes[middle].address < address:

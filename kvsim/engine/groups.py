@@ -9,28 +9,16 @@ from __future__ import annotations
 from kvsim.engine import block_pool, journal, prefix_cache, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
-from kvsim.engine.records import NEVER
-from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine, table_of
 
 NO_GROUP = -1
 
 
 @part
-def table_of(engine: Engine, node: int, group: int) -> int:
-    """The index of the table of a running sequence."""
-    return engine.sequences[node].place * engine.settings[0].num_groups + group
-
-
-@part
-def first_entry(engine: Engine, node: int, group: int) -> int:
-    """Where the table of a running sequence begins among the entries."""
-    return engine.sequences[node].place * engine.settings[0].entries_per_place + engine.groups[group].first_entry
-
-
-@part
 def first_hit(engine: Engine, group: int) -> int:
     """Where the blocks begin, among the entries, that were found for the head of the queue."""
-    return engine.settings[0].first_hit + engine.groups[group].first_entry
+    return engine.settings.first_hit + engine.groups[group].first_entry
 
 
 @part
@@ -58,7 +46,7 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
 @part
 def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
     """Entries of a table that reaches `num_tokens` tokens, or the longest sequence."""
-    return -(-min(num_tokens, engine.settings[0].max_model_len) // engine.groups[group].block_size)
+    return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
 
 
 @part
@@ -84,9 +72,9 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 
 @part
-def num_needed_to_grow(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> int:
+def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
     """Free blocks that a running sequence needs for `num_tokens` tokens, and slots drafted behind them."""
-    num_blocks = engine.tables[table_of(engine, node, group)].num_blocks
+    num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
         return min(-(-num_tokens // engine.groups[group].block_size) - num_blocks, 1)
     return max(num_blocks_for(engine, group, num_slots) - num_blocks, 0)
@@ -101,14 +89,14 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
     block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
     key = engine.blocks[block].key
     while block != NULL_BLOCK:  # an equal state may be cached for longer, in another block
-        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state[0].num_scheduled:
+        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:
             return True
         block = engine.blocks[block].next_alike
     return False
 
 
 @part
-def let_go(engine: Engine, node: int, group: int, computed: int) -> None:
+def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
     """Give back the blocks whose tokens no step after the first `computed` reads, the last first."""
     record = engine.groups[group]
     if record.kind == FULL:
@@ -116,25 +104,26 @@ def let_go(engine: Engine, node: int, group: int, computed: int) -> None:
     skipped = num_skipped_tokens(engine, group, computed)
     if skipped < record.block_size and record.kind != MAMBA:
         return
-    table, begin = engine.tables[table_of(engine, node, group)], first_entry(engine, node, group)
+    table = table_of(engine, sequence, group)
+    begin = table.begin
     end = min(skipped // record.block_size, table.num_blocks)
     index = end
     while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
         index -= 1
     if index < end:
-        _give_back(engine, node, group, index, end)
+        _give_back(engine, sequence, group, index, end)
     if record.kind == MAMBA and record.mode == ALIGNED:
         last = table.last_state
         if last >= 0 and engine.entries[begin + last] != NULL_BLOCK:
-            _give_back(engine, node, group, last, last + 1)
+            _give_back(engine, sequence, group, last, last + 1)
 
 
 @part
-def quiet_until(engine: Engine, node: int, group: int, computed: int) -> int:
+def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
     """Tokens up to which a running sequence neither asks the group for a block nor lets one go."""
-    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+    record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
-    room = table.num_blocks * block_size - engine.settings[0].lookahead_tokens
+    room = table.num_blocks * block_size - engine.settings.lookahead_tokens
     if record.kind == FULL:
         return room
     skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
@@ -146,9 +135,9 @@ def quiet_until(engine: Engine, node: int, group: int, computed: int) -> int:
 
 
 @part
-def is_kept_for_hits(engine: Engine, node: int, group: int, index: int) -> bool:
+def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
     """Whether a full block can ever be hit: of a window only those that end where all groups have a boundary."""
-    settings, record, sequence = engine.settings[0], engine.groups[group], engine.sequences[node]
+    settings, record = engine.settings, engine.groups[group]
     if record.kind == FULL:
         return True
     aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
@@ -174,36 +163,36 @@ def expired_slots(engine: Engine) -> int:
     Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
     expired when it has for every one of them.
     """
-    settings, state, total, num_shared = engine.settings[0], engine.state[0], 0, 0
+    settings, state, total, num_shared = engine.settings, engine.state, 0, 0
     if not settings.has_windows:
         return 0
     state.num_counts += 1
     for group in range(settings.num_groups):
         num_shared += engine.groups[group].num_shared
     for index in range(state.num_running):
-        node = engine.running[index]
-        computed = engine.sequences[node].computed
+        sequence = engine.sequences[engine.running[index]]
+        computed = sequence.computed
         if engine.quiet_until[index] > 0:  # it is left alone, and counted on
-            computed += state.num_scheduled - engine.sequences[node].quiet_since
+            computed += state.num_scheduled - sequence.quiet_since
         if computed < settings.expires_from:
             continue
         leader = settings.first_leader
         while leader != NO_GROUP:
             if num_shared == 0:  # tables of layers that are alike are alike
-                total += _num_expired(engine, node, leader, computed) * engine.groups[leader].alike_slots
+                total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].alike_slots
             else:
                 group = leader
                 while group != NO_GROUP:
-                    total += _expired_of_table(engine, node, group, computed)
+                    total += _expired_of_table(engine, sequence, group, computed)
                     group = engine.groups[group].next_alike
             leader = engine.groups[leader].next_leader
     return total
 
 
 @part
-def _num_expired(engine: Engine, node: int, group: int, computed: int) -> int:
+def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
     """Tokens, or states, in a table that its sequence reads no more."""
-    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
+    record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
     if record.kind == MAMBA:
@@ -213,36 +202,35 @@ def _num_expired(engine: Engine, node: int, group: int, computed: int) -> int:
 
 
 @part
-def _expired_of_table(engine: Engine, node: int, group: int, computed: int) -> int:
+def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
     """The slots of these, block by block where others may hold one as well."""
-    record, table = engine.groups[group], engine.tables[table_of(engine, node, group)]
-    num_expired = _num_expired(engine, node, group, computed)
+    record, table = engine.groups[group], table_of(engine, sequence, group)
+    num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
     if num_expired == 0 or record.num_shared == 0:
         return num_expired * slots
     if record.kind == MAMBA:
-        return _expired_states(engine, node, group) * slots
+        return _expired_states(engine, sequence, group) * slots
     skipped = num_unread_tokens(engine, group, computed)
-    return _expired_tokens(engine, node, group, table.num_blocks - table.num_held, skipped) * slots
+    return _expired_tokens(engine, sequence, group, table.num_blocks - table.num_held, skipped) * slots
 
 
 @part
-def _expired_tokens(engine: Engine, node: int, group: int, first_held: int, skipped: int) -> int:
+def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
     """Tokens before the first `skipped`, from the block at `first_held` on, that no other sequence reads either."""
-    total, block_size, begin = 0, engine.groups[group].block_size, first_entry(engine, node, group)
-    num_blocks = engine.tables[table_of(engine, node, group)].num_blocks
-    for index in range(first_held, min(-(-skipped // block_size), num_blocks)):
-        total += _expired_of(engine, engine.entries[begin + index], min(block_size, skipped - index * block_size))
+    total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
+    for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
+        total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
     return total
 
 
 @part
-def _expired_states(engine: Engine, node: int, group: int) -> int:
+def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
     """States before the newest that no other sequence reads either."""
-    table, begin, total = engine.tables[table_of(engine, node, group)], first_entry(engine, node, group), 0
+    table, total = table_of(engine, sequence, group), 0
     left, index = table.num_held - 1, table.num_blocks - 2
     while left > 0 and index >= 0:
-        block = engine.entries[begin + index]
+        block = engine.entries[table.begin + index]
         index -= 1
         if block != NULL_BLOCK:
             left -= 1
@@ -256,7 +244,7 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
         return amount
-    record, count = engine.readers[block], engine.state[0].num_counts
+    record, count = engine.readers[block], engine.state.num_counts
     if record.seen_in != count:
         record.seen_in, record.num_seen, record.least_expired = count, 0, amount
     record.num_seen += 1
@@ -265,13 +253,13 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 
 @part
-def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, uncached: int) -> int:
+def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
     """`num_tokens`, cut so that a prompt's steps end at block boundaries, where recurrent state is kept.
 
     `uncached` are tokens that some groups hold and others do not: a step ends where they do.
     """
-    block_size = engine.settings[0].boundary_tokens
-    last = engine.sequences[node].num_tokens // block_size * block_size
+    block_size = engine.settings.boundary_tokens
+    last = sequence.num_tokens // block_size * block_size
     if computed + num_tokens < last:
         num_tokens = num_tokens // block_size * block_size
     elif computed < last < computed + num_tokens:
@@ -282,13 +270,13 @@ def aligned_tokens(engine: Engine, node: int, computed: int, num_tokens: int, un
 
 
 @part
-def _give_back(engine: Engine, node: int, group: int, begin: int, end: int) -> None:
+def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int) -> None:
     """Give back the blocks at [begin, end) of a table, the last first; null blocks take their places."""
-    first = first_entry(engine, node, group)
+    first = table_of(engine, sequence, group).begin
     for index in range(end - 1, begin - 1, -1):
-        journal.release_block(engine, node, group, index, engine.entries[first + index])
+        journal.release_block(engine, sequence, group, index, engine.entries[first + index])
         prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
-    totals.drop_blocks(engine, node, group, end - begin)
+    totals.drop_blocks(engine, sequence, group, end - begin)
     engine.groups[group].num_shared -= block_pool.free(engine, first + begin, first + end)
     for index in range(begin, end):
         engine.entries[first + index] = NULL_BLOCK

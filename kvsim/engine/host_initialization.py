@@ -6,6 +6,7 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
+from kvsim.engine.arrays import make, make_growing, make_one, numbers
 from kvsim.engine.host_tier import (
     NUM_LISTS,
     Asked,
@@ -17,7 +18,6 @@ from kvsim.engine.host_tier import (
     HostTier,
     Job,
 )
-from kvsim.engine.records import make, make_growing, numbers
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Policy
 from kvsim.policies.settings import Eviction, Order
@@ -127,19 +127,18 @@ def host_tier(
     cache, slots, per_slot = policy.cache, num_slots(policy, block_bytes, num_gpus), blocks_per_slot(policy)
     adaptive = cache.kv_offloading_eviction is Eviction.ARC
     num_records = NUM_LISTS + (3 * slots if adaptive else slots)
-    settings = make(HostSettings, 1, compiled=compiled)
-    record = settings[0]
-    record.num_slots, record.blocks_per_slot, record.slot_tokens = slots, per_slot, per_slot * cache.block_size
-    record.adaptive, record.prompt_only = adaptive, cache.kv_offloading_prompt_only
-    record.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
-    record.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
-    record.job_s, record.is_timed, record.most_rows = cache.copy_latency_s, is_timed, rows
-    record.submit_s, record.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
-    record.step_s, record.sequence_s = cache.offload_step_s, cache.offload_sequence_s
-    record.deferred_block_s = cache.offload_deferred_block_s
-    record.most_copy_rows = _FIRST_COPY_ROWS
-    state = make(HostState, 1, compiled=compiled)
-    state[0].num_free = slots
+    settings = make_one(HostSettings, compiled=compiled)
+    settings.num_slots, settings.blocks_per_slot, settings.slot_tokens = slots, per_slot, per_slot * cache.block_size
+    settings.adaptive, settings.prompt_only = adaptive, cache.kv_offloading_prompt_only
+    settings.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
+    settings.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
+    settings.job_s, settings.is_timed, settings.most_rows = cache.copy_latency_s, is_timed, rows
+    settings.submit_s, settings.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
+    settings.step_s, settings.sequence_s = cache.offload_step_s, cache.offload_sequence_s
+    settings.deferred_block_s = cache.offload_deferred_block_s
+    settings.most_copy_rows = _FIRST_COPY_ROWS
+    state = make_one(HostState, compiled=compiled)
+    state.num_free = slots
     blocks = make(HostBlock, num_records, compiled=compiled)
     heads: Any = blocks
     for index in range(NUM_LISTS):
@@ -154,7 +153,6 @@ def host_tier(
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
         jobs=make(Job, most_jobs + 1, compiled=compiled),
         asked=make(Asked, size + 1, compiled=compiled),
-        set_aside=numbers(np.zeros(size, np.int64), compiled=compiled),
         deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
         handed_out=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),

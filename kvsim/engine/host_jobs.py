@@ -5,14 +5,15 @@ from __future__ import annotations
 from kvsim.engine import linked_list
 from kvsim.engine.compiled import part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 
 @part
-def begin(engine: Engine, node: int, is_load: bool, first: int, end: int) -> int:
+def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
     """Begin a copy of the host blocks at [first, end) of a sequence, or of some of these; return its record."""
     host = engine.host
-    state = host.state[0]
+    state = host.state
     job = state.last_free_job
     if job == NO_JOB:
         state.num_job_records += 1
@@ -21,14 +22,14 @@ def begin(engine: Engine, node: int, is_load: bool, first: int, end: int) -> int
         state.last_free_job = host.jobs[job].next
     linked_list.push_back(host.jobs, job)
     record = host.jobs[job]
-    record.number, record.sequence, record.is_load = state.next_job, node, is_load
+    record.number, record.sequence, record.is_load = state.next_job, sequence.number, is_load
     record.begin, record.end, record.first_written = first, end, NO_HOST_BLOCK
-    record.begun_in, record.flushed_in, record.reported_in = engine.state[0].num_scheduled, 0, 0
-    record.begun_step, record.awaited_step = engine.state[0].num_steps, -1
+    record.begun_in, record.flushed_in, record.reported_in = engine.state.num_scheduled, 0, 0
+    record.begun_step, record.awaited_step = engine.state.num_steps, -1
     record.next_reported, record.is_on_link, record.done_s = NO_JOB, False, 0.0
     state.next_job += 1
     state.num_jobs += 1
-    host.asked[node].num_jobs += 1
+    host.asked[sequence.number].num_jobs += 1
     return job
 
 
@@ -37,17 +38,17 @@ def report(engine: Engine, job: int, step: int) -> None:
     """A copy is done: it will be reported with the output of `step`, counted like calls of the scheduler from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
-    if host.state[0].first_reported == NO_JOB:
-        host.state[0].first_reported = job
+    if host.state.first_reported == NO_JOB:
+        host.state.first_reported = job
     else:
-        host.jobs[host.state[0].last_reported].next_reported = job
-    host.state[0].last_reported = job
+        host.jobs[host.state.last_reported].next_reported = job
+    host.state.last_reported = job
 
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
     """The copy that is reported next with the output of `step`, which leaves the queue of such; or `NO_JOB`."""
-    state, jobs = engine.host.state[0], engine.host.jobs
+    state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
     if job == NO_JOB or jobs[job].reported_in > step:
         return NO_JOB
@@ -61,6 +62,6 @@ def end(engine: Engine, job: int) -> None:
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.asked[host.jobs[job].sequence].num_jobs -= 1
-    host.jobs[job].next = host.state[0].last_free_job
-    host.state[0].last_free_job = job
-    host.state[0].num_jobs -= 1
+    host.jobs[job].next = host.state.last_free_job
+    host.state.last_free_job = job
+    host.state.num_jobs -= 1

@@ -28,7 +28,7 @@ _UNLISTED = -1
 def find(engine: Engine, key: int) -> int:
     """The block that holds `key`, readable or not, or `NO_HOST_BLOCK`."""
     block = _find_also_ghosts(engine, key)
-    return block if block < NUM_LISTS + engine.host.settings[0].num_slots else NO_HOST_BLOCK
+    return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
 
 @part
@@ -46,7 +46,7 @@ def block_of(slot: int) -> int:
 @part
 def use(engine: Engine, block: int) -> None:
     """An idle block was used just now. ARC does not look at that."""
-    if not engine.host.settings[0].adaptive and engine.host.blocks[block].readers == 0:
+    if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
         _move(engine, RECENT, block)
 
 
@@ -55,7 +55,7 @@ def hold(engine: Engine, block: int) -> None:
     """A load reads the block, which is readable."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
-        if tier.settings[0].adaptive:
+        if tier.settings.adaptive:
             tier.lists[tier.blocks[block].stands_in].num_idle -= 1
         else:
             _leave(engine, block)
@@ -69,7 +69,7 @@ def let_go(engine: Engine, block: int) -> None:
     record = tier.blocks[block]
     record.readers = max(record.readers - 1, 0)
     if record.readers == 0:
-        if tier.settings[0].adaptive:
+        if tier.settings.adaptive:
             tier.lists[record.stands_in].num_idle += 1
         else:
             _enter(engine, RECENT, block)
@@ -84,7 +84,7 @@ def touch(engine: Engine, key: int) -> None:
         return
     record = tier.blocks[block]
     place = record.stands_in
-    if not tier.settings[0].adaptive:
+    if not tier.settings.adaptive:
         use(engine, block)
     elif place == RECENT and record.readers != WRITING:
         _move(engine, FREQUENT, block)
@@ -97,13 +97,13 @@ def touch(engine: Engine, key: int) -> None:
 @part
 def spare(engine: Engine, block: int) -> None:
     """The block is not to be evicted until `begin_sparing` is called again."""
-    engine.host.blocks[block].spared = engine.host.state[0].num_sparings
+    engine.host.blocks[block].spared = engine.host.state.num_sparings
 
 
 @part
 def begin_sparing(engine: Engine) -> None:
     """Forget which blocks are spared."""
-    engine.host.state[0].num_sparings += 1
+    engine.host.state.num_sparings += 1
 
 
 @part
@@ -113,7 +113,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
     Among the spared ones so many are idle and recent, and so many idle and frequent.
     """
     tier = engine.host
-    lack = num_blocks - tier.state[0].num_free
+    lack = num_blocks - tier.state.num_free
     if lack <= 0:
         return True
     recent = tier.lists[RECENT].num_idle - num_recent_spared
@@ -141,12 +141,12 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 def store(engine: Engine, key: int) -> int:
     """Take a free slot for `key`, which no block holds; it is being written. Return the block."""
     tier = engine.host
-    state = tier.state[0]
+    state = tier.state
     ghost = _find_also_ghosts(engine, key)
     if ghost != NO_HOST_BLOCK:
         _forget_ghost(engine, ghost)
     state.num_free -= 1
-    if state.num_used < tier.settings[0].num_slots:
+    if state.num_used < tier.settings.num_slots:
         block = NUM_LISTS + state.num_used
         state.num_used += 1
     else:
@@ -155,7 +155,7 @@ def store(engine: Engine, key: int) -> int:
     tier.blocks[block].readers = WRITING
     tier.blocks[block].stands_in = _UNLISTED
     _name(engine, block, key)
-    if tier.settings[0].adaptive:
+    if tier.settings.adaptive:
         _enter(engine, RECENT, block)
     return block
 
@@ -164,14 +164,14 @@ def store(engine: Engine, key: int) -> int:
 def _prefers_recent(engine: Engine, length: int) -> bool:
     """Whether the next one to evict is a recent one, with so many of them."""
     tier = engine.host
-    return not tier.settings[0].adaptive or length >= int(tier.state[0].recent_target)
+    return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
     """Take the slot of the first idle block of a list that is not spared; ARC keeps its key as a ghost."""
     tier = engine.host
-    state, block = tier.state[0], tier.blocks[place].next
+    state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
         block = tier.blocks[block].next
     key = tier.blocks[block].key
@@ -180,7 +180,7 @@ def _evict(engine: Engine, place: int) -> None:
     tier.blocks[block].next = state.last_given_back
     state.last_given_back = block
     state.num_free += 1
-    if tier.settings[0].adaptive:
+    if tier.settings.adaptive:
         _remember_ghost(engine, RECENT_GHOSTS if place == RECENT else FREQUENT_GHOSTS, key)
 
 
@@ -188,9 +188,9 @@ def _evict(engine: Engine, place: int) -> None:
 def _adapt(engine: Engine, place: int) -> None:
     """A ghost was asked for: the list that it was evicted from should have been longer."""
     tier = engine.host
-    state, recent, frequent = tier.state[0], tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
+    state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
-        state.recent_target = min(state.recent_target + max(1.0, frequent / recent), float(tier.settings[0].num_slots))
+        state.recent_target = min(state.recent_target + max(1.0, frequent / recent), float(tier.settings.num_slots))
     else:
         state.recent_target = max(state.recent_target - max(1.0, recent / frequent), 0.0)
 
@@ -199,12 +199,12 @@ def _adapt(engine: Engine, place: int) -> None:
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
     """Keep the key of an evicted block; of each list as many as there are slots."""
     tier = engine.host
-    if tier.lists[place].length == tier.settings[0].num_slots:
+    if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)
-    state = tier.state[0]
+    state = tier.state
     ghost = state.last_free_ghost
     if ghost == NO_HOST_BLOCK:
-        ghost = NUM_LISTS + tier.settings[0].num_slots + state.num_ghosts_used
+        ghost = NUM_LISTS + tier.settings.num_slots + state.num_ghosts_used
         state.num_ghosts_used += 1
     else:
         state.last_free_ghost = tier.blocks[ghost].next
@@ -217,8 +217,8 @@ def _remember_ghost(engine: Engine, place: int, key: int) -> None:
 def _forget_ghost(engine: Engine, ghost: int) -> None:
     _leave(engine, ghost)
     _unname(engine, ghost)
-    engine.host.blocks[ghost].next = engine.host.state[0].last_free_ghost
-    engine.host.state[0].last_free_ghost = ghost
+    engine.host.blocks[ghost].next = engine.host.state.last_free_ghost
+    engine.host.state.last_free_ghost = ghost
 
 
 @part

@@ -8,13 +8,14 @@ copies are private: no other sequence hits them. vLLM 0.25.1 has no such swap.
 from __future__ import annotations
 
 from kvsim.engine.compiled import part
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, Engine
 
 
 @part
-def send_out(engine: Engine, node: int) -> None:
+def send_out(engine: Engine, sequence: Sequence) -> None:
     """A sequence is about to give back its tables: keep what it has computed on the host, if it will be back."""
-    state, sequence = engine.state[0], engine.sequences[node]
+    state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
     if sequence.status == PREEMPTED and 0 < num_blocks <= state.num_free_host_blocks:
         sequence.parked_tokens = sequence.computed
@@ -23,30 +24,28 @@ def send_out(engine: Engine, node: int) -> None:
 
 
 @part
-def bring_back(engine: Engine, node: int, hit_tokens: int) -> None:
+def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
     """A sequence was admitted: copy what the host holds of it beyond the hits, and forget it there."""
-    sequence = engine.sequences[node]
     if sequence.parked_tokens > hit_tokens:
-        num_hits = hit_tokens // engine.settings[0].unit_tokens
-        engine.state[0].num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
-    forget(engine, node)
+        num_hits = hit_tokens // engine.settings.unit_tokens
+        engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
+    forget(engine, sequence)
 
 
 @part
-def forget(engine: Engine, node: int) -> None:
+def forget(engine: Engine, sequence: Sequence) -> None:
     """Give back what the host holds of a sequence, if anything."""
-    sequence = engine.sequences[node]
-    engine.state[0].num_free_host_blocks += _num_blocks(engine, sequence.parked_tokens)
+    engine.state.num_free_host_blocks += _num_blocks(engine, sequence.parked_tokens)
     sequence.parked_tokens = 0
 
 
 @part
 def transfer_s(engine: Engine) -> float:
     """Seconds that the copies of the step take on the link. Out and in never meet: who preempts admits nothing."""
-    state = engine.state[0]
-    return (state.num_swapped_out + state.num_swapped_in) * engine.settings[0].host_block_s
+    state = engine.state
+    return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 
 
 @part
 def _num_blocks(engine: Engine, num_tokens: int) -> int:
-    return -(-num_tokens // engine.settings[0].unit_tokens)
+    return -(-num_tokens // engine.settings.unit_tokens)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvsim.engine.records import Node, Numbers, Records, Small
+from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.records import Node, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
 """Lists of host blocks; each is also the record that stands for both of its ends. Least recently used there is only
@@ -84,12 +85,6 @@ class HostState:
     last_reported: int = 0
     num_updates: int = 0
     """Steps whose output was processed, empty ones included."""
-    num_set_aside: int = 0
-    """Sequences before the queue: they load, or are looked up again."""
-    num_looked_at: int = 0
-    """Sequences among these that the pass under way has looked at."""
-    num_kept: int = 0
-    """Sequences that it has set aside."""
     num_steps_begun: int = 0
     """Steps that were scheduled and compute something."""
     num_steps_processed: int = 0
@@ -188,7 +183,6 @@ class Asked:
     """Entries of its table that were handed out in earlier steps."""
     is_prefilling: bool = False
     """A sequence that loads or was admitted without its whole prompt: what it still needs is reserved for it."""
-    is_set_aside: bool = False
     last_step: int = 0
     """The last step that computes something for it."""
     free_after: int = 0
@@ -201,9 +195,8 @@ class Asked:
 class HostTier(NamedTuple):
     """The second tier of an engine that has one."""
 
-    settings: Records[HostSettings]
-    """One record, as is `state`."""
-    state: Records[HostState]
+    settings: HostSettings
+    state: HostState
     blocks: Records[HostBlock]
     """Heads of lists, then slots, then ghosts."""
     lists: Records[HostList]
@@ -215,8 +208,6 @@ class HostTier(NamedTuple):
     """Pending ones stand in a list in order of their numbers, behind record 0."""
     asked: Records[Asked]
     """One for each sequence."""
-    set_aside: Numbers
-    """Sequences before the queue, in order."""
     deferred: Numbers
     """Sequences whose blocks are not free yet, in order."""
     handed_out: Numbers

@@ -13,18 +13,19 @@ from kvsim.engine.state import Engine
 @part
 def oldest(engine: Engine) -> int:
     """Where the step stands that was launched first among those in flight, of which there is at least one."""
-    state = engine.state[0]
+    state = engine.state
+    assert state.num_in_flight > 0
     place = state.next_launched - state.num_in_flight
-    return place if place >= 0 else place + engine.settings[0].most_in_flight
+    return place if place >= 0 else place + engine.settings.most_in_flight
 
 
 @part
 def later(engine: Engine, place: int) -> int:
     """Where the step stands that is launched behind the one at `place`."""
-    return place + 1 if place + 1 < engine.settings[0].most_in_flight else 0
+    return place + 1 if place + 1 < engine.settings.most_in_flight else 0
 
 
 @part
 def earlier(engine: Engine, place: int) -> int:
     """Where the step stands that was launched before the one at `place`."""
-    return place - 1 if place > 0 else engine.settings[0].most_in_flight - 1
+    return place - 1 if place > 0 else engine.settings.most_in_flight - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD as NULL_BLOCK
 from kvsim.engine.ownership import MemoryKind
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, Engine
 
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
@@ -13,120 +14,125 @@ _WHOLE_TABLE = -1
 
 
 @part
-def append_blocks(engine: Engine, node: int, group: int, position: int, begin: int, end: int) -> None:
+def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
     """A sequence got the free blocks in `entries[begin:end]`, for its table from `position` on."""
-    if engine.settings[0].records_memory:
-        _blocks(engine, _APPEND, group, node - 1, position, begin, end)
+    if engine.settings.records_memory:
+        _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
-def share_blocks(engine: Engine, node: int, group: int, position: int, begin: int, end: int) -> None:
+def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
     """A sequence joined the holders of the blocks in `entries[begin:end]`."""
-    if engine.settings[0].records_memory:
-        _blocks(engine, _SHARE, group, node - 1, position, begin, end)
+    if engine.settings.records_memory:
+        _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def evict(engine: Engine, begin: int, end: int) -> None:
     """The blocks in `entries[begin:end]` lost their prefix."""
-    if engine.settings[0].records_memory:
+    if engine.settings.records_memory:
         _blocks(engine, _EVICT, 0, _NO_REQUEST, 0, begin, end)
 
 
 @part
-def append_extent(engine: Engine, node: int, position: int, address: int, length: int, requested: int) -> None:
+def append_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int) -> None:
     """A sequence got `length` slots from `address` on, having asked for `requested`."""
-    if engine.settings[0].records_memory:
-        _row(engine, _APPEND, 0, node - 1, position, address, length, requested, 0, 1)
+    if engine.settings.records_memory:
+        _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
 
 
 @part
-def grow_extent(engine: Engine, node: int, position: int, address: int, length: int, repeat: int) -> None:
+def grow_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, repeat: int) -> None:
     """A sequence gets `length` slots from `address` on now, and as many behind them in each of `repeat - 1` steps."""
-    if engine.settings[0].records_memory:
-        _row(engine, _APPEND, 0, node - 1, position, address, length, length, 0, repeat)
+    if engine.settings.records_memory:
+        _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
 
 
 @part
-def release(engine: Engine, node: int, group: int, begin: int, end: int, num_cached: int) -> None:
+def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
     """A sequence gives back its table in `entries[begin:end]`, of which the first `num_cached` keep a prefix.
 
     Where some of these do not, block by block, and the table is empty in the end.
     """
-    if not engine.settings[0].records_memory:
+    if not engine.settings.records_memory:
         return
     num_held = 0
     if engine.groups[group].keeps_some:
         for index in range(end - begin - 1, -1, -1):
             if engine.entries[begin + index] != NULL_BLOCK:
-                release_block(engine, node, group, index, engine.entries[begin + index])
+                release_block(engine, sequence, group, index, engine.entries[begin + index])
         num_cached = 0
     else:
         for entry in range(begin, end):
             num_held += engine.entries[entry] != NULL_BLOCK
     if end > begin:
-        _row(engine, _RELEASE, group, node - 1, 0, _WHOLE_TABLE, num_held, num_held, num_cached, 1)
+        _row(engine, _RELEASE, group, sequence.number - 1, 0, _WHOLE_TABLE, num_held, num_held, num_cached, 1)
 
 
 @part
-def release_extent(engine: Engine, node: int, num_units: int) -> None:
+def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
     """A sequence gave back its extent of `num_units`."""
-    if engine.settings[0].records_memory:
-        _row(engine, _RELEASE, 0, node - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
+    if engine.settings.records_memory:
+        _row(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
 
 @part
-def release_block(engine: Engine, node: int, group: int, position: int, block: int) -> None:
+def release_block(engine: Engine, sequence: Sequence, group: int, position: int, block: int) -> None:
     """A sequence gave back one block of a table, which it goes on without."""
-    if engine.settings[0].records_memory:
+    if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
-        _row(engine, _RELEASE, group, node - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
+        _row(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
 
 
 @part
-def scheduled(engine: Engine, node: int, computed_before: int, tokens: int, repeat: int) -> None:
+def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: int, repeat: int) -> None:
     """A sequence computes `tokens` more in the step being recorded, and in each of the `repeat - 1` behind it.
 
     Steps are many: the caller asks whether anything is recorded.
     """
-    state, sequence, rows = engine.state[0], engine.sequences[node], engine.schedule_rows
-    if goes_on(engine, node, computed_before, tokens):
-        prolong(engine, node, repeat)
+    state, rows = engine.state, engine.schedule_rows
+    if goes_on(engine, sequence, computed_before, tokens):
+        prolong(engine, sequence, repeat)
         return
     sequence.open_row = state.num_schedule_rows
     row = rows[state.num_schedule_rows]
     state.num_schedule_rows += 1
-    row.step, row.request, row.computed_before, row.tokens = state.num_steps, node - 1, computed_before, tokens
+    row.step, row.request, row.computed_before, row.tokens = (
+        state.num_steps,
+        sequence.number - 1,
+        computed_before,
+        tokens,
+    )
     row.repeat = repeat
 
 
 @part
 def list_batch(engine: Engine) -> None:
     """What every sequence of the step computes, in order of scheduling, in rows of their own."""
-    state = engine.state[0]
+    state = engine.state
     for index in range(state.num_listed):
-        node, tokens = engine.batch[index], engine.batch_tokens[index]
+        sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
         row = engine.schedule_rows[state.num_schedule_rows]
         state.num_schedule_rows += 1
-        row.step, row.request, row.tokens, row.repeat = state.num_steps, node - 1, tokens, 1
-        row.computed_before = engine.sequences[node].computed - tokens
+        row.step, row.request, row.tokens, row.repeat = state.num_steps, sequence.number - 1, tokens, 1
+        row.computed_before = sequence.computed - tokens
 
 
 @part
-def goes_on(engine: Engine, node: int, computed_before: int, tokens: int) -> bool:
+def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
     """Whether the open row of a sequence says, repeated once more, that it computes `tokens` more in this step."""
-    open_row = engine.sequences[node].open_row
+    open_row = sequence.open_row
     if open_row < 0:
         return False
     row = engine.schedule_rows[open_row]
-    is_next = row.step + row.repeat == engine.state[0].num_steps and row.tokens == tokens
+    is_next = row.step + row.repeat == engine.state.num_steps and row.tokens == tokens
     return is_next and row.computed_before + tokens * row.repeat == computed_before
 
 
 @part
-def prolong(engine: Engine, node: int, num_steps: int) -> None:
+def prolong(engine: Engine, sequence: Sequence, num_steps: int) -> None:
     """The open row of a sequence goes on for so many steps."""
-    engine.schedule_rows[engine.sequences[node].open_row].repeat += num_steps
+    engine.schedule_rows[sequence.open_row].repeat += num_steps
 
 
 @part
@@ -151,7 +157,7 @@ def _row(
     engine: Engine, kind: int, group: int, request: int, position: int, address: int, length: int, requested: int,
     cached: int, repeat: int,
 ) -> None:  # fmt: skip
-    state = engine.state[0]
+    state = engine.state
     row = engine.memory_rows[state.num_memory_rows]
     state.num_memory_rows += 1
     row.seq, row.step, row.kind, row.group, row.request = state.seq, state.num_steps, kind, group, request

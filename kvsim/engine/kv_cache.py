@@ -9,26 +9,34 @@ from __future__ import annotations
 from kvsim.engine import block_pool, groups, host_swap, journal, prefix_cache, prefix_hits, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
-from kvsim.engine.records import NEVER
-from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine
+from kvsim.engine.memory import Memory
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine, table_of
 
 
 @part
-def find_hits(engine: Engine, node: int) -> int:
-    """Find leading tokens of a waiting sequence whose blocks the pool holds; return their number."""
-    return prefix_hits.find(engine, node) if engine.settings[0].prefix_caching else 0
+def find_prefix(engine: Engine, sequence: Sequence) -> int:
+    """Find the leading tokens of a waiting sequence that the pool, or a swap to the host, holds; count them."""
+    hit_tokens = prefix_hits.find(engine, sequence) if engine.settings.prefix_caching else 0
+    engine.state.hit_tokens = hit_tokens
+    return max(hit_tokens, sequence.parked_tokens)
 
 
 @part
-def admit(engine: Engine, node: int, hit_tokens: int, computed: int, num_tokens: int) -> bool:
-    """Make room for the first `num_tokens` tokens behind `computed`, of which the pool holds `hit_tokens`.
+def num_admissible(engine: Engine) -> int:
+    """Count the free blocks that a waiting sequence may take: above the watermark, if anything runs."""
+    state = engine.state
+    return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
-    The rest of `computed`, if there is any, is on the host. Without any effect where there is no room.
+
+@part
+def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
+    """Allocate blocks for `num_tokens` tokens behind the `computed` ones that `find_prefix` found.
+
+    Return False, and change nothing, where there are too few.
     """
-    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]
-    free = state.num_free
-    if state.num_running > 0:
-        free -= settings.watermark_blocks
+    settings, state = engine.settings, engine.state
+    free, hit_tokens = num_admissible(engine), state.hit_tokens
     total = computed + num_tokens
     slots = total + settings.lookahead_tokens
     whole = needed = 0
@@ -41,106 +49,125 @@ def admit(engine: Engine, node: int, hit_tokens: int, computed: int, num_tokens:
         return False
     if needed > free:
         return False
-    state.num_free_places -= 1
-    sequence.place = engine.lists[state.num_free_places].free_place
-    sequence.num_units = 0
-    for group in range(settings.num_groups):
-        attach_hits(engine, node, group, hit_tokens)
-    for group in range(settings.num_groups):
-        extend(engine, node, group, total, slots)
+    begin_tables(engine, sequence, hit_tokens, total, slots)
     if settings.host_blocks > 0:
-        host_swap.bring_back(engine, node, hit_tokens)
-    sequence.cache_at = settings.cache_tokens * (hit_tokens // settings.cache_tokens + 1)
-    if not settings.prefix_caching:
-        sequence.cache_at = NEVER
-    cache_blocks(engine, node, min(total, sequence.num_tokens))
-    find_room(engine, node, computed)
+        host_swap.bring_back(engine, sequence, hit_tokens)
+    state.written += computed * settings.token_slots
+    cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    find_room(engine, sequence, computed)
     return True
 
 
 @part
-def grow(engine: Engine, node: int, num_tokens: int) -> bool:
+def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
+    """Give an admitted sequence a table in each group: its hits, and free blocks, of which there are enough."""
+    settings, state = engine.settings, engine.state
+    assert state.num_free_places > 0
+    state.num_free_places -= 1
+    sequence.place = engine.lists[state.num_free_places].free_place
+    sequence.num_units = 0
+    for group in range(settings.num_groups):
+        attach_hits(engine, sequence, group, hit_tokens)
+    for group in range(settings.num_groups):
+        extend(engine, sequence, group, num_tokens, num_slots)
+    sequence.cache_at = settings.cache_tokens * (hit_tokens // settings.cache_tokens + 1)
+    if not settings.prefix_caching:
+        sequence.cache_at = NEVER
+
+
+@part
+def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     """Make room for `num_tokens` more tokens of a running sequence.
 
     Where there is none, nothing is given; what windows have left behind is let go all the same.
     """
-    settings, sequence = engine.settings[0], engine.sequences[node]
+    settings = engine.settings
     computed = sequence.computed
     total = computed + num_tokens
     slots = total + settings.lookahead_tokens
     needed = 0
     for group in range(settings.num_groups):
-        groups.let_go(engine, node, group, computed)
+        groups.let_go(engine, sequence, group, computed)
     leader = settings.first_leader
     while leader != groups.NO_GROUP:
-        needed += groups.num_needed_to_grow(engine, node, leader, total, slots) * engine.groups[leader].num_alike
+        needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
         leader = engine.groups[leader].next_leader
-    if needed > engine.state[0].num_free:
+    if needed > engine.state.num_free:
         return False
     for group in range(settings.num_groups):
-        extend(engine, node, group, total, slots)
-    cache_blocks(engine, node, min(total, sequence.num_tokens))
-    find_room(engine, node, computed)
+        extend(engine, sequence, group, total, slots)
+    cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    find_room(engine, sequence, computed)
     return True
 
 
 @part
-def cache_blocks(engine: Engine, node: int, num_tokens: int) -> None:
+def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Put full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
 
     This happens when a step is scheduled, before its KV exists: a later request of the same step can hit it.
     """
-    settings, sequence = engine.settings[0], engine.sequences[node]
+    settings = engine.settings
     if num_tokens < sequence.cache_at:
         return
     end_tokens = num_tokens // settings.cache_tokens * settings.cache_tokens
     for group in range(settings.num_groups):
-        table, block_size = engine.tables[groups.table_of(engine, node, group)], engine.groups[group].block_size
-        begin = groups.first_entry(engine, node, group)
+        table, block_size = table_of(engine, sequence, group), engine.groups[group].block_size
         for index in range(table.num_cached, end_tokens // block_size):
-            block = engine.entries[begin + index]
-            if block != NULL_BLOCK and groups.is_kept_for_hits(engine, node, group, index):
-                prefix_cache.cache(engine, block, prefix_hits.key_of(engine, node, group, index))
-                engine.blocks[block].cached_in = engine.state[0].num_scheduled
+            block = engine.entries[table.begin + index]
+            if block != NULL_BLOCK and groups.is_kept_for_hits(engine, sequence, group, index):
+                prefix_cache.cache(engine, block, prefix_hits.key_of(engine, sequence, group, index))
+                engine.blocks[block].cached_in = engine.state.num_scheduled
             table.num_cached = index + 1
     sequence.cache_at = end_tokens + settings.cache_tokens
 
 
 @part
-def expect_return(engine: Engine, node: int) -> None:
+def expect_return(engine: Engine, sequence: Sequence) -> None:
     """A sequence is preempted and will ask for its blocks: let it find them."""
-    for group in range(engine.settings[0].num_groups):
-        table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
+    for group in range(engine.settings.num_groups):
+        table = table_of(engine, sequence, group)
+        begin = table.begin
         for entry in range(begin, begin + table.num_cached):
             if engine.entries[entry] != NULL_BLOCK:
                 prefix_cache.offer(engine, engine.entries[entry])
 
 
 @part
-def unusable_blocks(engine: Engine, head: int) -> int:  # noqa: ARG001  other memories look at the head
-    """Any free block serves any sequence: there is no external fragmentation."""
-    return 0
-
-
-@part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
     """Tokens that a step reads and that stand in a block which another sequence reads, too."""
-    settings = engine.settings[0]
+    settings = engine.settings
     if settings.num_groups == 1:
-        held_tokens = (settings.num_units - engine.state[0].num_free) * settings.unit_tokens
+        held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
         return max(context_tokens - held_tokens, 0)
     record = engine.groups[settings.first_leader]
     return record.num_shared * record.block_size if record.kind == FULL else 0
 
 
 @part
-def free(engine: Engine, node: int) -> None:
+def free(engine: Engine, sequence: Sequence) -> None:
+    """Free all blocks of a sequence; one that is preempted may be swapped out to the host."""
+    settings = engine.settings
+    if sequence.num_units == 0:
+        if settings.host_blocks > 0:
+            host_swap.forget(engine, sequence)
+        return
+    if settings.host_blocks > 0:
+        host_swap.send_out(engine, sequence)
+    totals.lose_tokens(engine, sequence)
+    free_tables(engine, sequence)
+    sequence.num_units = 0
+
+
+@part
+def free_tables(engine: Engine, sequence: Sequence) -> None:
     """Take back all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
-    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]
+    settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
-        table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
-        journal.release(engine, node, group, begin, begin + table.num_blocks, table.num_cached)
-        totals.remove_blocks(engine, node, group)
+        table = table_of(engine, sequence, group)
+        begin = table.begin
+        journal.release(engine, sequence, group, begin, begin + table.num_blocks, table.num_cached)
+        totals.remove_blocks(engine, sequence, group)
         engine.groups[group].num_shared -= block_pool.free(engine, begin, begin + table.num_blocks)
         table.num_blocks = table.num_cached = 0
     engine.lists[state.num_free_places].free_place = sequence.place
@@ -148,10 +175,11 @@ def free(engine: Engine, node: int) -> None:
 
 
 @part
-def attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
+def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
     """Begin a table of an admitted sequence with the blocks that were found for it, null where they are not needed."""
     record = engine.groups[group]
-    table, begin = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
+    table = table_of(engine, sequence, group)
+    begin = table.begin
     num_hits = record.num_hits
     skipped = groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size
     table.num_blocks = table.num_cached = num_hits
@@ -165,16 +193,17 @@ def attach_hits(engine: Engine, node: int, group: int, hit_tokens: int) -> None:
             num_held += 1
             record.num_shared += block_pool.touch(engine, block)
     if num_hits > 0:
-        totals.add_blocks(engine, node, group, 0, num_held)
-        journal.share_blocks(engine, node, group, skipped, begin + skipped, begin + num_hits)
-        engine.sequences[node].num_units += num_hits
+        totals.add_blocks(engine, sequence, group, 0, num_held)
+        journal.share_blocks(engine, sequence, group, skipped, begin + skipped, begin + num_hits)
+        sequence.num_units += num_hits
 
 
 @part
-def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: int) -> None:
+def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
     """Append free blocks, of which there are enough, to a table, up to so many tokens."""
     record = engine.groups[group]
-    table, first = engine.tables[groups.table_of(engine, node, group)], groups.first_entry(engine, node, group)
+    table = table_of(engine, sequence, group)
+    first = table.begin
     before = table.num_blocks
     end = groups.num_blocks_for(engine, group, num_slots)
     begin = before
@@ -189,23 +218,37 @@ def extend(engine: Engine, node: int, group: int, num_tokens: int, num_slots: in
             begin = max(before, end - 1)
     if end <= before:
         return
+    assert end - begin <= engine.state.num_free
     num_evicted = 0
     for entry in range(first + begin, first + end):
         engine.entries[entry], is_evicted = block_pool.allocate(engine)
         num_evicted += is_evicted
     table.num_blocks = end
-    totals.add_blocks(engine, node, group, before, end - begin)
-    engine.sequences[node].num_units += end - before
+    totals.add_blocks(engine, sequence, group, before, end - begin)
+    sequence.num_units += end - before
     if num_evicted > 0:  # blocks without a prefix are taken first
         journal.evict(engine, first + end - num_evicted, first + end)
-    journal.append_blocks(engine, node, group, begin, first + begin, first + end)
+    journal.append_blocks(engine, sequence, group, begin, first + begin, first + end)
 
 
 @part
-def find_room(engine: Engine, node: int, computed: int) -> None:
+def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
     """Find out how far a sequence can go on without touching its tables."""
-    room, leader = NEVER, engine.settings[0].first_leader
+    room, leader = NEVER, engine.settings.first_leader
     while leader != groups.NO_GROUP:
-        room = min(room, groups.quiet_until(engine, node, leader, computed))
+        room = min(room, groups.quiet_until(engine, sequence, leader, computed))
         leader = engine.groups[leader].next_leader
-    engine.sequences[node].room_tokens = room
+    sequence.room_tokens = room
+
+
+PAGED = Memory(
+    name="paged",
+    find_prefix=find_prefix,
+    admit=admit,
+    grow=grow,
+    cache=cache_blocks,
+    free=free,
+    expect_return=expect_return,
+    expired_slots=groups.expired_slots,
+    shared_tokens=shared_tokens,
+)

@@ -8,21 +8,22 @@ from __future__ import annotations
 from kvsim.engine import bucket
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 NO_SEQUENCE = HEAD
 
 
 @part
-def add(engine: Engine, node: int) -> None:
+def add(engine: Engine, sequence: Sequence) -> None:
     """Add a sequence that has arrived after all others."""
-    bucket.push_back(engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens], node)
+    bucket.push_back(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 
 @part
-def remove(engine: Engine, node: int) -> None:
+def remove(engine: Engine, sequence: Sequence) -> None:
     """Take out a sequence."""
-    bucket.remove(engine.sequences, engine.buckets[engine.sequences[node].prompt_tokens], node)
+    bucket.remove(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 
 @part

@@ -5,8 +5,9 @@ Record `HEAD` stands for both ends and is never in the list. Its `next` is the f
 
 from __future__ import annotations
 
+from kvsim.engine.arrays import Records
 from kvsim.engine.compiled import part
-from kvsim.engine.records import Node, Records
+from kvsim.engine.records import Node
 
 HEAD = 0
 

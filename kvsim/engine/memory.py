@@ -1,76 +1,63 @@
-"""Room for sequences: in blocks, with or without a second tier, or in contiguous reservations.
+"""Memory as the scheduler, the clock and the account see it: one record of functions for each kind.
 
-What a scheduler asks of any.
+Each kind of memory ends its own module with its record: blocks (`kv_cache`), blocks with a second tier on the host
+(`tiered`), contiguous reservations (`reservations`), units that a user's own allocator hands out (`own_memory`) and the
+rectangle of a static batch (`static_batch`). A kind names the functions that it needs; the others do nothing.
+
+Functions take the engine first, allocate nothing and raise nothing. Machine code is made for one kind at a time, so a
+function that does nothing costs nothing there.
 """
 
 from __future__ import annotations
 
-from kvsim.engine import copies, groups, host_swap, kv_cache, own_memory, reservations, tiered, totals, waiting_queue
-from kvsim.engine.compiled import chosen_by_memory, part
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kvsim.engine.compiled import part
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import Engine
 
-find_hits = chosen_by_memory(kv_cache.find_hits, reservations.find_hits, kv_cache.find_hits, own_memory.find_hits)
-"""Leading tokens of a waiting sequence that the pool holds already."""
-admit = chosen_by_memory(kv_cache.admit, reservations.admit, kv_cache.admit, own_memory.admit)
-"""Make room for some tokens of a waiting sequence behind those computed; without any effect where there is none."""
-grow = chosen_by_memory(kv_cache.grow, reservations.grow, kv_cache.grow, own_memory.grow)
-"""Make room for some more tokens of a running sequence; without any effect where there is none."""
-unusable_units = chosen_by_memory(
-    kv_cache.unusable_blocks,
-    reservations.unusable_slots,
-    kv_cache.unusable_blocks,
-    own_memory.unusable_units,
-    kv_cache.unusable_blocks,
-)
-"""Free units in pieces too small for the head of the queue, though their sum would do."""
-expired_slots = chosen_by_memory(
-    groups.expired_slots,
-    reservations.expired_slots,
-    groups.expired_slots,
-    own_memory.expired_slots,
-    reservations.expired_slots,
-)
-"""Slots that are held and hold tokens that no later step reads."""
-shared_tokens = chosen_by_memory(
-    kv_cache.shared_tokens,
-    reservations.shared_tokens,
-    kv_cache.shared_tokens,
-    own_memory.shared_tokens,
-    reservations.shared_tokens,
-)
-"""Tokens, among so many that a step reads, that several sequences read in the same place."""
-cache_known = chosen_by_memory(
-    kv_cache.cache_blocks, reservations.cache_tokens, kv_cache.cache_blocks, own_memory.cache_tokens
-)
-"""Put what a running sequence has computed, and whose values are known, at the disposal of others."""
-_take_back = chosen_by_memory(kv_cache.free, reservations.free, kv_cache.free, own_memory.free)
+Engine: TypeAlias = Any
+"""`state.Engine`, which holds a `Memory` and so knows this module."""
+
+SKIP, STOP = -1, -2
+"""Answers of `find_prefix` instead of a number of tokens: the sequence is passed over and keeps its place; nothing more
+is admitted in this step."""
 
 
 @part
-def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Whether a running sequence can go on by `num_tokens` with its table as it is: most tokens fit the last block."""
-    total = sequence.computed + num_tokens
-    return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
+def _nothing_found(engine: Engine, sequence: Sequence) -> int:  # noqa: ARG001
+    return 0
 
 
 @part
-def _free_at_once(engine: Engine, node: int) -> None:
-    settings, sequence = engine.settings[0], engine.sequences[node]
-    if sequence.num_units == 0:
-        if settings.host_blocks > 0:
-            host_swap.forget(engine, node)
-        return
-    if settings.host_blocks > 0:
-        host_swap.send_out(engine, node)
-    totals.lose_tokens(engine, node)
-    _take_back(engine, node)
-    sequence.num_units = 0
+def _no_units(engine: Engine, head: Sequence) -> int:  # noqa: ARG001
+    return 0
 
 
 @part
-def _never(engine: Engine) -> bool:  # noqa: ARG001  a second tier looks at its copies
-    return False
+def _no_slots(engine: Engine) -> int:  # noqa: ARG001
+    return 0
+
+
+@part
+def _no_tokens(engine: Engine, context_tokens: int) -> int:  # noqa: ARG001
+    return 0
+
+
+@part
+def _keep_nothing(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    pass
+
+
+@part
+def _ignore(engine: Engine, sequence: Sequence) -> None:
+    pass
+
+
+@part
+def _wait_for_no_step(engine: Engine, launched: int) -> None:
+    pass
 
 
 @part
@@ -79,43 +66,82 @@ def _do_nothing(engine: Engine) -> None:
 
 
 @part
-def _ignore(engine: Engine, node: int) -> None:
-    pass
+def _never(engine: Engine) -> bool:  # noqa: ARG001
+    return False
 
 
 @part
-def _pass_no_time(engine: Engine, until_s: float) -> None:
-    pass
-
-
-@part
-def _always(engine: Engine) -> bool:  # noqa: ARG001  as above
+def _always(engine: Engine) -> bool:  # noqa: ARG001
     return True
 
 
-expect_return = chosen_by_memory(kv_cache.expect_return, _ignore, kv_cache.expect_return, _ignore)
-"""A sequence is preempted, and will ask for what it has computed when it is admitted again."""
-free = chosen_by_memory(_free_at_once, _free_at_once, tiered.free, _free_at_once)
-"""Take everything back from a sequence. Its status says whether it was preempted and will be back."""
-next_waiting = chosen_by_memory(waiting_queue.peek, waiting_queue.peek, tiered.next_waiting, waiting_queue.peek)
-"""The sequence that is admitted next; one waits."""
-leave_queue = chosen_by_memory(waiting_queue.remove, waiting_queue.remove, tiered.leave_queue, waiting_queue.remove)
-"""Take out a sequence, wherever it waits."""
-has_pending = chosen_by_memory(_never, _never, tiered.has_pending, _never)
-"""Whether something has to be waited for although no sequence computes."""
-end_step = chosen_by_memory(_do_nothing, _do_nothing, tiered.end_step, _do_nothing)
-"""A step is scheduled, and what each sequence computes is known."""
-begin_update = chosen_by_memory(_ignore, _ignore, tiered.begin_update, _ignore)
-"""The GPU has done a step, whose output is processed next."""
-is_crowded = chosen_by_memory(_never, _never, tiered.is_crowded, _never)
-"""Whether more began in one step than can be written down."""
-has_room_for_copies = chosen_by_memory(_always, _always, tiered.has_room_for_copies, _always, _always)
-"""Whether the copies that the next step reports can be written down."""
-begin_copies = chosen_by_memory(_do_nothing, _do_nothing, copies.begin, _do_nothing)
-"""A step was scheduled: copies that it decides begin, and the host waits for some."""
-poll_copies = chosen_by_memory(_do_nothing, _do_nothing, copies.poll, _do_nothing)
-"""The kernels of a step are launched."""
-pass_time = chosen_by_memory(_pass_no_time, _pass_no_time, copies.pass_time, _pass_no_time)
-"""Let time pass while nothing but copies goes on."""
-end_update = chosen_by_memory(_do_nothing, _do_nothing, tiered.end_update, _do_nothing)
-"""The output of a step was processed."""
+@part
+def _no_room(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
+    return False
+
+
+@part
+def _no_more(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:  # noqa: ARG001
+    return False
+
+
+@part
+def _wait_for_nothing(engine: Engine, until_s: float) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory:
+    """The functions of one kind of memory."""
+
+    name: str
+    """The kind, in one word."""
+
+    # What a scheduler asks of it.
+    find_prefix: Callable[[Engine, Sequence], int] = _nothing_found
+    """Find the leading tokens of a waiting sequence that need not be computed; return their number, `SKIP` or `STOP`.
+    """
+    admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
+    """Allocate room for `num_tokens` tokens of a waiting sequence behind the `computed` ones that `find_prefix` found.
+
+    Return False, and change nothing, where there is no room.
+    """
+    grow: Callable[[Engine, Sequence, int], bool] = _no_more
+    """Allocate room for `num_tokens` more tokens of a running sequence; return False where there is none."""
+    cache: Callable[[Engine, Sequence, int], None] = _keep_nothing
+    """Let other sequences hit the first `num_tokens` tokens of a running sequence, whose values are known."""
+    free: Callable[[Engine, Sequence], None] = _ignore
+    """Free all units of a sequence, whose status says whether it will be back."""
+    expect_return: Callable[[Engine, Sequence], None] = _ignore
+    """Prepare for a sequence that is preempted and will ask for what it has computed."""
+
+    # What the account asks of it.
+    unusable_units: Callable[[Engine, Sequence], int] = _no_units
+    """Count the free units in pieces too small for the head of the queue, though their sum would do."""
+    expired_slots: Callable[[Engine], int] = _no_slots
+    """Count the slots that are held and hold tokens that no later step reads."""
+    shared_tokens: Callable[[Engine, int], int] = _no_tokens
+    """Count the tokens, among those that a step reads, that several sequences read in the same place."""
+
+    # Transfers between GPU and host.
+    awaits_transfers: Callable[[Engine], bool] = _never
+    """Tell whether the engine goes on for transfers alone, although no sequence computes."""
+    after_schedule: Callable[[Engine], None] = _do_nothing
+    """Begin the transfers of a step that was scheduled."""
+    before_update: Callable[[Engine, int], None] = _wait_for_no_step
+    """Free what waited for the step in a place of the ring of steps in flight: the GPU has done it."""
+    after_update: Callable[[Engine], None] = _do_nothing
+    """End the transfers that are reported with the output that was processed."""
+    start_transfers: Callable[[Engine], None] = _do_nothing
+    """Put the transfers of the step that was scheduled on the clock of the link."""
+    poll_transfers: Callable[[Engine], None] = _do_nothing
+    """Report the transfers that have ended when the kernels of a step are launched."""
+    wait_for_transfers: Callable[[Engine, float], None] = _wait_for_nothing
+    """Let time pass, until `until_s` at most, while nothing but transfers goes on."""
+    has_room_for_rows: Callable[[Engine], bool] = _always
+    """Tell whether the transfers that the next step reports can be written down."""
+    is_crowded: Callable[[Engine], bool] = _never
+    """Tell whether more transfers began in a step than can be written down."""
+
+    def __repr__(self) -> str:
+        return self.name

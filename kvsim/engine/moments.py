@@ -6,9 +6,10 @@ written down as in a run on the clock, but for the schedule: that is told sequen
 
 from __future__ import annotations
 
-from kvsim.engine import clock, in_flight, journal, quiet, scheduler, waiting_queue
+from kvsim.engine import clock, fast_forward, in_flight, journal, scheduler, waiting_queue
 from kvsim.engine.compiled import part
-from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, TIERED, WAITING, Engine
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 """Events that a caller orders: nothing that is the engine's doing; a sequence is queued; a step is scheduled; the same,
@@ -24,17 +25,17 @@ def play(engine: Engine, num_moments: int) -> int:
 
     It ends early where there may be no room to write down what comes next, and after a `LOOK` that found something.
     """
-    state = engine.state[0]
+    state = engine.state
     for index in range(num_moments):
         if not clock.has_room(engine):
             return index
-        kind, node = engine.moments[index].kind, engine.moments[index].node
+        kind, sequence = engine.moments[index].kind, engine.sequences[engine.moments[index].sequence]
         state.seq += 1
         if kind in (SCHEDULE, LOOK):
             scheduler.schedule(engine)
-            quiet.spell_out(engine)
+            fast_forward.spell_out(engine)
             if kind == SCHEDULE or state.num_in_batch > 0 or state.num_preempted > 0:
-                if engine.settings[0].records_schedule:
+                if engine.settings.records_schedule:
                     journal.list_batch(engine)
                 clock.write_down(engine)
                 if kind == LOOK:
@@ -44,24 +45,24 @@ def play(engine: Engine, num_moments: int) -> int:
         elif kind == UPDATE:
             scheduler.update(engine)
         elif kind == ADD:
-            waiting_queue.push(engine, node)
-        elif kind == ABORT or (kind == LEAVE and _leaves_untold(engine, node)):
-            scheduler.abort(engine, node)
+            waiting_queue.push(engine, sequence)
+        elif kind == ABORT or (kind == LEAVE and _leaves_untold(engine, sequence)):
+            scheduler.abort(engine, sequence)
     return num_moments
 
 
 @part
 def _forget_last(engine: Engine) -> None:
     """Take the step that was scheduled last, and is empty, out of those in flight."""
-    state = engine.state[0]
+    state = engine.state
     state.num_in_flight -= 1
     state.next_launched = in_flight.earlier(engine, state.next_launched)
 
 
 @part
-def _leaves_untold(engine: Engine, node: int) -> bool:
+def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
     """Whether no release tells when a sequence leaves: it holds nothing, or gives it back when copies have ended."""
-    status = engine.sequences[node].status
+    status = sequence.status
     if status in (WAITING, PREEMPTED):
         return True
-    return engine.settings[0].memory == TIERED and status in (RUNNING, LOADING)
+    return engine.settings.offloads and status in (RUNNING, LOADING)

@@ -4,6 +4,9 @@ An engine is some thirty arrays. Handed over one by one they would be two hundre
 Here an engine is the address of a table, which says for each array where its records begin and how many they are. The
 table does not change while compiled code runs, and the compiler is told so: it reads an address once.
 
+A record of functions, such as a kind of memory, is a type of its own. Which functions it holds is known when code is
+compiled, so a call of one is a call like any other.
+
 An index is not looked at: it must lie in its array.
 """
 
@@ -30,7 +33,7 @@ from numba.extending import (
     types,
 )
 
-from kvsim.engine.addresses import Layout
+from kvsim.engine.addresses import Layout, One
 
 _POINTER = ir.IntType(8).as_pointer()
 _TABLE = _POINTER.as_pointer()
@@ -63,16 +66,20 @@ class RecordsType(types.Type):
         super().__init__(f"Records_{_digest(str(self.dtype))}")
 
 
+class FunctionsType(types.Type):
+    """A record of functions: no value, but what is called by each name."""
+
+    def __init__(self, functions: Any) -> None:
+        self.functions = functions
+        super().__init__(f"{type(functions).__name__}_{functions!r}")
+
+
 class EngineType(types.Type):
-    """A named tuple of arrays, of such tuples, and of tuples whose length alone is known: its fields, in order."""
+    """A named tuple of arrays, single records, records of functions and such tuples: its fields, in order."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
         super().__init__(f"Engine_{_digest(str(fields))}")
-
-    def length_of(self, name: str) -> int:
-        """How long a tuple is of which nothing else is known."""
-        return len(dict(self.fields)[name])
 
     def word_of(self, name: str) -> int:
         """How many words of the table stand before a field."""
@@ -91,10 +98,12 @@ def engine_type(layout: Layout) -> EngineType:
     for name, kind in layout:
         if isinstance(kind, np.dtype):
             fields.append((name, RecordsType(kind)))
-        elif isinstance(kind, int):
-            fields.append((name, types.UniTuple(types.intp, kind)))
-        else:
+        elif isinstance(kind, One):
+            fields.append((name, RecordType(kind.dtype)))
+        elif isinstance(kind, tuple):
             fields.append((name, engine_type(kind)))
+        else:
+            fields.append((name, FunctionsType(kind)))
     return EngineType(tuple(fields))
 
 
@@ -122,6 +131,8 @@ def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str
 def _num_words(kind: Any) -> int:
     if isinstance(kind, RecordsType):
         return 2
+    if isinstance(kind, RecordType):
+        return 1
     return sum(_num_words(each) for _, each in kind.fields) if isinstance(kind, EngineType) else 0
 
 
@@ -143,6 +154,7 @@ class _TableModel(models.PrimitiveModel):
         super().__init__(manager, kind, _TABLE)
 
 
+register_model(FunctionsType)(models.OpaqueModel)
 register_model(RecordType)(_RecordModel)
 register_model(RecordsType)(_TableModel)
 register_model(EngineType)(_TableModel)
@@ -157,8 +169,25 @@ class _EngineAttributes(AttributeTemplate):
 
 
 @lower_getattr_generic(EngineType)
-def _lower_field(_context: Any, builder: Any, engine: EngineType, value: Any, name: str) -> Any:
-    return builder.gep(value, [ir.IntType(64)(engine.word_of(name))], inbounds=True)
+def _lower_field(context: Any, builder: Any, engine: EngineType, value: Any, name: str) -> Any:
+    kind = dict(engine.fields)[name]
+    if isinstance(kind, FunctionsType):
+        return context.get_dummy_value()
+    word = builder.gep(value, [ir.IntType(64)(engine.word_of(name))], inbounds=True)
+    return _constant(builder, word) if isinstance(kind, RecordType) else word
+
+
+@infer_getattr
+class _Functions(AttributeTemplate):
+    key = FunctionsType
+
+    def generic_resolve(self, record: FunctionsType, name: str) -> Any:
+        return self.context.resolve_value_type(getattr(record.functions, name))
+
+
+@lower_getattr_generic(FunctionsType)
+def _lower_function(context: Any, _builder: Any, _record: FunctionsType, _value: Any, _name: str) -> Any:
+    return context.get_dummy_value()
 
 
 @infer_getattr

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NoReturn
 
-from kvsim.engine import scheduler
-from kvsim.engine.linked_list import HEAD
+from kvsim.engine import scheduler, waiting_queue
 from kvsim.engine.records import Sequence, Times
 from kvsim.engine.state import Engine
 from kvsim.errors import PolicyError
@@ -25,11 +24,10 @@ _MOST_EMPTY = 3
 class Served:
     """A request as a policy sees it: what its records say now."""
 
-    __slots__ = ("_sequence", "_times", "node")
+    __slots__ = ("_times", "sequence")
 
-    def __init__(self, node: int, sequence: Sequence, times: Times) -> None:
-        self.node = node
-        self._sequence, self._times = sequence, times
+    def __init__(self, sequence: Sequence, times: Times) -> None:
+        self.sequence, self._times = sequence, times
 
     def __repr__(self) -> str:
         return f"<request {self.row}: {self.prompt_tokens} prompt tokens, {self.known_tokens} known>"
@@ -37,7 +35,7 @@ class Served:
     @property
     def row(self) -> int:
         """The request's row in the workload."""
-        return self.node - 1
+        return self.sequence.number - 1
 
     @property
     def arrival_s(self) -> float:
@@ -47,42 +45,42 @@ class Served:
     @property
     def priority(self) -> int:
         """As it was sent."""
-        return self._sequence.priority
+        return self.sequence.priority
 
     @property
     def prompt_tokens(self) -> int:
         """Length of its prompt."""
-        return self._sequence.prompt_tokens
+        return self.sequence.prompt_tokens
 
     @property
     def max_tokens(self) -> int:
         """Outputs after which it is stopped."""
-        return self._sequence.limit_tokens - self._sequence.prompt_tokens
+        return self.sequence.limit_tokens - self.sequence.prompt_tokens
 
     @property
     def output_tokens(self) -> int:
         """Outputs that it will have in the end."""
-        return self._sequence.end_tokens - self._sequence.prompt_tokens
+        return self.sequence.end_tokens - self.sequence.prompt_tokens
 
     @property
     def known_tokens(self) -> int:
         """Tokens of its prompt and of its answer so far."""
-        return self._sequence.num_tokens
+        return self.sequence.num_tokens
 
     @property
     def computed_tokens(self) -> int:
         """Tokens computed for it so far."""
-        return self._sequence.computed
+        return self.sequence.computed
 
     @property
     def num_units(self) -> int:
         """Units in its table."""
-        return self._sequence.num_units
+        return self.sequence.num_units
 
     @property
     def num_preemptions(self) -> int:
         """How often it gave way."""
-        return self._sequence.preemptions
+        return self.sequence.preemptions
 
 
 class OwnRules:
@@ -106,15 +104,16 @@ class OwnRules:
         self._next: Iterator[ServedRequest] | None = None
         """Requests to admit, where the policy makes the step itself."""
 
-    def served(self, engine: Engine, node: int) -> Served:
-        """The request as the policy sees it: one object for the whole run."""
-        if node not in self._served:
-            self._served[node] = Served(node, engine.sequences[node], engine.times[node])
-        return self._served[node]
+    def served(self, engine: Engine, sequence: Sequence) -> Served:
+        """Return the request as the policy sees it: one object for the whole run."""
+        number = sequence.number
+        if number not in self._served:
+            self._served[number] = Served(sequence, engine.times[number])
+        return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
         """Let the policy make the step; return what is left of its tokens."""
-        self._engine, state = engine, engine.state[0]
+        self._engine, state = engine, engine.state
         self.policy.schedule(self)
         is_empty = state.num_running > 0 and state.num_listed + state.num_preempted == 0
         self._num_empty = self._num_empty + 1 if is_empty else 0
@@ -122,21 +121,21 @@ class OwnRules:
             self.refuse("made a step in which nothing is computed, although requests run: time would stand still")
         return self.tokens_left
 
-    def choose_victim(self, engine: Engine, needs: int) -> int:
-        """Where, among those that run, the request stands that gives way for the record `needs`."""
+    def choose_victim(self, engine: Engine, needs: Sequence) -> int:
+        """Return the index, among the running requests, of the one that gives way for `needs`."""
         if self._alone is not None:
             raise _NoRoomError
         return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
 
-    def choose_next(self, engine: Engine) -> int:
-        """The record of the request that is admitted next."""
+    def choose_next(self, engine: Engine) -> Sequence:
+        """Return the request that is admitted next."""
         chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
         if chosen is None:
             raise _NoOtherError
-        node = self._node(chosen)
-        if node not in _waiting(engine):
+        sequence = self._sequence(chosen)
+        if sequence.number not in waiting_queue.in_order(engine):
             self.refuse(f"named {chosen!r} as the next to admit, and it does not wait")
-        return node
+        return sequence
 
     def refuse(self, what: str) -> NoReturn:
         """Raise: the policy did what it must not."""
@@ -151,43 +150,42 @@ class OwnRules:
     @property
     def now_s(self) -> float:
         """The host's clock."""
-        return self.engine.state[0].host_s
+        return self.engine.state.host_s
 
     @property
     def waiting(self) -> list[Served]:
         """The requests that wait, the head first."""
-        engine = self.engine
-        return [self.served(engine, node) for node in _waiting(engine)]
+        return self._served_all(waiting_queue.in_order(self.engine))
 
     @property
     def running(self) -> list[Served]:
         """The requests that run, in order of admission."""
         engine = self.engine
-        return [self.served(engine, engine.running[index]) for index in range(engine.state[0].num_running)]
+        return self._served_all([engine.running[index] for index in range(engine.state.num_running)])
 
     @property
     def preempted(self) -> list[Served]:
         """The requests that this step preempted."""
         engine = self.engine
-        return [self.served(engine, engine.lists[index].preempted) for index in range(engine.state[0].num_preempted)]
+        return self._served_all([engine.lists[index].preempted for index in range(engine.state.num_preempted)])
 
     @property
     def num_free_units(self) -> int:
         """Units that can be handed out."""
-        return self.engine.state[0].num_free
+        return self.engine.state.num_free
 
     @property
     def tokens_left(self) -> int:
         """Tokens that this step may still compute."""
         engine = self.engine
-        given = sum(engine.batch_tokens[index] for index in range(engine.state[0].num_listed))
-        return engine.settings[0].max_num_batched_tokens - given
+        given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
+        return engine.settings.max_num_batched_tokens - given
 
     def serve_running(self) -> None:
         """vLLM's rule for those that run."""
-        if self.engine.state[0].num_listed:
+        if self.engine.state.num_listed:
             self.refuse("let all requests compute after it had let some")
-        scheduler._serve_running(self.engine, self.tokens_left)
+        scheduler.serve_running(self.engine, self.tokens_left)
 
     def admit_waiting(self) -> None:
         """vLLM's rule for those that wait; the policy says who is next."""
@@ -196,51 +194,55 @@ class OwnRules:
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Let a running request compute more: vLLM's rule where nothing else runs and no request can give way."""
-        engine, state = self.engine, self.engine.state[0]
-        place, node, listed = self._place(request, "request to compute"), self._node(request), state.num_listed
-        if node in [engine.batch[index] for index in range(listed)]:
+        engine, state = self.engine, self.engine.state
+        place, number = self._place(request, "request to compute"), self._sequence(request).number
+        listed = state.num_listed
+        if number in [engine.batch[index] for index in range(listed)]:
             self.refuse(f"let {request!r} compute twice in one step")
         first, num_running = engine.running[0], state.num_running
-        self._alone = node
-        engine.running[0], engine.running[place], state.num_running = node, first, 1
+        self._alone = number
+        engine.running[0], engine.running[place], state.num_running = number, first, 1
         try:
-            scheduler._serve_running(engine, self._at_most(num_tokens))
+            scheduler.serve_running(engine, self._at_most(num_tokens))
         except _NoRoomError:
             pass
         finally:
-            engine.running[place], engine.running[0], state.num_running = node, first, num_running
+            engine.running[place], engine.running[0], state.num_running = number, first, num_running
             self._alone = None
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Let a waiting request run."""
-        listed = self.engine.state[0].num_listed
+        listed = self.engine.state.num_listed
         self._next = iter((request,))
         try:
             with suppress(_NoOtherError):
                 scheduler.admit_waiting(self.engine, self._at_most(num_tokens))
         finally:
             self._next = None
-        return self.engine.state[0].num_listed > listed
+        return self.engine.state.num_listed > listed
 
     def preempt(self, request: ServedRequest) -> None:
         """Take everything back from a running request."""
-        node = scheduler._remove(self.engine, self._place(request, "victim"))
-        scheduler._take_out_of_batch(self.engine, node)
-        scheduler._preempt(self.engine, node)
+        sequence = scheduler.remove_running(self.engine, self._place(request, "victim"))
+        scheduler.take_out_of_batch(self.engine, sequence)
+        scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
         """Where a request stands among those that run."""
-        engine, node = self.engine, self._node(request)
-        running = [engine.running[index] for index in range(engine.state[0].num_running)]
-        if node not in running:
+        engine, number = self.engine, self._sequence(request).number
+        running = [engine.running[index] for index in range(engine.state.num_running)]
+        if number not in running:
             self.refuse(f"named {request!r} as {role}, and it does not run")
-        return running.index(node)
+        return running.index(number)
 
-    def _node(self, request: object) -> int:
+    def _served_all(self, numbers: list[int]) -> list[Served]:
+        return [self.served(self.engine, self.engine.sequences[number]) for number in numbers]
+
+    def _sequence(self, request: object) -> Sequence:
         if not isinstance(request, Served):
             self.refuse(f"answered {request!r}, which is no request of the step")
-        return request.node
+        return request.sequence
 
     def _at_most(self, num_tokens: int | None) -> int:
         if num_tokens is not None and num_tokens < 1:
@@ -254,15 +256,3 @@ class _NoRoomError(Exception):
 
 class _NoOtherError(Exception):
     """The policy names no other request to admit."""
-
-
-def _waiting(engine: Engine) -> list[int]:
-    """The waiting requests, the head first."""
-    if engine.settings[0].by_priority:
-        heap = [engine.lines[index].heap for index in range(engine.state[0].num_waiting)]
-        return sorted(heap, key=lambda node: (engine.sequences[node].priority, engine.times[node].arrival_s, node))
-    nodes, node = [], engine.sequences[HEAD].next
-    while node != HEAD:
-        nodes.append(node)
-        node = engine.sequences[node].next
-    return nodes

@@ -34,6 +34,8 @@ def find(engine: Engine, key: int) -> int:
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
     """Say that `block`, which a table holds and which has no key, holds the prefix `key`."""
+    assert engine.blocks[block].refs > 0
+    assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
     engine.blocks[block].next_alike = _NOT_OFFERED
     if key >= 0:

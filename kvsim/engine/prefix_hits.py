@@ -10,23 +10,24 @@ from kvsim.engine import prefix_cache
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
 from kvsim.engine.groups import NO_GROUP, first_hit
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
 
 
 @part
-def find(engine: Engine, node: int) -> int:
+def find(engine: Engine, sequence: Sequence) -> int:
     """Find leading tokens of a waiting sequence whose blocks the pool holds; return their number.
 
     The last token is always left to compute. Groups that are alike are looked up together, full attention first; what
     one finds limits the next, until all agree.
     """
-    settings, state = engine.settings[0], engine.state[0]
-    limit = engine.sequences[node].num_tokens - 1
+    settings, state = engine.settings, engine.state
+    limit = sequence.num_tokens - 1
     state.num_uncached = 0
     if settings.num_groups == 1:
-        return _find_alike(engine, node, 0, limit) * engine.groups[0].block_size
+        return _find_alike(engine, sequence, 0, limit) * engine.groups[0].block_size
     hit_tokens, longest, rounds = limit, 0, 0
     leader = settings.first_leader
     first_is_full = engine.groups[leader].kind == FULL
@@ -38,7 +39,7 @@ def find(engine: Engine, node: int) -> int:
             if engine.groups[leader].kind == FULL and rounds > 0:
                 current = current // block_size * block_size
             else:
-                current = _find_alike(engine, node, leader, current) * block_size
+                current = _find_alike(engine, sequence, leader, current) * block_size
                 longest = max(longest, current)
             num_kinds += 1
             leader = engine.groups[leader].next_leader
@@ -58,29 +59,28 @@ def find(engine: Engine, node: int) -> int:
 
 
 @part
-def key_of(engine: Engine, node: int, group: int, index: int) -> int:
+def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
     """The key of a full block of a sequence in a group. Behind the prompt no other sequence has the same tokens."""
-    sequence = engine.sequences[node]
     number = (index + 1) * engine.groups[group].hashes_per_block - 1
     if number < sequence.num_keys:
         key = engine.prompt_keys[sequence.first_key + number]
     else:
-        key = -1 - ((node - 1) << _ROW_BITS | number)
-    return key * engine.settings[0].num_groups + group
+        key = -1 - ((sequence.number - 1) << _ROW_BITS | number)
+    return key * engine.settings.num_groups + group
 
 
 @part
-def _find_alike(engine: Engine, node: int, leader: int, limit: int) -> int:
+def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """Find blocks of at most `limit` tokens for a group and those like it; return how many entries they are."""
     kind = engine.groups[leader].kind
     if kind == SLIDING_WINDOW:
-        num_hits = _find_window(engine, node, leader, limit)
+        num_hits = _find_window(engine, sequence, leader, limit)
     elif kind == CHUNKED_LOCAL:
-        num_hits = _find_chunk(engine, node, leader, limit)
+        num_hits = _find_chunk(engine, sequence, leader, limit)
     elif kind == MAMBA:
-        num_hits = _find_state(engine, node, leader, limit)
+        num_hits = _find_state(engine, sequence, leader, limit)
     else:
-        num_hits = _find_full(engine, node, leader, limit)
+        num_hits = _find_full(engine, sequence, leader, limit)
     group = leader
     while group != NO_GROUP:
         engine.groups[group].num_hits = num_hits
@@ -89,24 +89,24 @@ def _find_alike(engine: Engine, node: int, leader: int, limit: int) -> int:
 
 
 @part
-def _find_full(engine: Engine, node: int, leader: int, limit: int) -> int:
+def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """Leading blocks, up to the first that is missing."""
     block_size, num_hits = engine.groups[leader].block_size, 0
-    while num_hits < limit // block_size and _is_cached(engine, node, leader, num_hits):
+    while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
     return _aligned(engine, leader, num_hits)
 
 
 @part
-def _find_window(engine: Engine, node: int, leader: int, limit: int) -> int:
+def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """The last blocks in a row that cover a window, or a shorter row at the very beginning."""
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
     for index in range(limit // record.block_size - 1, -1, -1):
-        if not _is_cached(engine, node, leader, index):
+        if not _is_cached(engine, sequence, leader, index):
             run = 0
             continue
-        if run == 0 and (index + 1) * record.block_size % engine.settings[0].cache_tokens != 0:
+        if run == 0 and (index + 1) * record.block_size % engine.settings.cache_tokens != 0:
             continue
         run += 1
         if run >= needed:
@@ -116,23 +116,23 @@ def _find_window(engine: Engine, node: int, leader: int, limit: int) -> int:
 
 
 @part
-def _find_chunk(engine: Engine, node: int, leader: int, limit: int) -> int:
+def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """Everything before the chunk of the last token, and blocks from there up to the first that is missing."""
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
     _forget_before(engine, leader, num_hits)
-    while num_hits < limit // record.block_size and _is_cached(engine, node, leader, num_hits):
+    while num_hits < limit // record.block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
     return num_hits
 
 
 @part
-def _find_state(engine: Engine, node: int, leader: int, limit: int) -> int:
+def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """The last state that is kept."""
     block_size = engine.groups[leader].block_size
     for index in range(limit // block_size - 1, -1, -1):
-        is_boundary = (index + 1) * block_size % engine.settings[0].cache_tokens == 0
-        if is_boundary and _is_cached(engine, node, leader, index):
+        is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
+        if is_boundary and _is_cached(engine, sequence, leader, index):
             _forget_before(engine, leader, index)
             return index + 1
     return 0
@@ -141,17 +141,17 @@ def _find_state(engine: Engine, node: int, leader: int, limit: int) -> int:
 @part
 def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
     """So many blocks, or fewer: up to where all groups have a boundary."""
-    while num_blocks * engine.groups[leader].block_size % engine.settings[0].cache_tokens != 0:
+    while num_blocks * engine.groups[leader].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks
 
 
 @part
-def _is_cached(engine: Engine, node: int, leader: int, index: int) -> bool:
+def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> bool:
     """Whether every group that is alike holds a block; if so, they stand among the hits."""
     group = leader
     while group != NO_GROUP:
-        block = prefix_cache.find(engine, key_of(engine, node, group, index))
+        block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
         if block == prefix_cache.NO_BLOCK:
             return False
         engine.entries[first_hit(engine, group) + index] = block

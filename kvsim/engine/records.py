@@ -1,153 +1,19 @@
-"""What the engine keeps, as records of numbers: slotted objects where it is interpreted, arrays where it is compiled.
+"""The records of the engine: what it keeps of requests, blocks, tables and steps, as numbers.
 
-A record is declared once, as a dataclass. `make` gives a list of instances, or an array whose elements have the same
-fields. The functions of the engine read and write `records[index].field` and cannot tell which they were given.
+Small records are many: their numbers are kept in 32 bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Protocol, TypeVar, cast, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 Small = Annotated[int, np.int32]
 """A number of tokens, blocks or rows below 2^31: the records of a million requests must stay small."""
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
-
-Record = TypeVar("Record")
-Record_co = TypeVar("Record_co", covariant=True)
-
-
-class Records(Protocol[Record_co]):
-    """Records, each of which may be written through."""
-
-    def __getitem__(self, index: int, /) -> Record_co: ...
-    def __len__(self) -> int: ...
-
-
-class Numbers(Protocol):
-    """Whole numbers: a list where the engine is interpreted, an array where it is compiled."""
-
-    def __getitem__(self, index: int, /) -> int: ...
-    def __setitem__(self, index: int, value: int, /) -> None: ...
-    def __len__(self) -> int: ...
-
-
-class Growing(list[Any]):
-    """Records that are written one behind the other, with room for as many as are."""
-
-    def __init__(self, record: type) -> None:
-        super().__init__()
-        self._record = record
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == len(self):
-            self.append(self._record())
-        return super().__getitem__(index)
-
-
-class Element(np.void):  # type: ignore[misc]  # NumPy calls it final in its stubs alone; its own records inherit from it
-    """A record in an array: its fields are attributes, read and written where it stands, in a fifth of NumPy's time."""
-
-    __slots__ = ()
-
-    def __getattribute__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except ValueError:  # no field
-            return super().__getattribute__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
-_layouts: dict[type, np.dtype[np.void]] = {}
-
-
-def dtype_of(record: type) -> np.dtype[np.void]:
-    """The layout of a record in an array."""
-    if record not in _layouts:
-        _layouts[record] = _layout_of(record)
-    return _layouts[record]
-
-
-def _layout_of(record: type) -> np.dtype[np.void]:
-    plain = {int: np.int64, float: np.float64, bool: np.bool_}
-    hints = get_type_hints(record, include_extras=True)
-    layout: list[Any] = [
-        (field.name, kind.__metadata__[0] if hasattr(kind := hints[field.name], "__metadata__") else plain[kind])
-        for field in fields(record)
-    ]
-    return np.dtype((Element, np.dtype(layout, align=True)))
-
-
-def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """`size` records of zeros."""
-    made: Any = np.zeros(size, dtype_of(record)) if compiled else [record() for _ in range(size)]
-    return cast("Records[Record]", made)
-
-
-def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Records that are written one behind the other: room for `size`, where room has to be made beforehand."""
-    made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
-    return cast("Records[Record]", made)
-
-
-def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
-    """The numbers in `values`, to be read and written by the engine."""
-    made: Any = values if compiled else values.tolist()
-    return cast("Numbers", made)
-
-
-def listed(numbers: Numbers, begin: int, end: int) -> list[int]:
-    """The numbers in [begin, end)."""
-    some = cast("Any", numbers)[begin:end]
-    return cast("list[int]", some.tolist() if isinstance(some, np.ndarray) else some)
-
-
-def fill(records: Records[Any], first: int, **columns: Any) -> None:
-    """Write columns into fields, from record `first` on; a column is an array, or one value for all records."""
-    size = len(records) - first
-    for name, values in columns.items():
-        if isinstance(records, np.ndarray):
-            records[name][first:] = values
-        else:
-            for index, value in enumerate(np.broadcast_to(values, size).tolist(), first):
-                setattr(records[index], name, value)
-
-
-def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
-    """Write columns into fields of the first records, as many as the columns are long."""
-    for name, values in columns.items():
-        column = np.asarray(values)
-        if isinstance(records, np.ndarray):
-            records[name][: len(column)] = column
-        else:
-            for index, value in enumerate(column.tolist()):
-                setattr(records[index], name, value)
-
-
-def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
-    """A field of the first `end` records, or of all, as an array of its own: the engine writes to its records again."""
-    if isinstance(records, np.ndarray):
-        return np.array(records[name][:end])  # of one record, `ascontiguousarray` would return the record's own memory
-    rows = cast("list[Any]", records)[:end]
-    kind = dtype_of(type(rows[0]))[name] if rows else np.int64
-    return np.array([getattr(row, name) for row in rows], kind)
-
-
-def copied(records: Records[Any], end: int) -> npt.NDArray[Any]:
-    """The first `end` records, as an array of its own."""
-    if isinstance(records, np.ndarray):
-        return records[:end].copy()
-    rows = cast("list[Any]", records)[:end]
-    array = np.empty(end, dtype_of(type(rows[0])))
-    for name in array.dtype.names or ():
-        array[name] = [getattr(row, name) for row in rows]
-    return array
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -189,8 +55,8 @@ class Settings:
     unit_tokens: int = 0
     num_units: int = 0
     """Units that can be handed out."""
-    memory: int = 0
-    """The kind of memory: see `PAGED` and its neighbours in `state`."""
+    offloads: bool = False
+    """Computed blocks are copied to a second tier on the host."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
@@ -198,7 +64,6 @@ class Settings:
     """Slots of one unit: tokens where one group keeps every token, bytes where blocks of several groups differ."""
     token_slots: int = 0
     """Slots of one token in all tables together, where it is in each."""
-    entries_per_place: int = 0
     first_hit: int = 0
     """Index of the first entry that keeps the blocks found for the head of the queue."""
     cache_tokens: int = 0
@@ -278,6 +143,13 @@ class State:
     num_arrived: int = 0
     num_ended: int = 0
     num_waiting: int = 0
+    """Sequences in the queue, and those before it that were skipped."""
+    num_queued: int = 0
+    num_skipped: int = 0
+    num_looked_at: int = 0
+    """Skipped sequences that the pass under way has looked at."""
+    num_skipped_again: int = 0
+    """Sequences that it has skipped."""
     num_running: int = 0
     num_in_flight: int = 0
     next_launched: int = 0
@@ -312,6 +184,8 @@ class State:
     """Answers that no one awaited, each of which ends vLLM 0.25.1; here they are thrown away."""
     num_counts: int = 0
     """Number of times that expired tokens were counted."""
+    hit_tokens: int = 0
+    """Tokens found in the pool for the sequence that is being admitted."""
     num_uncached: int = 0
     """Tokens that some groups held of the head of the queue when others did not."""
     num_admitted: int = 0
@@ -356,6 +230,8 @@ class State:
 class Sequence(Alike):
     """One request while it is being served."""
 
+    number: Small = 0
+    """Index of the record among those of all sequences; 0 for the head of the queue, which is none."""
     prompt_tokens: Small = 0
     end_tokens: Small = 0
     """All tokens that it will have, the last output included."""
@@ -366,6 +242,8 @@ class Sequence(Alike):
     num_unsure: Small = 0
     """The last of these, of which it shows only in the end whether they are computed: see `totals`."""
     is_refused: bool = False
+    is_skipped: bool = False
+    """It waits before the queue, as one that could not be admitted yet."""
     priority: Small = 0
     reservation: Small = 0
     """Slots that it asks for when it is admitted, where these do not depend on what it has computed."""
@@ -499,6 +377,8 @@ class Group:
 class Table:
     """The blocks of one sequence in one group."""
 
+    begin: int = 0
+    """Index of its first entry among all entries."""
     num_blocks: Small = 0
     """Entries, null ones included."""
     num_held: Small = 0
@@ -671,8 +551,8 @@ class Moment:
     """Something that the caller orders; see `moments`."""
 
     kind: Small = 0
-    node: Small = 0
-    """The sequence that it is about; 0 for none."""
+    sequence: Small = 0
+    """The number of the sequence that it is about; 0 for none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from kvsim.engine import extents, journal, totals
 from kvsim.engine.compiled import part
 from kvsim.engine.extents import NO_HOLE
-from kvsim.engine.records import NEVER
+from kvsim.engine.memory import Memory
+from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import BUDDY, Engine
 
 GIVEN, DOUBLING = range(2)
@@ -17,35 +18,24 @@ GIVEN, DOUBLING = range(2)
 
 
 @part
-def find_hits(engine: Engine, node: int) -> int:  # noqa: ARG001  a paged cache looks at the sequence
-    """Nothing is shared."""
-    return 0
-
-
-@part
-def cache_tokens(engine: Engine, node: int, num_tokens: int) -> None:
-    """Nothing is shared."""
-
-
-@part
-def admit(engine: Engine, node: int, hit_tokens: int, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
+def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
     """Reserve the extent that a waiting sequence will live in, if there is room for it, whatever it computes first."""
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     if state.num_running == 0:
         state.batch_is_open = True
     if settings.request_level and not state.batch_is_open:
         return False
-    wanted = reservation(engine, node)
+    wanted = reservation(engine, sequence)
     if not _make_hole(engine, wanted):
         return False
-    _place(engine, node, wanted)
+    _place(engine, sequence, wanted)
     return True
 
 
 @part
-def grow(engine: Engine, node: int, num_tokens: int) -> bool:
+def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     """Make room for `num_tokens` more tokens of a running sequence, if need be elsewhere."""
-    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]
+    settings, state = engine.settings, engine.state
     state.batch_is_open = False  # a sequence admitted from now on would join a batch under way
     needed = sequence.computed + num_tokens
     if settings.reserve != DOUBLING or needed <= sequence.requested:
@@ -55,9 +45,9 @@ def grow(engine: Engine, node: int, num_tokens: int) -> bool:
     address, length = sequence.place, sequence.num_units
     if extents.can_extend(engine, address, length, longer):
         extents.extend(engine, address, length, longer)
-        journal.append_extent(engine, node, length, address + length, longer - length, wanted - length)
+        journal.append_extent(engine, sequence, length, address + length, longer - length, wanted - length)
         state.rounding += longer - length - (wanted - sequence.requested)
-        totals.add_slots(engine, node, sequence.requested, wanted - sequence.requested)
+        totals.add_slots(engine, sequence, sequence.requested, wanted - sequence.requested)
         sequence.num_units, sequence.requested, sequence.room_tokens = longer, wanted, wanted
         return True
     if not settings.moves or not _make_hole(engine, wanted):
@@ -67,44 +57,35 @@ def grow(engine: Engine, node: int, num_tokens: int) -> bool:
     new = extents.allocate(engine, hole, longer)
     extents.free(engine, address, length)
     state.num_copied_slots += sequence.computed
-    _vacate(engine, node)
-    _settle(engine, node, new, longer, wanted)
+    _vacate(engine, sequence)
+    _settle(engine, sequence, new, longer, wanted)
     return True
 
 
 @part
-def free(engine: Engine, node: int) -> None:
-    """Take back the extent of a sequence."""
-    sequence = engine.sequences[node]
+def free(engine: Engine, sequence: Sequence) -> None:
+    """Free the extent of a sequence, if it has one."""
+    if sequence.num_units == 0:
+        return
+    totals.lose_tokens(engine, sequence)
     extents.free(engine, sequence.place, sequence.num_units)
-    _vacate(engine, node)
+    _vacate(engine, sequence)
+    sequence.num_units = 0
 
 
 @part
-def expired_slots(engine: Engine) -> int:  # noqa: ARG001  windows are looked at where memory has blocks
-    """A reservation is kept as it is until its sequence ends."""
-    return 0
-
-
-@part
-def shared_tokens(engine: Engine, context_tokens: int) -> int:  # noqa: ARG001  other memories look at both
-    """Nothing is shared."""
-    return 0
-
-
-@part
-def unusable_slots(engine: Engine, head: int) -> int:
+def unusable_slots(engine: Engine, head: Sequence) -> int:
     """All free slots, if they would be enough for `head` but no hole is: external fragmentation."""
-    wanted, num_free = reservation(engine, head), engine.state[0].num_free
+    wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
     return num_free
 
 
 @part
-def reservation(engine: Engine, node: int) -> int:
+def reservation(engine: Engine, sequence: Sequence) -> int:
     """Slots that a sequence asks for when it is admitted."""
-    settings, sequence = engine.settings[0], engine.sequences[node]
+    settings = engine.settings
     if settings.reserve == DOUBLING:
         return min(_next_power_of_two(sequence.num_tokens), settings.max_model_len)
     return sequence.reservation
@@ -116,7 +97,7 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
     length = extents.rounded(engine, num_slots)
     if extents.find_hole(engine, length) != NO_HOLE:
         return True
-    if not engine.settings[0].compaction or engine.state[0].num_free < num_slots:
+    if not engine.settings.compaction or engine.state.num_free < num_slots:
         return False
     return _compact(engine, length)
 
@@ -128,13 +109,13 @@ def _compact(engine: Engine, length: int) -> bool:
     Extents keep their order, so that those below the first hole stay where they are. Buddies must begin at a multiple
     of their length, so the longest go first.
     """
-    state, holes, size = engine.state[0], engine.holes, len(engine.holes) // 2
+    state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # the upper half of the holes keeps what was, should it be of no use
         holes[size + index].address, holes[size + index].length = holes[index].address, holes[index].length
     num_holes, num_free, rover = state.num_holes, state.num_free, state.rover
     state.num_holes = state.rover = 0
-    extents.add_holes(engine, 0, engine.settings[0].num_units)
-    state.num_free = engine.settings[0].num_units
+    extents.add_holes(engine, 0, engine.settings.num_units)
+    state.num_free = engine.settings.num_units
     _order_for_compaction(engine)
     for index in range(state.num_running):
         sequence = engine.sequences[engine.lists[index].order]
@@ -151,10 +132,9 @@ def _compact(engine: Engine, length: int) -> bool:
 @part
 def _order_for_compaction(engine: Engine) -> None:
     """List the running sequences in `order`, the lowest extents first; of buddies the longest first."""
-    buddies, lists = engine.settings[0].fit == BUDDY, engine.lists
-    for index in range(engine.state[0].num_running):
-        node, place = engine.running[index], index
-        one = engine.sequences[node]
+    buddies, lists = engine.settings.fit == BUDDY, engine.lists
+    for index in range(engine.state.num_running):
+        one, place = engine.sequences[engine.running[index]], index
         while place > 0:
             other = engine.sequences[lists[place - 1].order]
             if buddies and one.num_units != other.num_units:
@@ -165,57 +145,54 @@ def _order_for_compaction(engine: Engine) -> None:
                 break
             lists[place].order = lists[place - 1].order
             place -= 1
-        lists[place].order = node
+        lists[place].order = one.number
 
 
 @part
 def _move(engine: Engine) -> None:
     """Copy sequences to where they move; all leave before any arrives, since one may go where another was."""
-    state = engine.state[0]
+    state = engine.state
     num_moving = 0
     for index in range(state.num_running):
-        node = engine.running[index]
-        sequence = engine.sequences[node]
+        sequence = engine.sequences[engine.running[index]]
         if sequence.moves_to != sequence.place:
-            engine.lists[num_moving].order = node
+            engine.lists[num_moving].order = sequence.number
             num_moving += 1
             state.num_copied_slots += sequence.computed
-            _vacate(engine, node)
+            _vacate(engine, sequence)
     for index in range(num_moving):
-        node = engine.lists[index].order
-        sequence = engine.sequences[node]
-        _settle(engine, node, sequence.moves_to, sequence.num_units, sequence.requested)
+        sequence = engine.sequences[engine.lists[index].order]
+        _settle(engine, sequence, sequence.moves_to, sequence.num_units, sequence.requested)
 
 
 @part
-def _place(engine: Engine, node: int, wanted: int) -> None:
+def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
     """Put a sequence into an extent of its own, for which there is a hole."""
     length = extents.rounded(engine, wanted)
     address = extents.allocate(engine, extents.find_hole(engine, length), length)
-    _settle(engine, node, address, length, wanted)
+    _settle(engine, sequence, address, length, wanted)
 
 
 @part
-def _settle(engine: Engine, node: int, address: int, length: int, requested: int) -> None:
+def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
     """A sequence, which has no extent, gets one that is allocated."""
-    settings, sequence = engine.settings[0], engine.sequences[node]
-    totals.add_slots(engine, node, 0, requested)
-    engine.state[0].rounding += length - requested
+    settings = engine.settings
+    totals.add_slots(engine, sequence, 0, requested)
+    engine.state.rounding += length - requested
     sequence.place, sequence.num_units, sequence.requested = address, length, requested
     if settings.request_level:
         sequence.room_tokens = 0
     else:
         sequence.room_tokens = requested if settings.reserve == DOUBLING else NEVER
-    journal.append_extent(engine, node, 0, address, length, requested)
+    journal.append_extent(engine, sequence, 0, address, length, requested)
 
 
 @part
-def _vacate(engine: Engine, node: int) -> None:
+def _vacate(engine: Engine, sequence: Sequence) -> None:
     """A sequence leaves its extent, and takes along what it has computed."""
-    sequence = engine.sequences[node]
-    journal.release_extent(engine, node, sequence.num_units)
-    totals.remove_slots(engine, node, sequence.requested)
-    engine.state[0].rounding -= sequence.num_units - sequence.requested
+    journal.release_extent(engine, sequence, sequence.num_units)
+    totals.remove_slots(engine, sequence, sequence.requested)
+    engine.state.rounding -= sequence.num_units - sequence.requested
 
 
 @part
@@ -225,3 +202,6 @@ def _next_power_of_two(num_tokens: int) -> int:
     while power <= num_tokens:
         power *= 2
     return power
+
+
+CONTIGUOUS = Memory(name="contiguous", admit=admit, grow=grow, free=free, unusable_units=unusable_slots)

@@ -6,60 +6,51 @@
 
 from __future__ import annotations
 
-from kvsim.engine import groups, in_flight, memory, quiet, running, speculation, tiered, totals, waiting_queue
-from kvsim.engine.compiled import chosen_by_memory, compiled_as, part
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvsim.engine import fast_forward, groups, in_flight, speculation, totals, waiting_queue
+from kvsim.engine.compiled import part
+from kvsim.engine.memory import SKIP, STOP
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BuiltInRules:
+    """Rules that are compiled."""
+
+    name: str
+    fill_step: Callable[[Engine], int]
+    choose_victim: Callable[[Engine, Sequence], int]
+    choose_next: Callable[[Engine], Sequence]
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Whether another call of `schedule` is due."""
-    state = engine.state[0]
-    return state.num_running > 0 or state.num_waiting > 0 or state.unflushed or memory.has_pending(engine)
+    """Tell whether another call of `schedule` is due."""
+    state = engine.state
+    return state.num_running > 0 or state.num_waiting > 0 or state.unflushed or engine.memory.awaits_transfers(engine)
 
 
 @part
 def schedule(engine: Engine) -> None:
     """Decide the next step, allocate its memory and put it in flight: it stands in `batch` and in `emitting`."""
-    settings, state = engine.settings[0], engine.state[0]
+    state = engine.state
+    assert state.num_in_flight < engine.settings.most_in_flight
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
-    budget = fill_step(engine)
-    state.num_tokens_in_batch = settings.max_num_batched_tokens - budget
-    state.written += state.num_tokens_in_batch * settings.token_slots
+    budget = engine.rules.fill_step(engine)
+    assert 0 <= budget <= engine.settings.max_num_batched_tokens
+    state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
     state.num_in_batch = state.num_listed + state.num_quiet
-    first = state.next_launched * settings.max_num_seqs
-    num_emitting = num_prefill_tokens = attention_pairs = 0
-    context_tokens = state.quiet_tokens + state.num_quiet * state.num_scheduled
-    for index in range(state.num_listed):
-        node, tokens = engine.batch[index], engine.batch_tokens[index]
-        sequence = engine.sequences[node]
-        before = sequence.computed
-        sequence.computed = before + tokens
-        context_tokens += before + tokens
-        state.written -= sequence.rejected * settings.token_slots
-        sequence.rejected = 0
-        if sequence.computed >= sequence.num_tokens + sequence.placeholders:
-            engine.emitting[first + num_emitting] = node
-            num_emitting += 1
-            if settings.ahead:
-                sequence.placeholders += 1
-                sequence.decodes_from = state.num_scheduled + settings.decode_interval
-            elif settings.lookahead_tokens > 0:
-                sequence.drafts = sequence.computed - sequence.num_tokens
-        elif sequence.computed >= sequence.handed_tokens:
-            # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
-            # know of that token, and answers it again.
-            engine.emitting[first + num_emitting] = node
-            num_emitting += 1
-        if tokens - sequence.drafts > 1 or before < sequence.prompt_tokens:
-            num_prefill_tokens += tokens
-            attention_pairs += tokens * before + tokens * (tokens + 1) // 2
-    state.num_prefill_tokens, state.context_tokens = num_prefill_tokens, context_tokens
-    state.attention_pairs = attention_pairs
-    engine.launched[state.next_launched].num_emitting = num_emitting
-    memory.end_step(engine)
+    _describe(engine)
+    _commit(engine)
+    engine.memory.after_schedule(engine)
     state.next_launched = in_flight.later(engine, state.next_launched)
     state.num_in_flight += 1
     state.unflushed = False
@@ -68,163 +59,185 @@ def schedule(engine: Engine) -> None:
 @part
 def update(engine: Engine) -> None:
     """Process the outputs of the oldest step in flight."""
-    settings, state = engine.settings[0], engine.state[0]
+    settings, state = engine.settings, engine.state
     launched = in_flight.oldest(engine)
     first = launched * settings.max_num_seqs
     state.num_in_flight -= 1
-    memory.begin_update(engine, launched)
+    engine.memory.before_update(engine, launched)
     num_ended, now_s = state.num_ended, state.host_s
     for index in range(first, first + engine.launched[launched].num_emitting):
-        node = engine.emitting[index]
-        sequence = engine.sequences[node]
+        sequence = engine.sequences[engine.emitting[index]]
         # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
         if sequence.status in (FINISHED, ABORTED):
             continue
         if settings.ahead and sequence.placeholders == 0:  # vLLM 0.25.1 ends here, with an AssertionError
             state.num_failures += 1
             continue
-        if sequence.num_tokens == sequence.prompt_tokens:
-            engine.times[node].first_token_s = now_s
-        sequence.num_tokens += speculation.num_outputs(engine, node)
-        if settings.ahead:
-            sequence.placeholders -= 1
-            known = sequence.computed - sequence.placeholders
-            if sequence.status == RUNNING and known >= sequence.cache_at:
-                memory.cache_known(engine, node, known)
-        elif settings.lookahead_tokens > 0:
-            totals.note_computed(engine, node)
-            # The slots of rejected drafts will be written again; until then they hold what was computed.
-            sequence.rejected = sequence.computed - (sequence.num_tokens - 1)
-            sequence.computed = sequence.num_tokens - 1
-            sequence.drafts = settings.lookahead_tokens
+        _append_output(engine, sequence, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
-            memory.free(engine, node)
+            engine.memory.free(engine, sequence)
             if sequence.status == PREEMPTED:
-                memory.leave_queue(engine, node)
-            leave(engine, node, FINISHED, now_s)
-    memory.end_update(engine)
+                waiting_queue.remove(engine, sequence)
+            end(engine, sequence, FINISHED, now_s)
+    engine.memory.after_update(engine)
     if state.num_ended > num_ended:
-        _drop_what_left(engine)
+        _drop_ended(engine)
         state.unflushed = True
 
 
 @part
-def abort(engine: Engine, node: int) -> None:
+def abort(engine: Engine, sequence: Sequence) -> None:
     """Drop a sequence at once, wherever it stands; outputs still under way are ignored."""
-    sequence = engine.sequences[node]
     if sequence.status in (WAITING, PREEMPTED, LOADING):
-        memory.leave_queue(engine, node)
-    memory.free(engine, node)
-    leave(engine, node, ABORTED, engine.state[0].host_s)
-    engine.state[0].unflushed = True
-    _drop_what_left(engine)
+        waiting_queue.remove(engine, sequence)
+    engine.memory.free(engine, sequence)
+    end(engine, sequence, ABORTED, engine.state.host_s)
+    engine.state.unflushed = True
+    _drop_ended(engine)
 
 
 @part
-def leave(engine: Engine, node: int, status: int, now_s: float) -> None:
-    """A request has ended, at `now_s`."""
-    state = engine.state[0]
-    engine.sequences[node].status = status
-    engine.times[node].finished_s = now_s
-    engine.lines[state.num_ended].ended = node
+def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
+    """Note that a request has ended, at `now_s`."""
+    state = engine.state
+    sequence.status = status
+    engine.times[sequence.number].finished_s = now_s
+    engine.lines[state.num_ended].ended = sequence.number
     state.num_ended += 1
 
 
 @part
 def _fill_step(engine: Engine) -> int:
     """Give the step its tokens: first those that run, then those that wait. Return what is left of its budget."""
-    settings, state = engine.settings[0], engine.state[0]
-    budget = _serve_running(engine, settings.max_num_batched_tokens)
-    if state.num_preempted == 0:
+    budget = serve_running(engine, engine.settings.max_num_batched_tokens)
+    if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
     return budget
 
 
-def fill_step(engine: Engine) -> int:
-    """Choose the sequences of a step, by the rules of a policy in Python if the engine has any; return what is left."""
-    return engine.rules[0].fill_step(engine) if engine.rules else _fill_step(engine)
-
-
-compiled_as(fill_step, _fill_step)
-
-
 @part
-def _serve_running(engine: Engine, budget: int) -> int:
+def serve_running(engine: Engine, budget: int) -> int:
     """Give every running sequence its next tokens; return what is left of `budget`."""
-    settings, state = engine.settings[0], engine.state[0]
-    threshold, index = settings.long_prefill_token_threshold, 0
-    launched = state.num_scheduled - 1
+    state, index = engine.state, 0
     while index < state.num_running and budget > 0:
-        if engine.quiet_until[index] > launched:
-            index += 1
-            budget -= 1
-            continue
-        if engine.quiet_until[index] > 0:
-            quiet.catch_up(engine, index, launched)
-        if settings.leaves_alone and quiet.begin(engine, index):
-            index += 1
-            budget -= 1
-            continue
-        node = engine.running[index]
-        sequence = engine.sequences[node]
-        placeholders = sequence.placeholders
+        num_passed = fast_forward.pass_over(engine, index, budget)
+        index += num_passed
+        budget -= num_passed
+        if index == state.num_running or budget == 0:
+            break
+        sequence = engine.sequences[engine.running[index]]
         index += 1
-        if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
-            continue  # its last token is under way already
-        if state.num_scheduled < sequence.decodes_from:
-            continue  # the first stage has its last token only then
-        num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
-        if 0 < threshold < num_tokens:
-            num_tokens = threshold
-        num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
-        if settings.boundary_tokens > 0:
-            num_tokens = groups.aligned_tokens(engine, node, sequence.computed, num_tokens, 0)
+        num_tokens = num_tokens_to_go_on_with(engine, sequence, budget)
         if num_tokens <= 0:
             continue
-        while not (memory.has_room(sequence, num_tokens) or memory.grow(engine, node, num_tokens)):
-            victim = _remove(engine, choose_victim(engine, node))
-            tokens = _take_out_of_batch(engine, victim)
+        while not (has_room(sequence, num_tokens) or engine.memory.grow(engine, sequence, num_tokens)):
+            victim = remove_running(engine, engine.rules.choose_victim(engine, sequence))
+            tokens = take_out_of_batch(engine, victim)
             if tokens >= 0:
                 budget += tokens
                 index -= 1
-            _preempt(engine, victim)
-            if victim == node:
+            preempt(engine, victim)
+            if victim.number == sequence.number:
                 return budget
-        running.put_into_batch(engine, node, num_tokens)
+        _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
-    quiet.catch_up_all(engine, index, launched)  # those that get nothing
+    fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
     return budget
 
 
 @part
-def _admit_from_queue(engine: Engine, budget: int) -> int:
-    """Admit from the head of the queue for as long as the head fits; nothing overtakes it."""
-    settings, state = engine.settings[0], engine.state[0]
-    while state.num_waiting > 0 and budget > 0 and state.num_running < settings.max_num_seqs:
-        node = choose_next(engine)
-        sequence = engine.sequences[node]
-        hit_tokens = memory.find_hits(engine, node)
-        computed = max(hit_tokens, sequence.parked_tokens)
-        num_tokens = running.num_tokens_to_begin_with(engine, node, computed, budget)
-        if settings.boundary_tokens > 0:
-            num_tokens = groups.aligned_tokens(engine, node, computed, num_tokens, state.num_uncached)
-        if num_tokens == 0:
+def admit_waiting(engine: Engine, budget: int) -> int:
+    """Admit waiting sequences until one does not fit; return what is left of `budget`."""
+    settings, state, memory = engine.settings, engine.state, engine.memory
+    waiting_queue.begin_pass(engine)
+    while budget > 0 and state.num_running < settings.max_num_seqs and waiting_queue.has_next(engine):
+        sequence = engine.rules.choose_next(engine)
+        computed = memory.find_prefix(engine, sequence)
+        if computed == STOP:
             break
-        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):
+        if computed == SKIP:
+            waiting_queue.skip(engine, sequence)
+            continue
+        num_tokens = _num_tokens_to_begin_with(engine, sequence, computed, budget)
+        if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):
             break
-        waiting_queue.remove(engine, node)
-        state.written += computed * settings.token_slots
-        running.join(engine, node, computed, num_tokens)
+        waiting_queue.pop(engine, sequence)
+        _run(engine, sequence, computed, num_tokens)
         budget -= num_tokens
+    waiting_queue.end_pass(engine)
     return budget
 
 
 @part
-def _take_out_of_batch(engine: Engine, node: int) -> int:
+def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) -> int:
+    """Return the number of tokens that a running sequence computes in the step; 0 or less for none."""
+    settings, placeholders = engine.settings, sequence.placeholders
+    if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
+        return 0  # its last token is under way already
+    if engine.state.num_scheduled < sequence.decodes_from:
+        return 0  # the first stage has its last token only then
+    num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
+    if 0 < settings.long_prefill_token_threshold < num_tokens:
+        num_tokens = settings.long_prefill_token_threshold
+    num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
+    if settings.boundary_tokens > 0:
+        num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
+    return num_tokens
+
+
+@part
+def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
+    """Return the number of tokens that a waiting sequence computes in its first step; 0 if `budget` is too small."""
+    settings, num_tokens = engine.settings, sequence.num_tokens - computed
+    if 0 < settings.long_prefill_token_threshold < num_tokens:
+        num_tokens = settings.long_prefill_token_threshold
+    if not settings.chunked_prefill and num_tokens > budget:
+        return 0
+    num_tokens = min(num_tokens, budget)
+    if settings.boundary_tokens > 0:
+        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
+    return num_tokens
+
+
+@part
+def has_room(sequence: Sequence, num_tokens: int) -> bool:
+    """Tell whether a running sequence can go on by `num_tokens` with its table as it is, caching no block."""
+    total = sequence.computed + num_tokens
+    return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
+
+
+@part
+def preempt(engine: Engine, sequence: Sequence) -> None:
+    """Free all that a sequence holds, which was taken out of the running ones; it computes its tokens again."""
+    state = engine.state
+    sequence.status = PREEMPTED
+    engine.memory.expect_return(engine, sequence)
+    engine.memory.free(engine, sequence)
+    sequence.computed = sequence.drafts = 0
+    sequence.preemptions += 1
+    engine.lists[state.num_preempted].preempted = sequence.number
+    state.num_preempted += 1
+    waiting_queue.push_preempted(engine, sequence)
+
+
+@part
+def remove_running(engine: Engine, chosen: int) -> Sequence:
+    """Take the sequence at index `chosen` out of the running ones."""
+    state = engine.state
+    fast_forward.catch_up(engine, chosen, state.num_scheduled - 1)
+    sequence = engine.sequences[engine.running[chosen]]
+    state.num_running -= 1
+    for index in range(chosen, state.num_running):
+        engine.running[index] = engine.running[index + 1]
+    return sequence
+
+
+@part
+def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
     """Undo what the step being scheduled gave to a sequence; return its tokens, -1 if it was not in it."""
-    state = engine.state[0]
+    state = engine.state
     for index in range(state.num_listed):
-        if engine.batch[index] == node:
+        if engine.batch[index] == sequence.number:
             tokens = engine.batch_tokens[index]
             state.num_listed -= 1
             for later in range(index, state.num_listed):
@@ -235,78 +248,125 @@ def _take_out_of_batch(engine: Engine, node: int) -> int:
 
 
 @part
-def _choose_victim(engine: Engine, needs: int) -> int:  # noqa: ARG001  a policy in Python may look at it
-    """Where the sequence to preempt stands among those that run: the last admitted, or the least important."""
-    state, chosen = engine.state[0], engine.state[0].num_running - 1
-    if engine.settings[0].by_priority:
+def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a policy in Python may look at it
+    """Choose the sequence that was admitted last, or the least important one."""
+    state = engine.state
+    chosen = state.num_running - 1
+    if engine.settings.by_priority:
         chosen = 0
         for index in range(1, state.num_running):
-            if _is_less_important(engine, engine.running[index], engine.running[chosen]):
+            one, other = engine.sequences[engine.running[chosen]], engine.sequences[engine.running[index]]
+            if waiting_queue.is_more_important(engine, one, other):
                 chosen = index
     return chosen
 
 
-def choose_victim(engine: Engine, needs: int) -> int:
-    """The sequence that gives way to `needs`, by the rules of a policy in Python if the engine has any."""
-    return engine.rules[0].choose_victim(engine, needs) if engine.rules else _choose_victim(engine, needs)
-
-
-def choose_next(engine: Engine) -> int:
-    """Which waiting sequence is admitted next: the head of the queue, or whom a policy in Python names."""
-    return engine.rules[0].choose_next(engine) if engine.rules else waiting_queue.peek(engine)
-
-
-compiled_as(choose_victim, _choose_victim)
-compiled_as(choose_next, waiting_queue.peek)
+@part
+def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> None:
+    """Let a sequence that has left the queue run; it computes `num_tokens` behind those computed."""
+    state = engine.state
+    assert state.num_running < engine.settings.max_num_seqs
+    engine.running[state.num_running] = sequence.number
+    engine.quiet_until[state.num_running] = 0
+    state.num_running += 1
+    if sequence.status == WAITING:
+        engine.times[sequence.number].first_scheduled_s = state.host_s
+        sequence.cached_tokens = computed
+        state.num_admitted += 1
+    state.num_new_seqs += 1
+    sequence.status = RUNNING
+    sequence.computed = computed
+    sequence.handed_tokens = sequence.num_tokens
+    _put_into_batch(engine, sequence, num_tokens)
 
 
 @part
-def _remove(engine: Engine, chosen: int) -> int:
-    """Take the sequence at index `chosen` out of those that run."""
-    state = engine.state[0]
-    if engine.quiet_until[chosen] > 0:
-        quiet.catch_up(engine, chosen, state.num_scheduled - 1)
-    victim = engine.running[chosen]
-    state.num_running -= 1
-    for index in range(chosen, state.num_running):
-        engine.running[index] = engine.running[index + 1]
-    return victim
+def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Let the step being scheduled compute tokens of a sequence."""
+    state = engine.state
+    assert num_tokens > 0
+    engine.batch[state.num_listed] = sequence.number
+    engine.batch_tokens[state.num_listed] = num_tokens
+    state.num_listed += 1
 
 
 @part
-def _is_less_important(engine: Engine, one: int, other: int) -> bool:
-    a, b = engine.sequences[one].priority, engine.sequences[other].priority
-    if a != b:
-        return a > b
-    return engine.times[one].arrival_s > engine.times[other].arrival_s
+def _describe(engine: Engine) -> None:
+    """Describe the step that was selected: tokens of prompts, and what it attends to."""
+    state = engine.state
+    num_prefill_tokens = attention_pairs = 0
+    context_tokens = state.quiet_tokens + state.num_quiet * state.num_scheduled
+    for index in range(state.num_listed):
+        sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
+        context_tokens += sequence.computed + tokens
+        if tokens - sequence.drafts > 1 or sequence.computed < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * sequence.computed + tokens * (tokens + 1) // 2
+    state.num_prefill_tokens, state.context_tokens = num_prefill_tokens, context_tokens
+    state.attention_pairs = attention_pairs
 
 
 @part
-def _preempt(engine: Engine, node: int) -> None:
-    """Take everything back from a sequence that has left those that run; it computes its tokens again."""
-    state, sequence = engine.state[0], engine.sequences[node]
-    sequence.status = PREEMPTED
-    memory.expect_return(engine, node)
-    memory.free(engine, node)
-    sequence.computed = sequence.drafts = 0
-    sequence.preemptions += 1
-    engine.lists[state.num_preempted].preempted = node
-    state.num_preempted += 1
-    waiting_queue.push_preempted(engine, node)
+def _commit(engine: Engine) -> None:
+    """Count the tokens of the step as computed, and list the sequences that it yields an output for."""
+    settings, state = engine.settings, engine.state
+    state.written += state.num_tokens_in_batch * settings.token_slots
+    first = state.next_launched * settings.max_num_seqs
+    num_emitting = 0
+    for index in range(state.num_listed):
+        sequence = engine.sequences[engine.batch[index]]
+        sequence.computed += engine.batch_tokens[index]
+        state.written -= sequence.rejected * settings.token_slots
+        sequence.rejected = 0
+        if sequence.computed >= sequence.num_tokens + sequence.placeholders:
+            engine.emitting[first + num_emitting] = sequence.number
+            num_emitting += 1
+            if settings.ahead:
+                sequence.placeholders += 1
+                sequence.decodes_from = state.num_scheduled + settings.decode_interval
+            elif settings.lookahead_tokens > 0:
+                sequence.drafts = sequence.computed - sequence.num_tokens
+        elif sequence.computed >= sequence.handed_tokens:
+            # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
+            # know of that token, and answers it again.
+            engine.emitting[first + num_emitting] = sequence.number
+            num_emitting += 1
+    engine.launched[state.next_launched].num_emitting = num_emitting
 
 
 @part
-def _drop_what_left(engine: Engine) -> None:
+def _append_output(engine: Engine, sequence: Sequence, now_s: float) -> None:
+    """Append what a step yields for a sequence to its known tokens, at `now_s`."""
+    settings = engine.settings
+    if sequence.num_tokens == sequence.prompt_tokens:
+        engine.times[sequence.number].first_token_s = now_s
+    sequence.num_tokens += speculation.num_outputs(engine, sequence)
+    if settings.ahead:
+        sequence.placeholders -= 1
+        known = sequence.computed - sequence.placeholders
+        if sequence.status == RUNNING and known >= sequence.cache_at:
+            engine.memory.cache(engine, sequence, known)
+    elif settings.lookahead_tokens > 0:
+        totals.note_computed(engine, sequence)
+        # The slots of rejected drafts will be written again; until then they hold what was computed.
+        sequence.rejected = sequence.computed - (sequence.num_tokens - 1)
+        sequence.computed = sequence.num_tokens - 1
+        sequence.drafts = settings.lookahead_tokens
+
+
+@part
+def _drop_ended(engine: Engine) -> None:
     """Keep only those among the running sequences that still run."""
-    state, kept = engine.state[0], 0
+    state, kept = engine.state, 0
     for index in range(state.num_running):
-        node = engine.running[index]
-        if engine.sequences[node].status == RUNNING:
-            engine.running[kept] = node
+        sequence = engine.sequences[engine.running[index]]
+        if sequence.status == RUNNING:
+            engine.running[kept] = sequence.number
             engine.quiet_until[kept] = engine.quiet_until[index]
             kept += 1
     state.num_running = kept
 
 
-admit_waiting = chosen_by_memory(_admit_from_queue, _admit_from_queue, tiered.admit_waiting, _admit_from_queue)
-"""Admit waiting sequences within a budget of tokens; return what is left of it."""
+VLLM = BuiltInRules(
+    name="vllm", fill_step=_fill_step, choose_victim=_choose_victim, choose_next=waiting_queue.next_in_pass
+)  # fmt: skip

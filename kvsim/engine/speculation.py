@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.compiled import part
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 _NUM_DRAWS = 1 << 18
@@ -29,11 +30,10 @@ def right_drafts(acceptance_rate: float, seed: int) -> npt.NDArray[np.int64]:
 
 
 @part
-def num_outputs(engine: Engine, node: int) -> int:
+def num_outputs(engine: Engine, sequence: Sequence) -> int:
     """Outputs that a step yields for a sequence: one, and the drafts up to the first wrong one."""
-    sequence = engine.sequences[node]
     left = sequence.end_tokens - sequence.num_tokens
-    if engine.settings[0].lookahead_tokens == 0:
+    if engine.settings.lookahead_tokens == 0:
         return 1
-    first_draft = ((node - 1) * _STRIDE + sequence.num_tokens) % _NUM_DRAWS
+    first_draft = ((sequence.number - 1) * _STRIDE + sequence.num_tokens) % _NUM_DRAWS
     return min(1 + min(sequence.drafts, engine.right_drafts[first_draft]), left)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.compiled import part
 from kvsim.engine.host_tier import HostTier
+from kvsim.engine.memory import Memory
 from kvsim.engine.records import (
     Block,
     Bucket,
@@ -15,10 +18,8 @@ from kvsim.engine.records import (
     Lists,
     MemoryRow,
     Moment,
-    Numbers,
     Output,
     Readers,
-    Records,
     Rectangle,
     ScheduleRow,
     Sequence,
@@ -31,9 +32,6 @@ from kvsim.engine.records import (
     Unsure,
 )  # fmt: skip
 
-PAGED, RESERVED, TIERED, OWN, RECTANGULAR = range(5)
-"""Kinds of memory: blocks, contiguous reservations, blocks with a second tier of them on the host, units that a
-user's own allocator hands out, or the rectangle of a static batch."""
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """States of a sequence; one that loads waits, and has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
@@ -46,23 +44,35 @@ NO_KEY = -(1 << 63)
 """The key of a block that holds no prefix; no block of any request has it."""
 
 
+class Rules(Protocol):
+    """The decisions of a step that a policy in Python may take in vLLM's place; see `own`."""
+
+    def fill_step(self, engine: Engine, /) -> int:
+        """Select the tokens of a step; return what is left of its budget."""
+
+    def choose_victim(self, engine: Engine, needs: Sequence, /) -> int:
+        """Return the index, among the running sequences, of the one to preempt for a sequence that needs room."""
+
+    def choose_next(self, engine: Engine, /) -> Sequence:
+        """Return the waiting sequence to admit next; there is one."""
+
+
 class Engine(NamedTuple):
     """A run under way. Request `row` of the workload is record `row + 1` of `sequences` and `times`.
 
     Lists of numbers hold such record numbers where they hold sequences.
     """
 
-    memory: tuple[int, ...]
-    """`Settings.memory` zeros: a tuple, so that its type tells compiled code what the memory is."""
-    rules: tuple[Any, ...]
-    """A policy in Python at work (see `own`), which is never compiled; empty for the built-in ones."""
-    settings: Records[Settings]
-    """One record, as is `state`."""
+    memory: Memory
+    """The functions of the kind of memory."""
+    rules: Rules
+    """The decisions of a step: vLLM's, or those of a policy in Python (see `own`), which is never compiled."""
+    settings: Settings
     step_times: Records[Any]
     """The step-time model of every stage; compiled, its coefficients under the names that compiled code has."""
     stages: Records[Stage]
     """Stages that a step passes through, one behind the other."""
-    state: Records[State]
+    state: State
     sequences: Records[Sequence]
     times: Records[Times]
     unsure: Records[Unsure]
@@ -73,6 +83,8 @@ class Engine(NamedTuple):
     quiet_until: Numbers
     """The last step in which each running sequence is left alone, counted from 1; 0 if it is not: see `quiet`.
     """
+    skipped: Numbers
+    """The sequences that were skipped, in order."""
     batch: Numbers
     """The step being scheduled: sequences in order of scheduling, but for those that are left alone."""
     batch_tokens: Numbers
@@ -98,8 +110,7 @@ class Engine(NamedTuple):
     """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
     holes: Records[Hole]
     """Free slots of a contiguous memory, in order of address."""
-    rectangle: Records[Rectangle]
-    """One record."""
+    rectangle: Rectangle
     first_uses: Any
     """Seconds that choosing kernels takes in every step of a static batch and, behind all of these, how many
     have to be built."""
@@ -113,3 +124,9 @@ class Engine(NamedTuple):
     memory_rows: Records[MemoryRow]
     """Changes of ownership so far, if they are written down."""
     schedule_rows: Records[ScheduleRow]
+
+
+@part
+def table_of(engine: Engine, sequence: Sequence, group: int) -> Table:
+    """Return the table of a sequence that has a place, in a group."""
+    return engine.tables[sequence.place * engine.settings.num_groups + group]

@@ -15,6 +15,8 @@ from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, REACHED, ST
 from kvsim.engine.compiled import part
 from kvsim.engine.length_index import NO_SEQUENCE
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.memory import Memory
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.steptime import StepShape
 
@@ -27,7 +29,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
 
     A caller that is told of a new batch writes into `first_uses` what its steps need for the first time.
     """
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
         if batch.num_rows > 0 and batch.step == batch.num_steps:
             _end_batch(engine)
@@ -43,7 +45,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
             if _form_batch(engine):
                 return BATCHED
             if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
-                state.subject = waiting_queue.peek(engine)
+                state.subject = waiting_queue.peek(engine).number
                 return STALLED
             wake_s = _next_chance_s(engine)
             if wake_s == math.inf:
@@ -62,29 +64,30 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
 @part
 def width_at(engine: Engine, step: int) -> int:
     """Slots of every row of the batch in `step`."""
-    batch = engine.rectangle[0]
-    return batch.stride if engine.settings[0].preallocated else batch.prompt_width + step
+    batch = engine.rectangle
+    return batch.stride if engine.settings.preallocated else batch.prompt_width + step
 
 
 @part
 def _form_batch(engine: Engine) -> bool:
     """Make a batch of sequences that wait, the oldest among them, unless it may still fill up or nothing fits."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
     batch.num_rows = batch.prompt_width = batch.most_new_tokens = 0
     if settings.sort_by_length:
         _choose_alike(engine)
     else:
-        node = waiting_queue.peek(engine)
-        while node != HEAD and _join(engine, node):
-            node = engine.sequences[node].next
+        number = waiting_queue.peek(engine).number
+        while number != HEAD and _join(engine, engine.sequences[number]):
+            number = engine.sequences[number].next
     if batch.num_rows == 0:
         return False
     for row in range(batch.num_rows):
-        waiting_queue.remove(engine, engine.running[row])
+        sequence = engine.sequences[engine.running[row]]
+        waiting_queue.remove(engine, sequence)
         if settings.sort_by_length:
-            length_index.remove(engine, engine.running[row])
+            length_index.remove(engine, sequence)
     _lay_out(engine)
     return True
 
@@ -92,34 +95,34 @@ def _form_batch(engine: Engine) -> bool:
 @part
 def _choose_alike(engine: Engine) -> None:
     """Give the oldest sequence the company of those whose prompts are most like its own, of equal ones the oldest."""
-    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens
+    width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):
         shorter = length_index.first_at(engine, width - distance)
         longer = length_index.first_at(engine, width + distance) if distance > 0 else NO_SEQUENCE
         while shorter != NO_SEQUENCE or longer != NO_SEQUENCE:
-            node = length_index.earlier(engine, shorter, longer)
-            if not _join(engine, node):
+            sequence = engine.sequences[length_index.earlier(engine, shorter, longer)]
+            if not _join(engine, sequence):
                 return
-            if node == shorter:
-                shorter = engine.sequences[node].next_alike
+            if sequence.number == shorter:
+                shorter = sequence.next_alike
             else:
-                longer = engine.sequences[node].next_alike
+                longer = sequence.next_alike
 
 
 @part
-def _join(engine: Engine, node: int) -> bool:
+def _join(engine: Engine, sequence: Sequence) -> bool:
     """Make a sequence a row of the batch, if there is room for one more.
 
     The memory guard closes the batch where its rectangle might not fit. The outputs are not known beforehand, so room
     is made for the longest that any of its requests may ask for, less the last token.
     """
-    settings, batch, sequence = engine.settings[0], engine.rectangle[0], engine.sequences[node]
+    settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
     longer = max(batch.most_new_tokens, sequence.limit_tokens - sequence.prompt_tokens)
     too_large = settings.memory_guard and (batch.num_rows + 1) * (wider + longer - 1) > settings.num_units
     if batch.num_rows == settings.batch_size or too_large:
         return False
-    engine.running[batch.num_rows] = node
+    engine.running[batch.num_rows] = sequence.number
     batch.num_rows += 1
     batch.prompt_width, batch.most_new_tokens = wider, longer
     return True
@@ -128,7 +131,7 @@ def _join(engine: Engine, node: int) -> bool:
 @part
 def _lay_out(engine: Engine) -> None:
     """Find out how long the batch takes and how much it holds; its rows are chosen."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
     for row in range(batch.num_rows):
@@ -151,7 +154,7 @@ def _lay_out(engine: Engine) -> None:
 @part
 def _take_step(engine: Engine) -> None:
     """Take one step and look at its output before the next, as `generate()` does."""
-    state, batch = engine.state[0], engine.rectangle[0]
+    state, batch = engine.state, engine.rectangle
     step, rows, width = batch.step, batch.num_rows, batch.prompt_width
     if step == batch.next_end:
         _drop_ended(engine)
@@ -186,7 +189,7 @@ def _take_step(engine: Engine) -> None:
 @part
 def _drop_ended(engine: Engine) -> None:
     """Rows that had their last token in the step before this one are live no more."""
-    batch = engine.rectangle[0]
+    batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
     for row in range(batch.num_rows):
@@ -202,7 +205,7 @@ def _drop_ended(engine: Engine) -> None:
 @part
 def _count_slots(engine: Engine) -> None:
     """Where the slots go in this step: the totals of `totals`, of which a rectangle needs none from step to step."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.requested = batch.num_rows * width_at(engine, batch.step)
     state.num_free = settings.num_units - state.requested
     state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
@@ -213,34 +216,33 @@ def _count_slots(engine: Engine) -> None:
 @part
 def _write_down(engine: Engine) -> None:
     """Write down what every row gets and computes: whole rows at first, then, once for all steps, a token each."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
     for row in range(batch.num_rows):
-        node = engine.running[row]
+        sequence = engine.sequences[engine.running[row]]
         if step == 0:
-            engine.times[node].first_scheduled_s = state.host_s
-            journal.grow_extent(engine, node, 0, row * stride, width_at(engine, 0), 1)
+            engine.times[sequence.number].first_scheduled_s = state.host_s
+            journal.grow_extent(engine, sequence, 0, row * stride, width_at(engine, 0), 1)
         elif not settings.preallocated:
-            journal.grow_extent(engine, node, width, row * stride + width, 1, repeat)
+            journal.grow_extent(engine, sequence, width, row * stride + width, 1, repeat)
     if settings.records_schedule:
         for row in range(batch.num_rows):
-            node = engine.running[row]
-            journal.scheduled(engine, node, 0 if step == 0 else width, width if step == 0 else 1, repeat)
+            sequence = engine.sequences[engine.running[row]]
+            journal.scheduled(engine, sequence, 0 if step == 0 else width, width if step == 0 else 1, repeat)
 
 
 @part
 def _end_batch(engine: Engine) -> None:
     """All rows leave. A batch that runs out of memory fails as a whole, rows that have all their tokens included."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
-        node = engine.running[row]
-        sequence = engine.sequences[node]
-        scheduler.leave(engine, node, FINISHED if is_complete else ABORTED, engine.state[0].host_s)
+        sequence = engine.sequences[engine.running[row]]
+        scheduler.end(engine, sequence, FINISHED if is_complete else ABORTED, state.host_s)
         sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
         if batch.num_steps > 0:
-            journal.release_extent(engine, node, width_at(engine, batch.num_steps - 1))
+            journal.release_extent(engine, sequence, width_at(engine, batch.num_steps - 1))
     state.num_admitted += batch.num_rows
     state.num_running = batch.num_rows = 0
     state.num_free = settings.num_units
@@ -250,13 +252,13 @@ def _end_batch(engine: Engine) -> None:
 @part
 def _due_s(engine: Engine) -> float:
     """Time at which the oldest sequence stops waiting for others, in seconds; there is one."""
-    return engine.times[waiting_queue.peek(engine)].arrival_s + engine.settings[0].timeout_s
+    return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
 @part
 def _next_chance_s(engine: Engine) -> float:
     """Time at which the next request arrives, or the oldest stops waiting for others; infinity if neither will."""
-    state, chance_s = engine.state[0], math.inf
+    state, chance_s = engine.state, math.inf
     if state.num_arrived < state.num_submitted:
         chance_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
     return min(chance_s, _due_s(engine)) if state.num_waiting > 0 else chance_s
@@ -269,3 +271,6 @@ def _ulp(value: float) -> float:
         return _HALF_ULP_OF_ONE
     # Slightly more than half of the distance, or less than one and a half: the sum is rounded to the next number.
     return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value
+
+
+RECTANGLE = Memory(name="static")

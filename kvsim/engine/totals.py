@@ -23,68 +23,69 @@ from __future__ import annotations
 import math
 
 from kvsim.engine.compiled import part
-from kvsim.engine.state import Engine
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine, table_of
 
 
 @part
-def add_slots(engine: Engine, node: int, before: int, more: int) -> None:
+def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
     """A sequence with a reservation of `before` slots asks for `more` and gets them."""
-    engine.state[0].requested += more
-    held = engine.unsure[_first_unsure(engine, node)].slots > 0  # a sequence that is moved keeps its slots
-    _add_useful(engine, node, before, before + more, 1, held)
+    engine.state.requested += more
+    held = engine.unsure[_first_unsure(engine, sequence)].slots > 0  # a sequence that is moved keeps its slots
+    _add_useful(engine, sequence, before, before + more, 1, held)
 
 
 @part
-def remove_slots(engine: Engine, node: int, slots: int) -> None:
+def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
     """A sequence gives back all of the `slots` that it reserved; what it has computed stays counted."""
-    state = engine.state[0]
+    state = engine.state
     state.requested -= slots
-    state.useful -= min(slots, engine.sequences[node].full_tokens)
+    state.useful -= min(slots, sequence.full_tokens)
 
 
 @part
-def add_blocks(engine: Engine, node: int, group: int, before: int, num_held: int) -> None:
+def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
     """A table of `before` entries has grown, by `num_held` blocks and by null entries."""
-    state, record = engine.state[0], engine.groups[group]
-    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
+    state, record = engine.state, engine.groups[group]
+    table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
     table.num_held += num_held
-    state.requested += num_held * engine.settings[0].unit_slots
+    state.requested += num_held * engine.settings.unit_slots
     if record.state_slots > 0:
         state.useful += num_held * record.state_slots
         state.written += num_held * record.state_slots
         return
     slots, block_size = record.token_slots, record.block_size
-    _add_useful(engine, node, before * block_size, num_blocks * block_size, slots, False)
+    _add_useful(engine, sequence, before * block_size, num_blocks * block_size, slots, False)
     null_slots = (num_blocks - before - num_held) * block_size * slots
     state.useful -= null_slots
     state.written -= null_slots  # all that is computed is counted where it is computed
 
 
 @part
-def drop_blocks(engine: Engine, node: int, group: int, num_blocks: int) -> None:
+def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
     """A table goes on without so many of its blocks, which are full and not read any more."""
-    state = engine.state[0]
-    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
+    state = engine.state
+    table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
-    state.requested -= num_blocks * engine.settings[0].unit_slots
+    state.requested -= num_blocks * engine.settings.unit_slots
     slots = num_blocks * block_slots(engine, group)
     state.useful -= slots
     state.written -= slots
 
 
 @part
-def remove_blocks(engine: Engine, node: int, group: int) -> None:
+def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
     """A sequence gives back a whole table; the tokens that it has computed stay counted."""
-    state, record = engine.state[0], engine.groups[group]
-    table = engine.tables[engine.sequences[node].place * engine.settings[0].num_groups + group]
-    state.requested -= table.num_held * engine.settings[0].unit_slots
+    state, record = engine.state, engine.groups[group]
+    table = table_of(engine, sequence, group)
+    state.requested -= table.num_held * engine.settings.unit_slots
     if record.state_slots > 0:
         state.useful -= table.num_held * record.state_slots
         state.written -= table.num_held * record.state_slots
     else:
         slots, null_tokens = record.token_slots, (table.num_blocks - table.num_held) * record.block_size
-        within = min(table.num_blocks * record.block_size, engine.sequences[node].full_tokens)
+        within = min(table.num_blocks * record.block_size, sequence.full_tokens)
         state.useful -= (within - null_tokens) * slots
         state.written += null_tokens * slots
     table.num_held = 0
@@ -107,25 +108,24 @@ def block_slots(engine: Engine, group: int) -> int:
 
 
 @part
-def lose_tokens(engine: Engine, node: int) -> None:
+def lose_tokens(engine: Engine, sequence: Sequence) -> None:
     """What a sequence has computed is gone."""
-    state, sequence = engine.state[0], engine.sequences[node]
-    state.written -= (sequence.computed + sequence.rejected) * engine.settings[0].token_slots
-    note_computed(engine, node)
+    state = engine.state
+    state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
+    note_computed(engine, sequence)
     sequence.rejected = 0
-    first = _first_unsure(engine, node)
+    first = _first_unsure(engine, sequence)
     for index in range(first, first + sequence.num_unsure):
         if engine.unsure[index].slots > 0:
-            engine.lists[state.num_unsure].unsure = node  # until the next step begins
+            engine.lists[state.num_unsure].unsure = sequence.number  # until the next step begins
             state.num_unsure += 1
             break
 
 
 @part
-def note_computed(engine: Engine, node: int) -> None:
+def note_computed(engine: Engine, sequence: Sequence) -> None:
     """Take note of how far a sequence has come, before a part of that is taken from it."""
-    sequence = engine.sequences[node]
-    first, sure = _first_unsure(engine, node), sequence.full_tokens - sequence.num_unsure
+    first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf
 
@@ -133,11 +133,11 @@ def note_computed(engine: Engine, node: int) -> None:
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
     """The step begins that follows those in which sequences gave back slots of tokens that may never be computed."""
-    state = engine.state[0]
+    state = engine.state
     for place in range(state.num_unsure):
-        node = engine.lists[place].unsure
-        first = _first_unsure(engine, node)
-        for index in range(first, first + engine.sequences[node].num_unsure):
+        sequence = engine.sequences[engine.lists[place].unsure]
+        first = _first_unsure(engine, sequence)
+        for index in range(first, first + sequence.num_unsure):
             unsure = engine.unsure[index]
             unsure.slot_s += unsure.slots * time_s - unsure.since_s
             unsure.slots = 0
@@ -146,20 +146,20 @@ def settle_unsure_slots(engine: Engine, time_s: float) -> None:
 
 
 @part
-def _first_unsure(engine: Engine, node: int) -> int:
-    return node * engine.settings[0].most_unsure
+def _first_unsure(engine: Engine, sequence: Sequence) -> int:
+    return sequence.number * engine.settings.most_unsure
 
 
 @part
-def _add_useful(engine: Engine, node: int, before: int, after: int, slots: int, is_held: bool) -> None:
+def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
     """A sequence has room for `after` tokens, which take so many `slots` each, instead of for `before`."""
-    state, sequence = engine.state[0], engine.sequences[node]
+    state = engine.state
     full = sequence.full_tokens
     state.useful += (min(after, full) - min(before, full)) * slots
     sure = full - sequence.num_unsure
     if after <= sure or before >= full or is_held:
         return
-    first = _first_unsure(engine, node) - sure
+    first = _first_unsure(engine, sequence) - sure
     for token in range(max(before, sure), min(after, full)):
         unsure = engine.unsure[first + token]
         unsure.slots += slots

@@ -1,6 +1,7 @@
 """The queue of waiting sequences: a linked list in order of arrival, or a heap where priority orders it.
 
-A preempted sequence goes back to the front of the list, or to its place in the heap.
+A preempted sequence goes back to the front of the list, or to its place in the heap. A sequence that cannot be admitted
+yet, because something of it is being transferred, is skipped: it waits before the queue and is looked at again first.
 """
 
 from __future__ import annotations
@@ -8,71 +9,173 @@ from __future__ import annotations
 from kvsim.engine import linked_list
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 
 @part
-def push(engine: Engine, node: int) -> None:
+def push(engine: Engine, sequence: Sequence) -> None:
     """Add a sequence that has arrived."""
-    if engine.settings[0].by_priority:
-        _sift_up(engine, node, engine.state[0].num_waiting)
+    if engine.settings.by_priority:
+        _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
-        linked_list.push_back(engine.sequences, node)
-    engine.state[0].num_waiting += 1
+        linked_list.push_back(engine.sequences, sequence.number)
+    engine.state.num_queued += 1
+    engine.state.num_waiting += 1
 
 
 @part
-def push_preempted(engine: Engine, node: int) -> None:
+def push_preempted(engine: Engine, sequence: Sequence) -> None:
     """Add a sequence that was running."""
-    if engine.settings[0].by_priority:
-        _sift_up(engine, node, engine.state[0].num_waiting)
+    if engine.settings.by_priority:
+        _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
-        linked_list.push_front(engine.sequences, node)
-    engine.state[0].num_waiting += 1
+        linked_list.push_front(engine.sequences, sequence.number)
+    engine.state.num_queued += 1
+    engine.state.num_waiting += 1
 
 
 @part
-def peek(engine: Engine) -> int:
-    """The head of the queue, which is not empty; it stays."""
-    return engine.lines[0].heap if engine.settings[0].by_priority else engine.sequences[HEAD].next
+def peek(engine: Engine) -> Sequence:
+    """Return the head of the queue, which is not empty; it stays."""
+    assert engine.state.num_queued > 0
+    return engine.sequences[engine.lines[0].heap if engine.settings.by_priority else engine.sequences[HEAD].next]
 
 
 @part
-def remove(engine: Engine, node: int) -> None:
-    """Take out a sequence, wherever it stands."""
-    state = engine.state[0]
+def remove(engine: Engine, sequence: Sequence) -> None:
+    """Take out a sequence, wherever it waits."""
+    state = engine.state
     state.num_waiting -= 1
-    if not engine.settings[0].by_priority:
-        linked_list.remove(engine.sequences, node)
+    if not sequence.is_skipped:
+        _unlink(engine, sequence)
+        return
+    sequence.is_skipped = False
+    index = 0
+    while engine.skipped[index] != sequence.number:
+        index += 1
+    state.num_skipped -= 1
+    for later in range(index, state.num_skipped):
+        engine.skipped[later] = engine.skipped[later + 1]
+
+
+@part
+def begin_pass(engine: Engine) -> None:
+    """Look at the skipped sequences again, then at the queue."""
+    engine.state.num_looked_at = engine.state.num_skipped_again = 0
+
+
+@part
+def has_next(engine: Engine) -> bool:
+    """Tell whether the pass has another sequence to look at."""
+    state = engine.state
+    return state.num_looked_at < state.num_skipped or state.num_queued > 0
+
+
+@part
+def next_in_pass(engine: Engine) -> Sequence:
+    """Return the sequence that the pass looks at next; there is one, and it stays."""
+    state = engine.state
+    if state.num_looked_at < state.num_skipped:
+        return engine.sequences[engine.skipped[state.num_looked_at]]
+    return peek(engine)
+
+
+@part
+def pop(engine: Engine, sequence: Sequence) -> None:
+    """Take out the sequence that the pass looks at: it is admitted."""
+    engine.state.num_waiting -= 1
+    _leave_pass(engine, sequence)
+
+
+@part
+def skip(engine: Engine, sequence: Sequence) -> None:
+    """Pass over the sequence that the pass looks at; it waits before the queue."""
+    state = engine.state
+    _leave_pass(engine, sequence)
+    engine.skipped[state.num_skipped_again] = sequence.number
+    sequence.is_skipped = True
+    state.num_skipped_again += 1
+
+
+@part
+def end_pass(engine: Engine) -> None:
+    """Keep the sequences that were skipped, in front of those skipped earlier that were not looked at."""
+    state = engine.state
+    for index in range(state.num_looked_at, state.num_skipped):
+        engine.skipped[state.num_skipped_again] = engine.skipped[index]
+        state.num_skipped_again += 1
+    state.num_skipped = state.num_skipped_again
+    state.num_looked_at = state.num_skipped_again = 0
+
+
+@part
+def is_more_important(engine: Engine, one: Sequence, other: Sequence) -> bool:
+    """Tell whether `one` goes before `other`: smaller priority first, then earlier arrival."""
+    if one.priority != other.priority:
+        return one.priority < other.priority
+    return engine.times[one.number].arrival_s < engine.times[other.number].arrival_s
+
+
+def in_order(engine: Engine) -> list[int]:
+    """List the numbers of the queued sequences, the head first."""
+    if engine.settings.by_priority:
+        heap = [int(engine.lines[index].heap) for index in range(engine.state.num_queued)]
+        return sorted(heap, key=lambda each: (engine.sequences[each].priority, engine.times[each].arrival_s, each))
+    queue, number = [], int(engine.sequences[HEAD].next)
+    while number != HEAD:
+        queue.append(number)
+        number = int(engine.sequences[number].next)
+    return queue
+
+
+@part
+def _leave_pass(engine: Engine, sequence: Sequence) -> None:
+    """Take out the sequence that the pass looks at, of the skipped ones or of the queue."""
+    if engine.state.num_looked_at < engine.state.num_skipped:
+        engine.state.num_looked_at += 1
+        sequence.is_skipped = False
+    else:
+        _unlink(engine, sequence)
+
+
+@part
+def _unlink(engine: Engine, sequence: Sequence) -> None:
+    """Take a sequence out of the list or the heap."""
+    state = engine.state
+    assert state.num_queued > 0
+    state.num_queued -= 1
+    if not engine.settings.by_priority:
+        linked_list.remove(engine.sequences, sequence.number)
         return
     index = 0
-    while engine.lines[index].heap != node:
+    while engine.lines[index].heap != sequence.number:
         index += 1
     # The last one takes its place, and goes up or down from there.
-    last = engine.lines[state.num_waiting].heap
-    if last != node:
+    last = engine.lines[state.num_queued].heap
+    if last != sequence.number:
         _sift_up(engine, last, _sift_down(engine, last, index))
 
 
 @part
-def _sift_up(engine: Engine, node: int, index: int) -> None:
-    """Put `node` at `index`, or above as long as it goes before those there."""
+def _sift_up(engine: Engine, number: int, index: int) -> None:
+    """Put a sequence at `index` of the heap, or above as long as it goes before those there."""
     heap = engine.lines
-    while index > 0 and _goes_before(engine, node, heap[(index - 1) // 2].heap):
+    while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
         index = (index - 1) // 2
-    heap[index].heap = node
+    heap[index].heap = number
 
 
 @part
-def _sift_down(engine: Engine, node: int, index: int) -> int:
-    """Make room for `node` at `index`, or below as long as those there go before it; return where."""
-    heap, size = engine.lines, engine.state[0].num_waiting
+def _sift_down(engine: Engine, number: int, index: int) -> int:
+    """Make room for a sequence at `index` of the heap, or below as long as those there go before it; return where."""
+    heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1
         if child + 1 < size and _goes_before(engine, heap[child + 1].heap, heap[child].heap):
             child += 1
-        if not _goes_before(engine, heap[child].heap, node):
+        if not _goes_before(engine, heap[child].heap, number):
             break
         heap[index].heap = heap[child].heap
         index = child
@@ -81,10 +184,8 @@ def _sift_down(engine: Engine, node: int, index: int) -> int:
 
 @part
 def _goes_before(engine: Engine, one: int, other: int) -> bool:
-    """Smallest priority first, then earliest arrival, then the order of the workload."""
-    a, b = engine.sequences[one], engine.sequences[other]
-    if a.priority != b.priority:
-        return a.priority < b.priority
-    if engine.times[one].arrival_s != engine.times[other].arrival_s:
-        return engine.times[one].arrival_s < engine.times[other].arrival_s
-    return one < other
+    """Tell whether sequence `one` goes before `other` in the heap; of equal ones the earlier in the workload."""
+    first, second = engine.sequences[one], engine.sequences[other]
+    if is_more_important(engine, first, second):
+        return True
+    return one < other and not is_more_important(engine, second, first)

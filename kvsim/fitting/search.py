@@ -9,7 +9,8 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.state import PAGED, TIERED
+from kvsim.engine.kv_cache import PAGED
+from kvsim.engine.tiered import TIERED
 from kvsim.experiments.workers import workers
 from kvsim.fitting.changes import Change, changes
 from kvsim.fitting.largest import largest_load

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.engine.arrays import column
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.extents import rounded
-from kvsim.engine.memory import expired_slots
-from kvsim.engine.records import column
-from kvsim.engine.state import NO_KEY, OWN, PAGED, RECTANGULAR, TIERED, Engine
+from kvsim.engine.kv_cache import PAGED
+from kvsim.engine.own_memory import CUSTOM
+from kvsim.engine.state import NO_KEY, Engine
+from kvsim.engine.static_batch import RECTANGLE
+from kvsim.engine.tiered import TIERED
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
@@ -33,13 +36,13 @@ def check(driver: Driver) -> None:
         IntegrityError: with the figures that do not agree.
     """
     engine = driver.engine
-    memory = engine.settings[0].memory
-    if memory == RECTANGULAR:
+    memory = engine.memory
+    if memory is RECTANGLE:
         _check_rectangle(engine)
         return
     if memory in _OF_BLOCKS:
         _check_blocks(driver)
-    elif memory == OWN:
+    elif memory is CUSTOM:
         _check_own_units(driver)
     else:
         _check_extents(driver)
@@ -48,13 +51,13 @@ def check(driver: Driver) -> None:
 
 def breakdown(driver: Driver) -> Breakdown:
     """Where every slot goes now, counted block by block or extent by extent."""
-    of_blocks = driver.engine.settings[0].memory in _OF_BLOCKS
+    of_blocks = driver.engine.memory in _OF_BLOCKS
     return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
     """Where every slot goes, given where those go that are held."""
-    settings, state = driver.engine.settings[0], driver.engine.state[0]
+    settings, state = driver.engine.settings, driver.engine.state
     slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
     slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
@@ -63,13 +66,14 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
     """Where nothing is shared: extents, or the units of an allocator in Python."""
-    settings = driver.engine.settings[0]
-    unit_slots = settings.unit_slots if settings.memory == OWN else 1
+    settings = driver.engine.settings
+    is_custom = driver.engine.memory is CUSTOM
+    unit_slots = settings.unit_slots if is_custom else 1
     slots = np.zeros(NUM_STATES, np.int64)
     for node in driver.running():
         sequence = driver.engine.sequences[node]
         computed, length = int(sequence.computed + sequence.rejected), int(sequence.num_units) * unit_slots
-        requested = length if settings.memory == OWN else int(sequence.requested)
+        requested = length if is_custom else int(sequence.requested)
         full = max(int(sequence.full_tokens), computed)
         slots += split_extent(0, length, full=full, computed=computed, requested=requested)
     return slots
@@ -78,10 +82,10 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
     """Slots by state of all blocks that are held: each stands in one place, however many tables list it."""
     engine = driver.engine
-    unit_slots = engine.settings[0].unit_slots
+    unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
     for node in driver.holders():
-        for group in range(engine.settings[0].num_groups):
+        for group in range(engine.settings.num_groups):
             table = held(driver, node, group)
             for index, block in enumerate(table.blocks):
                 if block != NULL_BLOCK:
@@ -99,9 +103,9 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
 def _check_blocks(driver: Driver) -> None:
     """Every block is free once or held by as many tables as it has references, and the queue has its order."""
     engine = driver.engine
-    state, refs, keys = engine.state[0], column(engine.blocks, "refs"), column(engine.blocks, "key")
+    state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
-    groups = range(engine.settings[0].num_groups)
+    groups = range(engine.settings.num_groups)
     listed = (block for node in driver.holders() for group in groups for block in driver.table(node, group))
     held = Counter(block for block in listed if block != NULL_BLOCK)
     expected = np.zeros(len(refs), np.int64)
@@ -120,9 +124,10 @@ def _check_blocks(driver: Driver) -> None:
 def _check_own_units(driver: Driver) -> None:
     """Every unit is in one table at most, only those that run have tables, and the rest is free."""
     engine = driver.engine
-    rules, num_free = engine.rules[0], engine.state[0].num_free
+    rules: Any = engine.rules
+    num_free = engine.state.num_free
     held = [unit for table in rules.tables.values() for unit in table]
-    if len(set(held)) != len(held) or len(held) + num_free != engine.settings[0].num_units:
+    if len(set(held)) != len(held) or len(held) + num_free != engine.settings.num_units:
         raise IntegrityError(f"{len(held)} units stand in tables, {len(set(held))} differ, {num_free} are free.")
     if set(rules.tables) != set(driver.running()):
         raise IntegrityError(f"{len(rules.tables)} requests have tables, and {len(driver.running())} run.")
@@ -131,7 +136,7 @@ def _check_own_units(driver: Driver) -> None:
 def _check_extents(driver: Driver) -> None:
     """Extents and holes cover every slot once."""
     engine = driver.engine
-    state, num_units = engine.state[0], engine.settings[0].num_units
+    state, num_units = engine.state, engine.settings.num_units
     pieces = [(engine.holes[index].address, engine.holes[index].length) for index in range(state.num_holes)]
     free = sum(length for _, length in pieces)
     for node in driver.running():
@@ -155,7 +160,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
         IntegrityError: with the figures that do not agree.
     """
     engine = driver.engine
-    settings, state, unit_slots = engine.settings[0], engine.state[0], engine.settings[0].unit_slots
+    settings, state, unit_slots = engine.settings, engine.state, engine.settings.unit_slots
     capacity = settings.num_units * unit_slots
     counted.check(capacity)
     totals = SlotTotals(
@@ -168,7 +173,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
         useful=state.useful,
         padding=0,
         shared=shared_slots(engine),
-        expired=expired_slots(engine),
+        expired=engine.memory.expired_slots(engine),
     ).states(capacity)
     for slot_state, value in zip(SlotState, totals.tolist(), strict=True):
         if counted[slot_state] != value:
@@ -179,7 +184,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 def _check_rectangle(engine: Engine) -> None:
     """The slots of a static batch, counted row by row."""
-    settings, state, batch = engine.settings[0], engine.state[0], engine.rectangle[0]
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step
     slots = np.zeros(NUM_STATES, np.int64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.engine.state import PAGED, TIERED
+from kvsim.engine.kv_cache import PAGED
+from kvsim.engine.tiered import TIERED
 from kvsim.errors import IntegrityError
 from kvsim.simulation.check import breakdown_of, check, check_totals
 from kvsim.simulation.queue_account import QueueAccount, watch
@@ -36,9 +37,9 @@ class Checks:
         """
         engine = self.driver.engine
         self._num_steps += 1
-        if self._num_steps & (self._num_steps - 1) == 0 or engine.settings[0].memory not in (PAGED, TIERED):
+        if self._num_steps & (self._num_steps - 1) == 0 or engine.memory not in (PAGED, TIERED):
             check(self.driver)
-        if engine.settings[0].memory not in (PAGED, TIERED):
+        if engine.memory not in (PAGED, TIERED):
             return
         try:
             if self._account is None or not self._account.is_of(self.driver):
@@ -69,7 +70,7 @@ class BlockAccount:
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
         self._queue = QueueAccount(len(self._blocks))
-        self._tables = TableAccount(driver.engine.settings[0].unit_slots)
+        self._tables = TableAccount(driver.engine.settings.unit_slots)
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
@@ -85,7 +86,7 @@ class BlockAccount:
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:
-        engine, state = driver.engine, driver.engine.state[0]
+        engine, state = driver.engine, driver.engine.state
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)
             if refs != num_holders:

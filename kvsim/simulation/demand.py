@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.initialization import Demand
+from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
 from kvsim.errors import BudgetError, WorkloadError
 from kvsim.importers.recordings import HASH_TOKENS

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Literal, TypeAlias
 
+from kvsim.engine.coefficients import coefficients_of
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
-from kvsim.engine.initialization import coefficients_of
+from kvsim.engine.memory import Memory
 from kvsim.errors import UsageError
 from kvsim.policies.own import OwnPolicy
 from kvsim.steptime import StepTimeModel
@@ -37,13 +38,13 @@ def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
     return "interpreted"
 
 
-def engine_for_several(memory: int) -> EngineName:
+def engine_for_several(memory: Memory) -> EngineName:
     """What to ask for where several runs of engines with a kind of memory are together worth the time of compiling."""
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
 def begins_compiled(
-    num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName, memory: int | None
+    num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName, memory: Memory | None
 ) -> bool:
     """Whether a run of so many requests and tokens that asks for `engine` is compiled from its beginning.
 

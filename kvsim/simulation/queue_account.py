@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.engine.arrays import Records
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import Block, Records
+from kvsim.engine.records import Block
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.records import column, copied
-from kvsim.engine.state import ABORTED, FINISHED, RUNNING, TIERED, Engine
+from kvsim.engine.arrays import column, copied
+from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
@@ -20,7 +20,7 @@ from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
-    from kvsim.engine.records import Records
+    from kvsim.engine.arrays import Records
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
@@ -149,7 +149,7 @@ class FinalRows:
         self._take_steps(engine)
         self._take_memory(engine)
         self._take_schedule(engine)
-        if engine.settings[0].memory == TIERED:
+        if engine.settings.offloads:
             self._take_copies(engine)
 
     def finish(self, requests: Requests) -> None:
@@ -182,14 +182,14 @@ class FinalRows:
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
         optional = {}
-        if engine.settings[0].host_blocks or engine.settings[0].memory == TIERED:
+        if engine.settings.host_blocks or engine.settings.offloads:
             optional = {
                 "swapped_out_units": steps["swapped_out"].astype(np.int32),
                 "swapped_in_units": steps["swapped_in"].astype(np.int32),
             }
         self._builder.append(
             Steps(
-                step=np.arange(num_outputs, dtype=np.int32) + engine.state[0].first_output,
+                step=np.arange(num_outputs, dtype=np.int32) + engine.state.first_output,
                 schedule_seq=steps["seq"],
                 output_seq=column(engine.outputs, "seq", num_outputs),
                 start_s=steps["start_s"],
@@ -208,10 +208,10 @@ class FinalRows:
 
     def _take_memory(self, engine: Engine) -> None:
         def of(name: str) -> npt.NDArray[Any]:
-            return column(engine.memory_rows, name, engine.state[0].num_memory_rows)
+            return column(engine.memory_rows, name, engine.state.num_memory_rows)
 
-        repeat = {"repeat": of("repeat")} if engine.rectangle[0].stride else {}
-        group = {"group": of("group")} if engine.settings[0].num_groups > 1 else {}
+        repeat = {"repeat": of("repeat")} if engine.rectangle.stride else {}
+        group = {"group": of("group")} if engine.settings.num_groups > 1 else {}
         self._builder.append(
             Memory(
                 seq=of("seq"),
@@ -231,13 +231,13 @@ class FinalRows:
     def _take_copies(self, engine: Engine) -> None:
         """Hand over the copies between GPU and host that were reported in the slice."""
         host = engine.host
-        columns = {name: column(host.copy_rows, name, host.state[0].num_copy_rows) for name, _ in Copies.columns()}
+        columns = {name: column(host.copy_rows, name, host.state.num_copy_rows) for name, _ in Copies.columns()}
         columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
         self._builder.append(Copies(**columns))
 
     def _take_schedule(self, engine: Engine) -> None:
         """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""
-        num_rows, rows = engine.state[0].num_schedule_rows, engine.schedule_rows
+        num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
         nodes = column(rows, "request", num_rows) + 1  # a row that may be extended is among these
         status, open_rows = _chosen(sequences, "status", nodes), _chosen(sequences, "open_row", nodes)
@@ -254,7 +254,7 @@ class FinalRows:
             del rows[:num_final]  # type: ignore[attr-defined]
             for node, row in zip(nodes.tolist(), still_open.tolist(), strict=True):
                 sequences[node].open_row = row
-        engine.state[0].num_schedule_rows = num_rows - num_final
+        engine.state.num_schedule_rows = num_rows - num_final
 
 
 def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -266,7 +266,7 @@ def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
     """The rows of the workload that were sent to this engine, in that order, from the `begin`-th on."""
-    nodes = _chosen(engine.lines, "arrived", np.arange(begin, engine.state[0].num_submitted))
+    nodes = _chosen(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(nodes - 1, np.int64)
 
 
@@ -303,8 +303,8 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
 
 
 def _num_steps(engine: Engine) -> int:
-    return int(engine.state[0].num_steps - engine.state[0].first_step)
+    return int(engine.state.num_steps - engine.state.first_step)
 
 
 def _num_outputs(engine: Engine) -> int:
-    return int(engine.state[0].num_outputs - engine.state[0].first_output)
+    return int(engine.state.num_outputs - engine.state.first_output)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -18,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from kvsim.engine.coefficients import coefficients_of
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import coefficients_of, memory_of, new_engine
+from kvsim.engine.initialization import EnginePlan, memory_of
 from kvsim.engine.own import OwnRules
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
@@ -343,7 +343,7 @@ class Run:
 
     def _num_failures(self) -> int:
         """How often vLLM 0.25.1 itself would have ended, over all servers."""
-        return sum(int(replica.server.driver.engine.state[0].num_failures) for replica in self._replicas)
+        return sum(int(replica.server.driver.engine.state.num_failures) for replica in self._replicas)
 
     def _find_refused(self) -> npt.NDArray[np.bool_]:
         num_units, refuse = self.pool.num_units, self.options.get("refuse_misfits", False)
@@ -370,8 +370,7 @@ class Run:
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
         memory = None if options.get("check", False) else memory_of(policy)
         compiled = begins_compiled(size, int(self._demand.output.sum()), machine.step_time, choice, memory)
-        make = partial(
-            new_engine,
+        plan = EnginePlan(
             self._demand,
             policy,
             num_units,
@@ -387,13 +386,13 @@ class Run:
             records_memory=builder is not None,
             records_schedule=builder is not None,
             checking=options.get("check", False),
-            rules=() if own is None else (OwnRules(own, num_units),),
+            rules=None if own is None else OwnRules(own, num_units),
         )
 
         def compile_later() -> Engine | None:
-            return make(compiled=True) if may_compile(size, machine.step_time, choice) else None
+            return plan.build(compiled=True) if may_compile(size, machine.step_time, choice) else None
 
-        driver = Driver(make(compiled=compiled), compiled=compiled, compile_later=compile_later)
+        driver = Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
         totals = Totals(self.pool, Limits.of(describe(self.policy)))
         tables = None if builder is None else FinalRows(builder)
         listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
@@ -413,7 +412,7 @@ class Run:
         if isinstance(step_time, Watched) and (largest := largest_shape(engine)):
             step_time.saw(largest)
         if progress:
-            num_ended = sum(replica.server.driver.engine.state[0].num_ended for replica in self._replicas)
+            num_ended = sum(replica.server.driver.engine.state.num_ended for replica in self._replicas)
             progress(int(num_ended), len(self.workload))
 
 

@@ -54,7 +54,7 @@ class Server:
     @property
     def num_requests(self) -> int:
         """Requests that are here and have not ended: those that wait and those that run."""
-        state = self.driver.engine.state[0]
+        state = self.driver.engine.state
         return int(state.num_submitted - state.num_ended)
 
     def send(self, row: int, at_s: float) -> simpy.Event:
@@ -71,7 +71,7 @@ class Server:
         Raises:
             IntegrityError: steps are checked, and the account is not right in the end.
         """
-        if self.driver.engine.settings[0].checking:
+        if self.driver.engine.settings.checking:
             self._checks.finish()
 
     def _run(self) -> Generator[simpy.Event, None, None]:
@@ -92,7 +92,7 @@ class Server:
             if outcome == FULL:
                 continue
             if outcome == STALLED:
-                raise stalled(driver.engine, driver.engine.state[0].subject)
+                raise stalled(driver.engine, driver.engine.state.subject)
             elif outcome == CROWDED:
                 raise BudgetError(
                     "more requests begin to load from host memory in one step than a recording has room for; run "
@@ -114,18 +114,18 @@ class Server:
     def _answer(self) -> None:
         """Tell the clients of the requests that have ended since the last time."""
         engine = self.driver.engine
-        for index in range(self._num_answered, engine.state[0].num_ended):
+        for index in range(self._num_answered, engine.state.num_ended):
             node = int(engine.lines[index].ended)
             if (answer := self._answers.pop(node, None)) is not None:
                 # A request that is refused is refused when it arrives.
                 refused = engine.sequences[node].is_refused
                 answer.succeed(float(engine.times[node].arrival_s) if refused else self.driver.host_s)
-        self._num_answered = engine.state[0].num_ended
+        self._num_answered = engine.state.num_ended
 
     def _say_first_uses(self) -> None:
         """Tell the engine which kernels the batch that was formed is the first of its process to need."""
         engine, kernels = self.driver.engine, self._kernels
-        batch = engine.rectangle[0]
+        batch = engine.rectangle
         num_steps = int(batch.num_steps)
         if kernels is None or not num_steps:
             return
@@ -135,7 +135,7 @@ class Server:
                 prompt_width=int(batch.prompt_width),
                 new_tokens=num_steps,
                 padded=int(batch.live_prompt_tokens) < int(batch.num_rows) * int(batch.prompt_width),
-                preallocated=bool(engine.settings[0].preallocated),
+                preallocated=bool(engine.settings.preallocated),
             ),
             stride=int(batch.stride),
         )
@@ -145,7 +145,7 @@ class Server:
 
 def stalled(engine: Engine, node: int) -> StalledError:
     """What to raise when a sequence, at the head of the queue, waits for ever."""
-    settings, num_tokens = engine.settings[0], engine.sequences[node].num_tokens
+    settings, num_tokens = engine.settings, engine.sequences[node].num_tokens
     most = settings.max_num_batched_tokens
     if num_tokens > most and not settings.chunked_prefill:
         why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import simpy
 
-from kvsim.engine.initialization import send_all, send_first
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -68,7 +66,7 @@ class KnownInAdvance:
     def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
         """Send everything."""
         [server] = servers
-        send_all(server.driver.engine)
+        server.driver.send_all()
 
     def horizon_s(self) -> float:
         """Nothing outside the server concerns it."""
@@ -99,7 +97,7 @@ class OneServersUsers:
     def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
         """Send the first requests; the others follow from the answers."""
         [server] = servers
-        send_first(server.driver.engine, self._users.number, self._users.think_s)
+        server.driver.send_first(self._users.number, self._users.think_s)
 
     def horizon_s(self) -> float:
         """Nothing outside the server concerns it."""

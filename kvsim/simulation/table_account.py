@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.groups import num_unread_tokens
-from kvsim.engine.state import RUNNING, TIERED
+from kvsim.engine.state import RUNNING
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
 
@@ -54,12 +54,12 @@ def held(driver: Driver, node: int, group: int) -> Held:
     """
     engine, sequence = driver.engine, driver.sequence(node)
     blocks = driver.table(node, group)
-    counted = int(engine.tables[int(sequence.place) * engine.settings[0].num_groups + group].num_held)
+    counted = int(engine.tables[int(sequence.place) * engine.settings.num_groups + group].num_held)
     there = len(blocks) - blocks.count(NULL_BLOCK)
     if sequence.status == RUNNING and counted != there:
         raise IntegrityError(f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
-    if engine.settings[0].memory == TIERED and sequence.num_units == 0:  # its blocks are not free yet
+    if engine.settings.offloads and sequence.num_units == 0:  # its blocks are not free yet
         computed = int(engine.host.asked[node].dead_tokens)
     skipped = int(num_unread_tokens(engine, group, sequence.computed))
     return Held(blocks, computed, skipped, int(sequence.full_tokens))
@@ -109,7 +109,7 @@ class TableAccount:
         nodes = driver.holders()
         if len(set(nodes)) != len(nodes):
             raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")
-        groups = range(driver.engine.settings[0].num_groups)
+        groups = range(driver.engine.settings.num_groups)
         tables = {(node, group): held(driver, node, group) for node in nodes for group in groups}
         removed: list[tuple[_Entry, int]] = []
         added: list[tuple[_Entry, int, Content]] = []

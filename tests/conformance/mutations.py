@@ -15,7 +15,7 @@ _PIPELINE = "policies/pipeline.py"
 _CLOCK = "engine/clock.py"
 _HITS = "engine/prefix_hits.py"
 _GROUPS = "engine/groups.py"
-_QUIET = "engine/quiet.py"
+_QUIET = "engine/fast_forward.py"
 _KEYS = "engine/prefix_keys.py"
 _INITIALIZATION = "engine/initialization.py"
 _MEMORY = "engine/memory.py"
@@ -26,7 +26,7 @@ _SPECULATION = "engine/speculation.py"
 _STATIC = "engine/static_batch.py"
 _TOTALS = "engine/totals.py"
 _TIERED = "engine/tiered.py"
-_RUNNING = "engine/running.py"
+_RUNNING = "engine/scheduler.py"
 _OFFLOAD = "engine/offload.py"
 _SLOTS = "engine/host_pool.py"
 _MOMENTS = "engine/moments.py"
@@ -112,7 +112,7 @@ MUTATIONS = (
         "equal blocks replace each other in the prefix cache",
         _PREFIXES,
         "    engine.blocks[block].key = key\n",
-        "    if find(engine, key) != NO_BLOCK:\n        if engine.blocks[find(engine, key)].refs == 0:\n            engine.state[0].num_cached -= 1\n        evict(engine, find(engine, key))\n    engine.blocks[block].key = key\n",
+        "    if find(engine, key) != NO_BLOCK:\n        if engine.blocks[find(engine, key)].refs == 0:\n            engine.state.num_cached -= 1\n        evict(engine, find(engine, key))\n    engine.blocks[block].key = key\n",
     ),
     Mutation(
         "a hit stays in the free queue",
@@ -130,14 +130,14 @@ MUTATIONS = (
     Mutation(
         "all of a prompt can be hit, its last token included",
         _HITS,
-        "    limit = engine.sequences[node].num_tokens - 1\n",
-        "    limit = engine.sequences[node].num_tokens\n",
+        "    limit = sequence.num_tokens - 1\n",
+        "    limit = sequence.num_tokens\n",
     ),
     Mutation(
         "a resumed request hits only its prompt",
         _HITS,
-        "    limit = engine.sequences[node].num_tokens - 1\n",
-        "    limit = engine.sequences[node].prompt_tokens - 1\n",
+        "    limit = sequence.num_tokens - 1\n",
+        "    limit = sequence.prompt_tokens - 1\n",
     ),
     Mutation(
         "the whole prompt need not fit at admission",
@@ -166,14 +166,14 @@ MUTATIONS = (
     Mutation(
         "the watermark is ignored",
         _CACHE,
-        "        free -= settings.watermark_blocks\n",
-        "        pass\n",
+        "(engine.settings.watermark_blocks if state.num_running > 0 else 0)",
+        "0",
     ),
     Mutation(
         "the watermark holds although nothing runs",
         _CACHE,
-        "    if state.num_running > 0:\n        free -= settings.watermark_blocks\n",
-        "    free -= settings.watermark_blocks\n",
+        "(engine.settings.watermark_blocks if state.num_running > 0 else 0)",
+        "engine.settings.watermark_blocks",
     ),
     Mutation(
         "the watermark is a share of the usable blocks",
@@ -184,8 +184,8 @@ MUTATIONS = (
     Mutation(
         "the watermark holds for running requests",
         _CACHE,
-        "    if needed > engine.state[0].num_free:",
-        "    if needed > engine.state[0].num_free - settings.watermark_blocks:",
+        "    if needed > engine.state.num_free:",
+        "    if needed > engine.state.num_free - settings.watermark_blocks:",
     ),
     Mutation(
         "free hits are counted as free blocks",
@@ -196,32 +196,32 @@ MUTATIONS = (
     Mutation(
         "new blocks are taken before hits are held",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        attach_hits(engine, node, group, hit_tokens)\n    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    if settings.host",
-        "    aside = len(engine.entries) - needed\n    for index in range(needed):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    for group in range(settings.num_groups):\n        attach_hits(engine, node, group, hit_tokens)\n    block_pool.free(engine, aside, aside + needed)\n    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    if settings.host",
+        "    for group in range(settings.num_groups):\n        attach_hits(engine, sequence, group, hit_tokens)\n    for group in range(settings.num_groups):\n        extend(engine, sequence, group, num_tokens, num_slots)\n",
+        "    needed = -(-num_slots // settings.unit_tokens) - hit_tokens // settings.unit_tokens\n    aside = len(engine.entries) - needed\n    for index in range(needed):\n        engine.entries[aside + index] = block_pool.allocate(engine)[0]\n    for group in range(settings.num_groups):\n        attach_hits(engine, sequence, group, hit_tokens)\n    block_pool.free(engine, aside, aside + needed)\n    for group in range(settings.num_groups):\n        extend(engine, sequence, group, num_tokens, num_slots)\n",
     ),
     Mutation(
         "a prompt is cached when its first output is known, not when it is scheduled",
         _CACHE,
-        "        sequence.cache_at = NEVER\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n",
-        "        sequence.cache_at = NEVER\n",
+        "    state.written += computed * settings.token_slots\n    cache_blocks(engine, sequence, min(total, sequence.num_tokens))\n",
+        "    state.written += computed * settings.token_slots\n",
     ),
     Mutation(
         "blocks that a running request fills are not cached when they are scheduled",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    find_room",
-        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, sequence, group, total, slots)\n    cache_blocks(engine, sequence, min(total, sequence.num_tokens))\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, sequence, group, total, slots)\n    find_room",
     ),
     Mutation(
         "tokens whose values are not known are cached too",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, min(total, sequence.num_tokens))\n    find_room",
-        "    for group in range(settings.num_groups):\n        extend(engine, node, group, total, slots)\n    cache_blocks(engine, node, total)\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, sequence, group, total, slots)\n    cache_blocks(engine, sequence, min(total, sequence.num_tokens))\n    find_room",
+        "    for group in range(settings.num_groups):\n        extend(engine, sequence, group, total, slots)\n    cache_blocks(engine, sequence, total)\n    find_room",
     ),
     Mutation(
         "blocks of outputs are never cached",
         _CACHE,
-        "    settings, sequence = engine.settings[0], engine.sequences[node]\n    if num_tokens < sequence.cache_at:\n        return\n",
-        "    settings, sequence = engine.settings[0], engine.sequences[node]\n    num_tokens = min(num_tokens, sequence.prompt_tokens)\n    if num_tokens < sequence.cache_at:\n        return\n",
+        "    settings = engine.settings\n    if num_tokens < sequence.cache_at:\n        return\n",
+        "    settings = engine.settings\n    num_tokens = min(num_tokens, sequence.prompt_tokens)\n    if num_tokens < sequence.cache_at:\n        return\n",
     ),
     Mutation(
         "a prefix cache that is off still works",
@@ -245,20 +245,20 @@ MUTATIONS = (
     Mutation(
         "the request admitted first is preempted",
         _SCHEDULER,
-        "state, chosen = engine.state[0], engine.state[0].num_running - 1",
-        "state, chosen = engine.state[0], 0",
+        "    chosen = state.num_running - 1\n",
+        "    chosen = 0\n",
     ),
     Mutation(
         "of the least important requests the earliest is preempted",
         _SCHEDULER,
-        "engine.times[one].arrival_s > engine.times[other].arrival_s",
-        "engine.times[one].arrival_s < engine.times[other].arrival_s",
+        "            if waiting_queue.is_more_important(engine, one, other):\n",
+        "            if one.priority < other.priority or (one.priority == other.priority and waiting_queue.is_more_important(engine, other, one)):\n",
     ),
     Mutation(
         "the most important request is preempted",
         _SCHEDULER,
-        "        return a > b\n",
-        "        return a < b\n",
+        "            if waiting_queue.is_more_important(engine, one, other):\n",
+        "            if one.priority > other.priority or (one.priority == other.priority and waiting_queue.is_more_important(engine, one, other)):\n",
     ),
     Mutation(
         "a victim's tokens are not given back to the budget",
@@ -293,14 +293,14 @@ MUTATIONS = (
     Mutation(
         "the threshold for long prompts is ignored while they run",
         _SCHEDULER,
-        "        if 0 < threshold < num_tokens:\n            num_tokens = threshold\n        num_tokens = min(num_tokens, budget, settings",
-        "        num_tokens = min(num_tokens, budget, settings",
+        "        num_tokens = settings.long_prefill_token_threshold\n    num_tokens = min(num_tokens, budget, settings",
+        "        pass\n    num_tokens = min(num_tokens, budget, settings",
     ),
     Mutation(
         "the threshold for long prompts is ignored at admission",
         _RUNNING,
-        "    if 0 < settings.long_prefill_token_threshold < num_tokens:\n        num_tokens = settings.long_prefill_token_threshold\n",
-        "",
+        "        num_tokens = settings.long_prefill_token_threshold\n    if not settings.chunked_prefill",
+        "        pass\n    if not settings.chunked_prefill",
     ),
     Mutation(
         "a running request may fill the longest sequence",
@@ -317,21 +317,21 @@ MUTATIONS = (
     Mutation(
         "a request whose last token is under way ends the round",
         _SCHEDULER,
-        "            continue  # its last token is under way already\n",
-        "            return budget\n",
+        "        if num_tokens <= 0:\n            continue\n",
+        "        if num_tokens <= 0:\n            if sequence.placeholders > 0 and sequence.computed + 2 - sequence.placeholders >= sequence.limit_tokens:\n                return budget\n            continue\n",
     ),
     # Admission.
     Mutation(
         "requests are admitted in a step that preempts",
         _SCHEDULER,
-        "    if state.num_preempted == 0:\n        budget = admit",
+        "    if engine.state.num_preempted == 0:\n        budget = admit",
         "    if True:\n        budget = admit",
     ),
     Mutation(
         "one request more than allowed runs",
         _SCHEDULER,
-        "state.num_running < settings.max_num_seqs:",
-        "state.num_running <= settings.max_num_seqs:",
+        "state.num_running < settings.max_num_seqs and",
+        "state.num_running <= settings.max_num_seqs and",
     ),
     Mutation(
         "prompts are cut although chunked prefill is off",
@@ -342,20 +342,20 @@ MUTATIONS = (
     Mutation(
         "admission forgets what it scheduled",
         _SCHEDULER,
-        "        state.written += computed * settings.token_slots\n        running.join(engine, node, computed, num_tokens)\n        budget -= num_tokens\n",
-        "        state.written += computed * settings.token_slots\n        running.join(engine, node, computed, num_tokens)\n",
+        "        _run(engine, sequence, computed, num_tokens)\n        budget -= num_tokens\n",
+        "        _run(engine, sequence, computed, num_tokens)\n",
     ),
     Mutation(
         "an admitted request runs before the others",
         _RUNNING,
-        "    engine.running[state.num_running] = node\n    engine.quiet_until[state.num_running] = 0\n    state.num_running += 1\n",
-        "    for place in range(state.num_running, 0, -1):\n        engine.running[place] = engine.running[place - 1]\n        engine.quiet_until[place] = engine.quiet_until[place - 1]\n    engine.running[0] = node\n    engine.quiet_until[0] = 0\n    state.num_running += 1\n",
+        "    engine.running[state.num_running] = sequence.number\n    engine.quiet_until[state.num_running] = 0\n    state.num_running += 1\n",
+        "    for place in range(state.num_running, 0, -1):\n        engine.running[place] = engine.running[place - 1]\n        engine.quiet_until[place] = engine.quiet_until[place - 1]\n    engine.running[0] = sequence.number\n    engine.quiet_until[0] = 0\n    state.num_running += 1\n",
     ),
     Mutation(
         "a request that does not fit is overtaken by the one behind it",
         _SCHEDULER,
-        "        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):\n            break\n        waiting_queue.remove(engine, node)\n",
-        "        if not memory.admit(engine, node, hit_tokens, computed, num_tokens):\n            if state.num_waiting < 2:\n                break\n            waiting_queue.remove(engine, node)\n            other = waiting_queue.peek(engine)\n            waiting_queue.push_preempted(engine, node)\n            node, sequence, computed = other, engine.sequences[other], 0\n            num_tokens = min(sequence.num_tokens, budget)\n            if not memory.admit(engine, node, 0, 0, num_tokens):\n                break\n        waiting_queue.remove(engine, node)\n",
+        "        if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):\n            break\n",
+        "        if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):\n            if state.num_queued < 2 or state.num_skipped > 0:\n                break\n            waiting_queue.remove(engine, sequence)\n            other = waiting_queue.peek(engine)\n            waiting_queue.push_preempted(engine, sequence)\n            sequence, computed = other, 0\n            num_tokens, state.hit_tokens = min(sequence.num_tokens, budget), 0\n            if not memory.admit(engine, sequence, 0, num_tokens):\n                break\n",
     ),
     Mutation(
         "hits are computed again",
@@ -367,20 +367,20 @@ MUTATIONS = (
     Mutation(
         "a preempted request goes to the end of the queue",
         _QUEUE,
-        "linked_list.push_front(engine.sequences, node)",
-        "linked_list.push_back(engine.sequences, node)",
+        "linked_list.push_front(engine.sequences, sequence.number)",
+        "linked_list.push_back(engine.sequences, sequence.number)",
     ),
     Mutation(
         "of equally important requests the latest is admitted first",
         _QUEUE,
-        "return engine.times[one].arrival_s < engine.times[other].arrival_s",
-        "return engine.times[one].arrival_s > engine.times[other].arrival_s",
+        "return engine.times[one.number].arrival_s < engine.times[other.number].arrival_s",
+        "return engine.times[one.number].arrival_s > engine.times[other.number].arrival_s",
     ),
     Mutation(
         "larger numbers are more important",
         _QUEUE,
-        "return a.priority < b.priority",
-        "return a.priority > b.priority",
+        "return one.priority < other.priority",
+        "return one.priority > other.priority",
     ),
     # Preemption, outputs, endings.
     Mutation(
@@ -410,14 +410,14 @@ MUTATIONS = (
     Mutation(
         "outputs are not cached when they arrive",
         _SCHEDULER,
-        "                memory.cache_known(engine, node, known)\n",
-        "                pass\n",
+        "            engine.memory.cache(engine, sequence, known)\n",
+        "            pass\n",
     ),
     Mutation(
         "outputs under way are cached with those that arrive",
         _SCHEDULER,
-        "            known = sequence.computed - sequence.placeholders\n",
-        "            known = sequence.computed\n",
+        "        known = sequence.computed - sequence.placeholders\n",
+        "        known = sequence.computed\n",
     ),
     Mutation(
         "a sequence may grow beyond the longest",
@@ -428,44 +428,44 @@ MUTATIONS = (
     Mutation(
         "blocks of requests that end together are freed in reverse",
         _SCHEDULER,
-        "    for index in range(first, first + engine.launched[launched].num_emitting):\n        node = engine.emitting[index]\n",
-        "    for place in range(engine.launched[launched].num_emitting):\n        index = first + engine.launched[launched].num_emitting - 1 - place\n        node = engine.emitting[index]\n",
+        "    for index in range(first, first + engine.launched[launched].num_emitting):\n        sequence = engine.sequences[engine.emitting[index]]\n",
+        "    for place in range(engine.launched[launched].num_emitting):\n        index = first + engine.launched[launched].num_emitting - 1 - place\n        sequence = engine.sequences[engine.emitting[index]]\n",
     ),
     Mutation(
         "a request that ends holds its blocks until the next step is scheduled",
         _SCHEDULER,
-        "            memory.free(engine, node)\n            if sequence.status == PREEMPTED:\n",
+        "            engine.memory.free(engine, sequence)\n            if sequence.status == PREEMPTED:\n",
         "            if sequence.status == PREEMPTED:\n",
         also=(
             (
-                "    budget = _serve_running(engine, settings.max_num_batched_tokens)\n",
-                "    for place in range(state.num_ended):\n        memory.free(engine, engine.lines[place].ended)\n    budget = _serve_running(engine, settings.max_num_batched_tokens)\n",
+                "    budget = serve_running(engine, engine.settings.max_num_batched_tokens)\n",
+                "    for place in range(engine.state.num_ended):\n        engine.memory.free(engine, engine.sequences[engine.lines[place].ended])\n    budget = serve_running(engine, engine.settings.max_num_batched_tokens)\n",
             ),
         ),
     ),
     Mutation(
         "an aborted request keeps its blocks",
         _SCHEDULER,
-        "    memory.free(engine, node)\n    leave(engine, node, ABORTED)\n",
-        "    leave(engine, node, ABORTED)\n",
+        "    engine.memory.free(engine, sequence)\n    end(engine, sequence, ABORTED, engine.state.host_s)\n",
+        "    end(engine, sequence, ABORTED, engine.state.host_s)\n",
     ),
     Mutation(
         "the engine does not call once more after an abort",
         _SCHEDULER,
-        "    leave(engine, node, ABORTED)\n    engine.state[0].unflushed = True\n",
-        "    leave(engine, node, ABORTED)\n",
+        "    end(engine, sequence, ABORTED, engine.state.host_s)\n    engine.state.unflushed = True\n",
+        "    end(engine, sequence, ABORTED, engine.state.host_s)\n",
     ),
     Mutation(
         "the engine does not call once more after an ending",
         _SCHEDULER,
-        "        _drop_what_left(engine)\n        state.unflushed = True\n",
-        "        _drop_what_left(engine)\n",
+        "        _drop_ended(engine)\n        state.unflushed = True\n",
+        "        _drop_ended(engine)\n",
     ),
     # The loop.
     Mutation(
         "every output is awaited",
         _CLOCK,
-        "state.num_in_flight == engine.settings[0].most_in_flight",
+        "state.num_in_flight == engine.settings.most_in_flight",
         "True",
     ),
     Mutation(
@@ -489,8 +489,8 @@ MUTATIONS = (
     Mutation(
         "a sequence decodes a step later than the last stage has its token",
         _SCHEDULER,
-        "if state.num_scheduled < sequence.decodes_from:",
-        "if state.num_scheduled <= sequence.decodes_from and settings.decode_interval > 1:",
+        "if engine.state.num_scheduled < sequence.decodes_from:",
+        "if engine.state.num_scheduled <= sequence.decodes_from and settings.decode_interval > 1:",
     ),
     Mutation(
         "a chunk of a prompt yields an output while one is under way",
@@ -550,8 +550,8 @@ MUTATIONS = (
     Mutation(
         "next fit begins where the last extent began",
         _EXTENTS,
-        "    engine.state[0].rover = address + length\n",
-        "    engine.state[0].rover = address\n",
+        "    engine.state.rover = address + length\n",
+        "    engine.state.rover = address\n",
     ),
     Mutation(
         "next fit does not go on inside a hole",
@@ -568,7 +568,7 @@ MUTATIONS = (
     Mutation(
         "buddies grow where they are not aligned",
         _EXTENTS,
-        "    if engine.settings[0].fit == BUDDY and address % longer != 0:\n        return False\n",
+        "    if engine.settings.fit == BUDDY and address % longer != 0:\n        return False\n",
         "",
     ),
     Mutation(
@@ -592,8 +592,8 @@ MUTATIONS = (
     Mutation(
         "a move copies nothing",
         _RESERVATIONS,
-        "    state.num_copied_slots += sequence.computed\n    _vacate(engine, node)\n    _settle(engine, node, new, longer, wanted)",
-        "    _vacate(engine, node)\n    _settle(engine, node, new, longer, wanted)",
+        "    state.num_copied_slots += sequence.computed\n    _vacate(engine, sequence)\n    _settle(engine, sequence, new, longer, wanted)",
+        "    _vacate(engine, sequence)\n    _settle(engine, sequence, new, longer, wanted)",
     ),
     Mutation(
         "compaction begins with the shortest buddies",
@@ -635,13 +635,13 @@ MUTATIONS = (
     Mutation(
         "copies take no time",
         _HOST,
-        "(state.num_swapped_out + state.num_swapped_in) * engine.settings[0].host_block_s",
-        "0.0 * engine.settings[0].host_block_s",
+        "(state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s",
+        "0.0 * engine.settings.host_block_s",
     ),
     Mutation(
         "an aborted request stays on the host",
-        _MEMORY,
-        "            host_swap.forget(engine, node)\n",
+        _CACHE,
+        "            host_swap.forget(engine, sequence)\n",
         "            pass\n",
     ),
     Mutation(
@@ -659,8 +659,8 @@ MUTATIONS = (
     Mutation(
         "drafts have no slots",
         _INITIALIZATION,
-        '            "lookahead_tokens": policy.cache.num_speculative_tokens,\n',
-        '            "lookahead_tokens": min(policy.cache.num_speculative_tokens, 1),\n',
+        '        "lookahead_tokens": policy.cache.num_speculative_tokens,\n',
+        '        "lookahead_tokens": min(policy.cache.num_speculative_tokens, 1),\n',
     ),
     Mutation(
         "the slot of a late stop counts as useful although it stays empty",
@@ -696,8 +696,8 @@ MUTATIONS = (
     Mutation(
         "batches of alike prompts leave the oldest out",
         _STATIC,
-        "    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens\n",
-        "    width = engine.sequences[waiting_queue.peek(engine)].prompt_tokens + 1\n",
+        "    width = waiting_queue.peek(engine).prompt_tokens\n",
+        "    width = waiting_queue.peek(engine).prompt_tokens + 1\n",
     ),
     Mutation(
         "rows that have ended count as live",
@@ -751,8 +751,8 @@ MUTATIONS = (
     Mutation(
         "a victim that was left alone loses what it had before",
         _SCHEDULER,
-        "    if engine.quiet_until[chosen] > 0:\n        quiet.catch_up(engine, chosen, state.num_scheduled - 1)\n",
-        "",
+        "    fast_forward.catch_up(engine, chosen, state.num_scheduled - 1)\n    sequence =",
+        "    sequence =",
     ),
     Mutation(
         "the context of sequences left alone does not grow",
@@ -763,7 +763,7 @@ MUTATIONS = (
     Mutation(
         "what a sequence computes while it is left alone is not written down",
         _QUIET,
-        "        journal.prolong(engine, node, launched - since)\n",
+        "        journal.prolong(engine, sequence, launched - since)\n",
         "        pass\n",
     ),
     # KV-cache groups.
@@ -794,7 +794,7 @@ MUTATIONS = (
     Mutation(
         "a state can be read in the step that caches it",
         _GROUPS,
-        "        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state[0].num_scheduled:",
+        "        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:",
         "        if False:",
     ),
     Mutation(
@@ -830,19 +830,19 @@ MUTATIONS = (
     Mutation(
         "a block serves every group",
         _HITS,
-        "    return key * engine.settings[0].num_groups + group\n",
+        "    return key * engine.settings.num_groups + group\n",
         "    return key\n",
     ),
     Mutation(
         "tables are given back in the opposite order of groups",
         _CACHE,
-        "    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]\n    for group in range(settings.num_groups):\n        table, begin =",
-        "    settings, state, sequence = engine.settings[0], engine.state[0], engine.sequences[node]\n    for group in range(settings.num_groups - 1, -1, -1):\n        table, begin =",
+        "    settings, state = engine.settings, engine.state\n    for group in range(settings.num_groups):\n        table = table_of(engine, sequence, group)\n        begin =",
+        "    settings, state = engine.settings, engine.state\n    for group in range(settings.num_groups - 1, -1, -1):\n        table = table_of(engine, sequence, group)\n        begin =",
     ),
     Mutation(
         "windows let go only when there is room",
         _CACHE,
-        "    for group in range(settings.num_groups):\n        groups.let_go(engine, node, group, computed)\n    leader =",
+        "    for group in range(settings.num_groups):\n        groups.let_go(engine, sequence, group, computed)\n    leader =",
         "    leader =",
     ),
     Mutation(
@@ -914,8 +914,8 @@ MUTATIONS = (
     Mutation(
         "aligned steps end with the prompt alone",
         "engine/groups.py",
-        "engine.sequences[node].num_tokens // block_size * block_size",
-        "engine.sequences[node].prompt_tokens // block_size * block_size",
+        "sequence.num_tokens // block_size * block_size",
+        "sequence.prompt_tokens // block_size * block_size",
     ),
     Mutation(
         "two kinds are looked up until they agree",
@@ -944,13 +944,13 @@ MUTATIONS = (
     Mutation(
         "a window's row ends anywhere",
         "engine/prefix_hits.py",
-        "        if run == 0 and (index + 1) * record.block_size % engine.settings[0].cache_tokens != 0:\n            continue\n",
+        "        if run == 0 and (index + 1) * record.block_size % engine.settings.cache_tokens != 0:\n            continue\n",
         "",
     ),
     Mutation(
         "a chunk is hit from its beginning only",
         "engine/prefix_hits.py",
-        "    while num_hits < limit // record.block_size and _is_cached(engine, node, leader, num_hits):\n        num_hits += 1\n    return num_hits\n\n\n@part\ndef _find_state",
+        "    while num_hits < limit // record.block_size and _is_cached(engine, sequence, leader, num_hits):\n        num_hits += 1\n    return num_hits\n\n\n@part\ndef _find_state",
         "    return num_hits\n\n\n@part\ndef _find_state",
     ),
     Mutation(
@@ -975,14 +975,14 @@ MUTATIONS = (
     Mutation(
         "a victim's blocks are free at once, although a step under way may write to them",
         _TIERED,
-        "if asked.last_step <= host.state[0].num_steps_processed or engine.settings[0].most_in_flight == 1:",
+        "if asked.last_step <= host.state.num_steps_processed or engine.settings.most_in_flight == 1:",
         "if True:",
     ),
     Mutation(
         "blocks are free when the step before the last is processed",
         _TIERED,
-        "host.state[0].num_steps_begun, sequence.computed",
-        "host.state[0].num_steps_begun - 1, sequence.computed",
+        "host.state.num_steps_begun, sequence.computed",
+        "host.state.num_steps_begun - 1, sequence.computed",
     ),
     Mutation(
         "an empty step counts among those that must be processed",
@@ -992,13 +992,13 @@ MUTATIONS = (
     ),
     Mutation(
         "who was set aside comes behind the queue",
-        _TIERED,
-        "    if host.num_looked_at < host.num_set_aside:\n        return engine.host.set_aside[host.num_looked_at]\n    return engine.sequences[HEAD].next",
-        "    if engine.sequences[HEAD].next != HEAD or host.num_looked_at >= host.num_set_aside:\n        return engine.sequences[HEAD].next\n    return engine.host.set_aside[host.num_looked_at]",
+        _QUEUE,
+        "    if state.num_looked_at < state.num_skipped:\n        return engine.sequences[engine.skipped[state.num_looked_at]]\n",
+        "    if state.num_queued == 0 and state.num_looked_at < state.num_skipped:\n        return engine.sequences[engine.skipped[state.num_looked_at]]\n",
         also=(
             (
-                "    host, state = engine.host.state[0], engine.state[0]\n    if host.num_looked_at < host.num_set_aside:\n        host.num_looked_at += 1",
-                "    host, state = engine.host.state[0], engine.state[0]\n    if engine.host.asked[node].is_set_aside:\n        host.num_looked_at += 1",
+                "    if engine.state.num_looked_at < engine.state.num_skipped:\n        engine.state.num_looked_at += 1",
+                "    if sequence.is_skipped:\n        engine.state.num_looked_at += 1",
             ),
         ),
     ),
@@ -1011,20 +1011,20 @@ MUTATIONS = (
     Mutation(
         "a sequence with unfinished copies is looked up all the same",
         _OFFLOAD,
-        "    if asked.num_jobs > 0:\n        return LATER\n    found",
+        "    if asked.num_jobs > 0:\n        return SKIP\n    found",
         "    found",
     ),
     Mutation(
         "a lookup leaves the order of evictions alone",
         _OFFLOAD,
-        "    _touch(engine, node)\n    return found",
+        "    _touch(engine, sequence)\n    return found",
         "    return found",
     ),
     Mutation(
         "a store leaves the order of evictions alone",
         _OFFLOAD,
-        "            last = _write(engine, node, index, job, last)\n    _touch(engine, node)\n",
-        "            last = _write(engine, node, index, job, last)\n",
+        "            last = _write(engine, sequence, index, job, last)\n    _touch(engine, sequence)\n",
+        "            last = _write(engine, sequence, index, job, last)\n",
     ),
     Mutation(
         "a load reserves nothing for prompts under way",
@@ -1041,13 +1041,13 @@ MUTATIONS = (
     Mutation(
         "a block that another sequence loads is loaded again",
         _OFFLOAD,
-        "return LATER if is_read and engine.settings[0].prefix_caching else",
+        "return SKIP if is_read and engine.settings.prefix_caching else",
         "return",
     ),
     Mutation(
         "what is being written is loaded",
         _OFFLOAD,
-        "    if is_written:\n        return LATER\n",
+        "    if is_written:\n        return SKIP\n",
         "",
     ),
     Mutation(
@@ -1059,7 +1059,7 @@ MUTATIONS = (
     Mutation(
         "blocks that were loaded cannot be hit by others",
         _OFFLOAD,
-        "    kv_cache.cache_blocks(engine, node, sequence.computed)\n",
+        "    kv_cache.cache_blocks(engine, sequence, sequence.computed)\n",
         "",
     ),
     Mutation(
@@ -1077,7 +1077,7 @@ MUTATIONS = (
     Mutation(
         "blocks of generated tokens are always stored",
         _OFFLOAD,
-        "    if host.settings[0].prompt_only:\n        num_tokens = min(num_tokens, sequence.prompt_tokens)\n",
+        "    if host.settings.prompt_only:\n        num_tokens = min(num_tokens, sequence.prompt_tokens)\n",
         "",
     ),
     Mutation(
@@ -1089,14 +1089,14 @@ MUTATIONS = (
     Mutation(
         "a slot that was given back is taken before one that was never used",
         _SLOTS,
-        "    if state.num_used < tier.settings[0].num_slots:\n        block",
+        "    if state.num_used < tier.settings.num_slots:\n        block",
         "    if state.last_given_back == 0:\n        block",
     ),
     Mutation(
         "the most recently used block of the host is evicted",
         _SLOTS,
-        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)",
-        "    if record.readers == 0:\n        if tier.settings[0].adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)\n            linked_list.remove(tier.blocks, block)\n            linked_list.insert_before(tier.blocks, tier.blocks[RECENT].next, block)",
+        "    if record.readers == 0:\n        if tier.settings.adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)",
+        "    if record.readers == 0:\n        if tier.settings.adaptive:\n            tier.lists[record.stands_in].num_idle += 1\n        else:\n            _enter(engine, RECENT, block)\n            linked_list.remove(tier.blocks, block)\n            linked_list.insert_before(tier.blocks, tier.blocks[RECENT].next, block)",
     ),
     Mutation(
         "blocks that the caller has asked for are evicted for it",
@@ -1131,7 +1131,7 @@ MUTATIONS = (
     Mutation(
         "who was preempted does not find what it has computed",
         _SCHEDULER,
-        "    memory.expect_return(engine, node)\n",
+        "    engine.memory.expect_return(engine, sequence)\n",
         "",
     ),
     Mutation(

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.engine.clock import SCHEDULED
+from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
@@ -46,7 +48,7 @@ class Watch:
         self._order = [row for row, _ in self._due]
         """The rows of the workload in the order of those of the recording: requests as they arrive."""
         self._demand = _demand(workload, self._order)
-        engine = new_engine(
+        plan = EnginePlan(
             self._demand,
             Paged(scheduler=workload.scheduler, cache=workload.cache),
             workload.num_blocks - 1,
@@ -55,9 +57,8 @@ class Watch:
             initial_free=initial_free,
             pipeline=workload.pipeline,
             records_memory=True,
-            compiled=compiled,
         )
-        self._driver = Driver(engine, compiled=compiled)
+        self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._aborts = sorted(
             (request.abort_step, row) for row, request in enumerate(workload.requests) if request.abort_step is not None
         )
@@ -79,7 +80,7 @@ class Watch:
         return replace(recording, schedule=schedule, memory=Memory(**memory))
 
     def _run(self) -> None:
-        driver, state = self._driver, self._driver.engine.state[0]
+        driver, state = self._driver, self._driver.engine.state
         in_flight: list[tuple[int, list[int]]] = []
         """Steps whose output was not processed: their number, or -1, and the sequences that get an output."""
         call = 0

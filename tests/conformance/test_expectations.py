@@ -9,8 +9,10 @@ import pytest
 
 from kvsim.engine import block_pool, kv_cache, prefix_cache
 from kvsim.engine.clock import SCHEDULED
+from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import NO_KEY, PREEMPTED, RUNNING
@@ -43,7 +45,7 @@ def driver_of(
     """An engine that knows requests with prompts of so many tokens, to be added by hand: the first is number 1."""
     size = len(prompts)
     chosen = {"max_model_len": 8192, "async_scheduling": False} | settings
-    engine = new_engine(
+    plan = EnginePlan(
         Demand(
             prompt=np.array(prompts, np.int64),
             output=np.full(size, output),
@@ -60,9 +62,8 @@ def driver_of(
         no_times(),
         refused=np.zeros(size, np.bool_),
         records_memory=True,
-        compiled=compiled,
     )
-    return Driver(engine, compiled=compiled)
+    return Driver(plan.build(compiled=compiled), compiled=compiled)
 
 
 def arrived(*prompts: int, **options: object) -> Driver:
@@ -218,7 +219,7 @@ def test_a_failed_admission_leaves_no_trace(compiled: bool) -> None:
     engine, wanting = cache.driver.engine, 4
     assert len(queue) == 5
     if not compiled:  # a part of the engine, called from outside, runs over the objects of an interpreted one
-        assert kv_cache.find_hits(engine, wanting) // 16 == 6
+        assert kv_cache.find_prefix(engine, engine.sequences[wanting]) // 16 == 6
     _, hits = cache.begin()
     assert (cache.driver.waiting(), hits, cache.driver.changes()) == ([wanting], [], [])
     assert (cache.refs(), cache.driver.free_queue()) == (refs, queue)
@@ -372,7 +373,7 @@ def test_equal_priorities_are_served_in_order_of_arrival(compiled: bool) -> None
 def test_a_stop_by_length_costs_no_extra_token(output: int, compiled: bool) -> None:
     driver = arrived(10, 20, 30, output=output, async_scheduling=True, compiled=compiled)
     total = 0
-    while driver.has_work() or driver.engine.state[0].num_in_flight:
+    while driver.has_work() or driver.engine.state.num_in_flight:
         if driver.next_moment() == SCHEDULED:
             total += sum(driver.batch().values())
     assert total == sum(prompt + output - 1 for prompt in (10, 20, 30))

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import Demand, new_engine, no_times
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -34,11 +36,11 @@ def demand_of(*requests: tuple[int, ...], keys: Row[Row[int]] = (), priorities: 
 def driver_of(policy: Policy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:
     """An engine that knows such requests, the first of which is number 1, and has `num_units` units for them."""
     known = {name: options.pop(name) for name in ("keys", "priorities") if name in options}
-    compiled = options.get("compiled", False)
+    compiled = options.pop("compiled", False)
     refused = np.zeros(len(requests), np.bool_)
     demand = demand_of(*requests, **known)
-    engine = new_engine(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
-    return Driver(engine, compiled=compiled)
+    plan = EnginePlan(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
+    return Driver(plan.build(compiled=compiled), compiled=compiled)
 
 
 def arrived(policy: Policy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:

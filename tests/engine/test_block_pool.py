@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvsim.engine import block_pool, prefix_cache
-from kvsim.engine.initialization import new_engine, no_times
+from kvsim.engine.coefficients import no_times
+from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
@@ -134,7 +135,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def equal(self) -> None:
         if not hasattr(self, "driver"):
             return
-        state = self.engine.state[0]
+        state = self.engine.state
         assert self.driver.free_queue() == self.model.queue
         assert state.num_free == len(self.model.queue)
         assert state.num_cached == sum(self.model.key(block) != NO_KEY for block in self.model.queue)
@@ -163,19 +164,19 @@ def damaged_refs(engine: object) -> None:
 
 
 def damaged_free(engine: object) -> None:
-    engine.state[0].num_free -= 1  # type: ignore[attr-defined]
+    engine.state.num_free -= 1  # type: ignore[attr-defined]
 
 
 def damaged_cached(engine: object) -> None:
-    engine.state[0].num_cached += 1  # type: ignore[attr-defined]
+    engine.state.num_cached += 1  # type: ignore[attr-defined]
 
 
 def damaged_written(engine: object) -> None:
-    engine.state[0].written += 1  # type: ignore[attr-defined]
+    engine.state.written += 1  # type: ignore[attr-defined]
 
 
 def damaged_useful(engine: object) -> None:
-    engine.state[0].useful -= 1  # type: ignore[attr-defined]
+    engine.state.useful -= 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -213,4 +214,4 @@ def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
     import numpy as np
 
     with pytest.raises(BudgetError, match="600 sequences of up to 1,048,577 tokens in blocks of 1 need tables of"):
-        new_engine(demand_of(*requests), policy, 1 << 22, no_times(), refused=np.zeros(600, np.bool_))
+        EnginePlan(demand_of(*requests), policy, 1 << 22, no_times(), refused=np.zeros(600, np.bool_)).build()

@@ -117,7 +117,7 @@ def driver_for(fit: str, capacity: int, *requests: tuple[int, int], compiled: bo
 
 def holes_of(driver: Driver) -> list[Hole]:
     engine = driver.engine
-    return [Hole(engine.holes[index].address, engine.holes[index].length) for index in range(engine.state[0].num_holes)]
+    return [Hole(engine.holes[index].address, engine.holes[index].length) for index in range(engine.state.num_holes)]
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -165,7 +165,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @invariant()
     def equal(self) -> None:
         assert holes_of(self.driver) == self.model.holes()
-        assert self.engine.state[0].num_free == self.model.slots.count(0)
+        assert self.engine.state.num_free == self.model.slots.count(0)
 
 
 class FirstFitMachine(AllocatorMachine):
@@ -232,7 +232,7 @@ def test_requests_come_and_go(
         else:
             live[node] = Hole(address, length)
         assert {other: (driver.sequence(other).place, driver.sequence(other).num_units) for other in live} == live
-        assert driver.engine.state[0].num_copied_slots == moved
+        assert driver.engine.state.num_copied_slots == moved
         assert holes_of(driver) == model.holes()
         check(driver)
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.conformance import read_workload
 from kvsim.conformance.oracle import OracleRun
-from kvsim.engine.records import column
+from kvsim.engine.arrays import column
 from kvsim.engine.state import Engine
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import SlotState
@@ -41,7 +41,7 @@ def test_windows_expire_and_states_are_padded() -> None:
 
 
 def more_held(engine: Engine) -> None:
-    engine.tables[int(engine.sequences[engine.running[0]].place) * engine.settings[0].num_groups].num_held += 1
+    engine.tables[int(engine.sequences[engine.running[0]].place) * engine.settings.num_groups].num_held += 1
 
 
 def fewer_shared(engine: Engine) -> None:
@@ -49,7 +49,7 @@ def fewer_shared(engine: Engine) -> None:
 
 
 def less_useful(engine: Engine) -> None:
-    engine.state[0].useful -= 1
+    engine.state.useful -= 1
 
 
 @pytest.mark.parametrize("damage", [more_held, fewer_shared, less_useful])

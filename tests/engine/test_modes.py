@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import compiled, initialization
+from kvsim.engine import block_pool, compiled, initialization
+from kvsim.engine.memory import Memory
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation import Machine, measure, modes, simulate
 from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import Workload
+
+from .by_hand import driver_of
 
 MakeMachine = Callable[[int], Machine]
 POLICY = Paged(scheduler=ContinuousSettings(max_model_len=1024))
@@ -124,12 +128,27 @@ def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]
     assert printed[0] == printed[1]
 
 
+def test_machine_code_is_made_of_parts_without_their_asserts() -> None:
+    def asserts(function: Callable[..., Any]) -> int:
+        return sum(each.opname == "LOAD_ASSERTION_ERROR" for each in dis.get_instructions(function))
+
+    assert asserts(block_pool.allocate) == 2
+    assert asserts(compiled.without_asserts(block_pool.allocate)) == 0
+    driver = driver_of(POLICY, 1, (1, 1))
+    assert compiled.without_asserts(block_pool.allocate)(driver.engine) == (1, False)
+    with pytest.raises(AssertionError, match="no free block"):
+        block_pool.allocate(driver.engine)
+
+
 DRAW = "define i64 @draw(i64 %addresses, i64 %action, double %argument) {\n  ret i64 %action\n}\n"
 """A function as LLVM has it, which returns its second argument."""
 
 
+LITTLE = Memory(name="little")
+
+
 def engine_of(numbers: list[int]) -> Any:
-    return namedtuple("Little", ["memory", "numbers"])((), np.array(numbers, np.int64))
+    return namedtuple("Little", ["memory", "numbers"])(LITTLE, np.array(numbers, np.int64))
 
 
 @pytest.fixture
@@ -161,12 +180,12 @@ def draw_from(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> compiled.Mac
 @pytest.mark.usefixtures("folder")
 def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
-    assert not compiled.is_at_hand(0, [])
+    assert not compiled.is_at_hand(LITTLE, [])
     for _ in range(3):
         assert draw_from(monkeypatch, times)(engine_of([1, 2]), 42, 0.0) == 42
     assert len(times) == 1
-    assert compiled.is_at_hand(0, [])
-    assert not compiled.is_at_hand(1, [])
+    assert compiled.is_at_hand(LITTLE, [])
+    assert not compiled.is_at_hand(Memory(name="other"), [])
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"not json\n1234", None], ids=["empty", "no header", "text", "cut"])

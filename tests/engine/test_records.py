@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from kvsim.engine import host_tier, records
-from kvsim.engine.records import make
+from kvsim.engine.arrays import make
 
 RECORDS = {value for module in (records, host_tier) for value in vars(module).values() if is_dataclass(value)}
 

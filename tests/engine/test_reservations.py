@@ -59,7 +59,7 @@ def test_what_each_kind_of_reservation_asks_for(
     driver = arrived(policy(reserve), CAPACITY, (prompt, output, limit), compiled=compiled)
     driver.schedule()
     assert held(driver) == {1: range(slots)}
-    assert driver.engine.state[0].num_free == CAPACITY - slots
+    assert driver.engine.state.num_free == CAPACITY - slots
     check(driver)
 
 
@@ -86,7 +86,7 @@ def test_a_failed_admission_leaves_no_trace(compiled: bool) -> None:
     driver = arrived(policy(), 40, (3, 4), (3, 4), compiled=compiled)
     driver.schedule()
     assert held(driver) == {1: range(MAX_LEN)}
-    assert (driver.waiting(), driver.engine.state[0].num_free) == ([2], 40 - MAX_LEN)
+    assert (driver.waiting(), driver.engine.state.num_free) == ([2], 40 - MAX_LEN)
     assert len(driver.changes()) == 1
 
 
@@ -98,7 +98,7 @@ def test_free_slots_in_pieces_are_unusable_only_for_a_head_that_they_would_serve
     driver.schedule()
     driver.abort(1)
     driver.abort(3)
-    unusable = [reservations.unusable_slots(driver.engine, head) for head in (2, 4, 5)]
+    unusable = [reservations.unusable_slots(driver.engine, driver.sequence(head)) for head in (2, 4, 5)]
     assert unusable == [0, 16, 0], "it fits; 16 slots are free, in two holes of 8; 17 would not fit in one piece either"
 
 
@@ -116,7 +116,7 @@ def test_doubling_grows_in_place_where_there_is_room(compiled: bool) -> None:
     for slots in (4, 4, 8, 8, 8, 8, 16):
         driver.schedule()
         check(driver)
-        assert (held(driver), driver.engine.state[0].num_copied_slots) == ({1: range(slots)}, 0)
+        assert (held(driver), driver.engine.state.num_copied_slots) == ({1: range(slots)}, 0)
         driver.update()
 
 
@@ -128,10 +128,10 @@ def test_doubling_moves_what_is_hemmed_in_and_counts_the_copy_once(compiled: boo
     driver.schedule()
     check(driver)
     assert held(driver) == {1: range(8, 16), 2: range(4, 8)}
-    assert driver.engine.state[0].num_copied_slots == 4
+    assert driver.engine.state.num_copied_slots == 4
     driver.update()
     driver.schedule()
-    assert (held(driver)[2], driver.engine.state[0].num_copied_slots) == (range(16, 24), 4)
+    assert (held(driver)[2], driver.engine.state.num_copied_slots) == (range(16, 24), 4)
 
 
 @in_every_way
@@ -142,7 +142,7 @@ def test_doubling_that_must_not_move_gives_up_where_it_is_hemmed_in(compiled: bo
     driver.schedule()
     check(driver)
     assert (driver.preempted(), held(driver)) == ([2], {1: range(8)}), "there is room now"
-    assert driver.engine.state[0].num_copied_slots == 0
+    assert driver.engine.state.num_copied_slots == 0
 
 
 @in_every_way
@@ -167,7 +167,7 @@ def test_compaction_serves_the_head_that_fragmentation_kept_waiting(fit: str, co
     driver.schedule()
     check(driver)
     assert held(driver) == {2: range(8), 4: range(8, 24)}
-    assert driver.engine.state[0].num_copied_slots == 4, "only what was written has to be copied"
+    assert driver.engine.state.num_copied_slots == 4, "only what was written has to be copied"
 
 
 @in_every_way

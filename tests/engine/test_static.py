@@ -40,7 +40,7 @@ def run(driver: Driver) -> list[Batch]:
     batches = []
     while (outcome := driver.advance()) != IDLE:
         assert outcome == BATCHED
-        batch = driver.engine.rectangle[0]
+        batch = driver.engine.rectangle
         rows = [int(driver.engine.running[row]) for row in range(batch.num_rows)]
         lengths = int(batch.prompt_width), int(batch.num_steps), int(batch.stride)
         batches.append(Batch(rows, *lengths, driver.host_s))

@@ -107,17 +107,17 @@ class TestByHand:
         driver = self.preempted(4, compiled=compiled)
         assert (driver.running(), driver.blocks(2), transfers(driver)) == ([1], [], (3, 0))
         assert host_swap.transfer_s(driver.engine) == pytest.approx(3 * 100 / 1e3)
-        assert driver.engine.state[0].num_free_host_blocks == 1
+        assert driver.engine.state.num_free_host_blocks == 1
         held = int(driver.sequence(2).num_tokens) - 1
         self.resume(driver)
         assert (driver.batch()[2], driver.sequence(2).computed, transfers(driver)) == (1, held + 1, (0, 3))
         assert host_swap.transfer_s(driver.engine) == pytest.approx(3 * 100 / 1e3)
-        assert driver.engine.state[0].num_free_host_blocks == 4
+        assert driver.engine.state.num_free_host_blocks == 4
 
     @in_every_way
     def test_what_has_no_room_on_the_host_is_computed_again(self, compiled: bool) -> None:
         driver = self.preempted(2, compiled=compiled)
-        assert (transfers(driver), driver.engine.state[0].num_free_host_blocks) == ((0, 0), 2)
+        assert (transfers(driver), driver.engine.state.num_free_host_blocks) == ((0, 0), 2)
         self.resume(driver)
         assert driver.batch()[2] == driver.sequence(2).num_tokens > 1
 
@@ -133,7 +133,7 @@ class TestByHand:
     def test_an_aborted_request_leaves_the_host(self, compiled: bool) -> None:
         driver = self.preempted(4, compiled=compiled)
         driver.abort(2)
-        assert driver.engine.state[0].num_free_host_blocks == 4
+        assert driver.engine.state.num_free_host_blocks == 4
 
     def test_a_host_that_holds_no_block(self) -> None:
         with pytest.raises(BudgetError, match="1e-09 GiB of host memory hold no block of 100 bytes"):
@@ -142,7 +142,7 @@ class TestByHand:
 
 def transfers(driver: Driver) -> tuple[int, int]:
     """Blocks that the step copies out and in."""
-    state = driver.engine.state[0]
+    state = driver.engine.state
     return int(state.num_swapped_out), int(state.num_swapped_in)
 
 

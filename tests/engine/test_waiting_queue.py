@@ -36,18 +36,18 @@ def test_it_is_in_order_after_every_operation(
         if verb.startswith("push") and outside:
             node = outside[pick % len(outside)]
             if verb == "push":
-                waiting_queue.push(driver.engine, node)
+                waiting_queue.push(driver.engine, driver.sequence(node))
                 waiting.append(node)
             else:
-                waiting_queue.push_preempted(driver.engine, node)
+                waiting_queue.push_preempted(driver.engine, driver.sequence(node))
                 waiting.insert(0, node)
         elif verb.startswith("remove") and waiting:
-            node = waiting[pick % len(waiting)] if verb == "remove" else waiting_queue.peek(driver.engine)
-            waiting_queue.remove(driver.engine, node)
+            node = waiting[pick % len(waiting)] if verb == "remove" else waiting_queue.peek(driver.engine).number
+            waiting_queue.remove(driver.engine, driver.sequence(node))
             waiting.remove(node)
         if order is Order.PRIORITY:
             waiting.sort(key=lambda node: (priorities[node - 1], arrivals[node - 1], node))
-        assert driver.engine.state[0].num_waiting == len(waiting)
+        assert driver.engine.state.num_waiting == len(waiting)
         if waiting:
-            assert waiting_queue.peek(driver.engine) == waiting[0]
+            assert waiting_queue.peek(driver.engine).number == waiting[0]
         assert driver.waiting() == waiting

@@ -54,10 +54,10 @@ def damages(driver: Driver, random: np.random.Generator) -> Iterator[tuple[Any, 
     held = [block for node in driver.holders() for block in driver.table(node)]
     places = [engine.sequences[node].place for node in driver.holders()]
     for name, records, chosen in (
-        ("state", engine.state, [0]),
+        ("state", [engine.state], [0]),
         ("block", engine.blocks, random.integers(1, len(engine.blocks), 4).tolist() + held[:2]),
         ("sequence", engine.sequences, driver.holders()[:2]),
-        ("table", engine.tables, [place * engine.settings[0].num_groups for place in places[:2]]),
+        ("table", engine.tables, [place * engine.settings.num_groups for place in places[:2]]),
         ("group", engine.groups, [0]),
     ):
         for index in chosen:

@@ -12,7 +12,7 @@ from kvsim.calibration.observed import observe
 from kvsim.calibration.prior import vllm_prior
 from kvsim.cli.answer import failure_notes, setting_rows
 from kvsim.conformance import verify_recording
-from kvsim.engine.initialization import no_times
+from kvsim.engine.coefficients import no_times
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, step_times

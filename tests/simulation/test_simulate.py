@@ -216,7 +216,7 @@ def test_the_account_of_the_engine_agrees_with_the_recording_in_every_frame(
         step(checks)
 
     def keep(account: Breakdown, _: int) -> None:
-        live.setdefault(drivers[-1].engine.state[0].num_steps - 1, account.slots.copy())
+        live.setdefault(drivers[-1].engine.state.num_steps - 1, account.slots.copy())
 
     monkeypatch.setattr(Checks, "step", listen)
     monkeypatch.setattr(Breakdown, "check", keep)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.calibration.prior import vllm_prior
+from kvsim.engine.arrays import column
 from kvsim.engine.driver import Driver
-from kvsim.engine.initialization import new_engine
-from kvsim.engine.records import column
+from kvsim.engine.initialization import EnginePlan
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
@@ -39,8 +39,8 @@ def serve(requests: list[tuple[int, int, float]], source: Any, num_servers: int,
         demand = demand_of(*((prompt, output) for prompt, output, _ in requests))
         demand.arrival_s[:] = np.cumsum([gap_s for _, _, gap_s in requests])
         refused = np.zeros(len(requests), np.bool_)
-        engine = new_engine(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
-        servers.append(Server(environment, Driver(engine), horizon=source.horizon_s))
+        plan = EnginePlan(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
+        servers.append(Server(environment, Driver(plan.build()), horizon=source.horizon_s))
     source.start(environment, servers)
     environment.run()
     return servers
@@ -88,7 +88,7 @@ def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tup
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (streamed, known))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
-    assert streamed.driver.engine.state[0].num_steps == known.driver.engine.state[0].num_steps
+    assert streamed.driver.engine.state.num_steps == known.driver.engine.state.num_steps
 
 
 @settings(max_examples=30, deadline=None)
@@ -102,7 +102,7 @@ def test_users_of_one_server_may_be_told_of_in_advance(
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (known, asked))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
-    assert known.driver.engine.state[0].num_steps == asked.driver.engine.state[0].num_steps
+    assert known.driver.engine.state.num_steps == asked.driver.engine.state.num_steps
 
 
 @settings(max_examples=20, deadline=None)

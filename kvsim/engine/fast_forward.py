@@ -1,4 +1,4 @@
-"""Sequences that only decode are left alone.
+"""Fast-forward: sequences that only decode are left alone.
 
 Most of the time a running sequence computes one token a step, in a slot that it has, and its output ends nothing. How
 such a step changes the sequence is known beforehand, and so is the first step in which something has to be decided
@@ -17,16 +17,32 @@ from kvsim.engine.state import Engine
 
 
 @part
-def begin(engine: Engine, index: int) -> bool:
+def pass_over(engine: Engine, first: int, budget: int) -> int:
+    """Leave running sequences alone, from index `first` on, up to one that needs a decision; return how many.
+
+    Each decodes one token of the budget.
+    """
+    state, leaves_alone = engine.state, engine.settings.leaves_alone
+    launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
+    while index < end:
+        if engine.quiet_until[index] <= launched:
+            catch_up(engine, index, launched)
+            if not (leaves_alone and _begin(engine, index)):
+                break
+        index += 1
+    return index - first
+
+
+@part
+def _begin(engine: Engine, index: int) -> bool:
     """Leave the sequence at `index` of `running` alone from the step being scheduled on, if it only decodes in it."""
-    settings, state, node = engine.settings[0], engine.state[0], engine.running[index]
-    sequence = engine.sequences[node]
+    settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, under_way = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
     if not is_decode or sequence.placeholders != under_way:
         return False
     num_steps = min(sequence.room_tokens, sequence.cache_at - 1, sequence.end_tokens - 2) - computed
-    if num_steps <= 0 or (settings.records_schedule and not journal.goes_on(engine, node, computed, 1)):
+    if num_steps <= 0 or (settings.records_schedule and not journal.goes_on(engine, sequence, computed, 1)):
         return False
     since = state.num_scheduled - 1
     sequence.quiet_since = since
@@ -38,9 +54,10 @@ def begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Bring the sequence at `index` of `running`, which was left alone, up to date with the first `launched` steps."""
-    settings, state, node = engine.settings[0], engine.state[0], engine.running[index]
-    sequence = engine.sequences[node]
+    """Bring the sequence at `index` of `running`, if it was left alone, up to date with the first `launched` steps."""
+    if engine.quiet_until[index] == 0:
+        return
+    settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     since = sequence.quiet_since
     engine.quiet_until[index] = 0
     state.num_quiet -= 1
@@ -51,37 +68,36 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
     if settings.ahead:
         sequence.placeholders += launched - processed
     if settings.records_schedule:
-        journal.prolong(engine, node, launched - since)
+        journal.prolong(engine, sequence, launched - since)
     place = state.next_launched
     for _ in range(launched - processed):  # from the newest step on
         place = in_flight.earlier(engine, place)
         step = engine.launched[place]
-        engine.emitting[place * settings.max_num_seqs + step.num_emitting] = node
+        engine.emitting[place * settings.max_num_seqs + step.num_emitting] = sequence.number
         step.num_emitting += 1
 
 
 @part
-def catch_up_all(engine: Engine, first: int, launched: int) -> None:
+def catch_up_from(engine: Engine, first: int, launched: int) -> None:
     """Bring all running sequences from index `first` on up to date with the first `launched` steps."""
-    state = engine.state[0]
+    state = engine.state
     if state.num_quiet > 0:
         for index in range(first, state.num_running):
-            if engine.quiet_until[index] > 0:
-                catch_up(engine, index, launched)
+            catch_up(engine, index, launched)
 
 
 @part
 def spell_out(engine: Engine) -> None:
     """List in `batch`, in order, what all sequences of the step scheduled last compute; none is left alone then."""
-    state = engine.state[0]
+    state = engine.state
     listed, place = state.num_listed, state.num_in_batch
     state.num_listed = place
     for index in range(state.num_running - 1, -1, -1):
-        node = engine.running[index]
+        number = engine.running[index]
         is_quiet = engine.quiet_until[index] > 0
-        if is_quiet or (listed > 0 and engine.batch[listed - 1] == node):
+        if is_quiet or (listed > 0 and engine.batch[listed - 1] == number):
             place -= 1
-            engine.batch[place] = node
+            engine.batch[place] = number
             if is_quiet:
                 engine.batch_tokens[place] = 1
                 catch_up(engine, index, state.num_scheduled)

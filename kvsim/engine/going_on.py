@@ -1,0 +1,59 @@
+"""A run that goes on: in a compiled engine, or with more room for what is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvsim.engine.arrays import column, dtype_of
+from kvsim.engine.state import Engine
+
+
+def moved(source: Engine, target: Engine) -> Engine:
+    """`target`, a compiled engine that has not begun, at the point where the interpreted `source` is.
+
+    What was recorded has been taken away, but for the rows of the schedule that may still change.
+    """
+    num_rows = source.state.num_schedule_rows
+    target.settings.most_schedule_rows = source.settings.most_schedule_rows
+    target = with_room_for_schedule(target, num_rows)
+    for name in Engine._fields:
+        old, new = getattr(source, name), getattr(target, name)
+        if name in ("memory", "rules", "host", "step_times", "steps", "outputs", "memory_rows"):
+            continue
+        end = num_rows if name == "schedule_rows" else len(old) if isinstance(new, np.ndarray) else 1
+        _copy(old, new, end)
+    tiers: Any = zip(source.host, target.host, strict=True)
+    for old, new in tiers:
+        _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
+    return target
+
+
+def _copy(old: Any, new: Any, end: int) -> None:
+    """Copy a record, or the first `end` records or numbers, of an interpreted engine into a compiled one."""
+    if isinstance(new, np.void):
+        for field in dtype_of(type(old)).names or ():
+            new[field] = getattr(old, field)
+        return
+    if new.dtype.names is None:
+        new[:end] = old[:end]
+        return
+    for field in new.dtype.names:
+        new[field][:end] = column(old, field, end)
+
+
+def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
+    """`engine`, with more rows for the schedule where the `num_rows` that may still change fill half of them."""
+    rows, settings = engine.schedule_rows, engine.settings
+    if not settings.records_schedule:
+        return engine
+    if 2 * num_rows > settings.most_schedule_rows:
+        settings.most_schedule_rows *= 2
+    margin = len(engine.lists)
+    if not isinstance(rows, np.ndarray) or len(rows) >= settings.most_schedule_rows + margin:
+        return engine
+    longer = np.zeros(settings.most_schedule_rows + margin, rows.dtype)
+    longer[:num_rows] = rows[:num_rows]
+    made: Any = longer
+    return engine._replace(schedule_rows=made)

@@ -1,0 +1,78 @@
+"""Requests as the engine knows them before a run: their lengths, limits, priorities, arrivals and prefix keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies import Contiguous, Policy, Static
+from kvsim.policies.settings import Reserve
+from kvsim.workload import Ragged
+
+Column = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is known of every request before the run; in tokens, int64[n]."""
+
+    prompt: Column
+    output: Column
+    """Outputs after which it stops by itself, or because the longest sequence ends."""
+    limit: Column
+    """Outputs after which it is stopped: what the scheduler knows beforehand."""
+    priority: Column
+    arrival_s: npt.NDArray[np.float64]
+    keys: Ragged[np.int64]
+    """One key per full block of every prompt, equal where the prefixes are; empty where nothing is known."""
+
+    @property
+    def stops_late(self) -> npt.NDArray[np.bool_]:
+        """Where only the output reveals the stop, which is noticed one step late where steps are scheduled ahead."""
+        return np.asarray(self.output < self.limit)
+
+    def reservations(self, policy: Contiguous) -> Column:
+        """Slots that each request asks for when it is admitted first."""
+        wanted = {
+            Reserve.MAX: np.full_like(self.prompt, policy.max_model_len),
+            Reserve.LIMIT: self.prompt + self.limit,
+            Reserve.POW2: self.prompt + _power_of_two_from(self.output),
+            # The last token's KV is never written, unless the stop is noticed one scheduled token late.
+            Reserve.ORACLE: self.prompt + self.output - 1 + self.stops_late,
+            Reserve.DOUBLING: _power_of_two_from(self.prompt + 1),
+        }
+        return np.asarray(np.minimum(wanted[policy.cache.reserve], policy.max_model_len))
+
+    def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
+        """The requests that could never be served, with `num_units` units all for themselves.
+
+        With several groups, those that could hold more at once: the engine looks at nothing less when it starts.
+        """
+        if isinstance(policy, Static):
+            fits = self.prompt + self.limit - 1 <= num_units
+        elif isinstance(policy, Contiguous):
+            longest = self.reservations(policy)
+            if policy.cache.reserve is Reserve.DOUBLING:
+                last = _power_of_two_from(self.prompt + self.output + 1)
+                longest = np.minimum(last, policy.max_model_len)
+            fits = longest <= (1 << num_units.bit_length() - 1 if policy.cache.fit == "buddy" else num_units)
+        else:
+            # Its last step may verify as many drafted tokens as it leaves room for after them.
+            last = self.prompt + self.output - 1 + self.stops_late + 2 * policy.cache.num_speculative_tokens
+            last = np.minimum(last, policy.max_model_len)
+            if layout is None or layout.is_uniform:
+                fits = -(-last // policy.unit_tokens) <= num_units
+            else:
+                lengths, row = np.unique(last, return_inverse=True)
+                most = policy.scheduler.max_num_batched_tokens
+                fits = np.array([layout.blocks_for(int(length), most) <= num_units for length in lengths])[row]
+        return np.asarray(~fits)
+
+
+def _power_of_two_from(values: Column) -> Column:
+    """The smallest powers of two that are not below `values`, which are positive."""
+    # frexp tells how many bits a number has
+    return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))
