@@ -40,7 +40,6 @@ def has_work(engine: Engine) -> bool:
 def schedule(engine: Engine) -> None:
     """Decide the next step, allocate its memory and put it in flight: it stands in `batch` and in `emitting`."""
     state = engine.state
-    assert state.num_in_flight < engine.settings.most_in_flight
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
