@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -194,8 +195,9 @@ def _sweep(
     # In the order of the points, whichever was done first: equal sweeps are equal bytes.
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)
-    for part in (*(parts / f"{key}.json" for key in rows), parts / _HALF):
-        part.unlink(missing_ok=True)
+    for part in parts.iterdir():  # what a person keeps there stays
+        if re.fullmatch(rf"{_HALF}|[0-9a-f]+\.json", part.name):
+            part.unlink(missing_ok=True)
     return outcome
 
 

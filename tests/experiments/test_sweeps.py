@@ -268,7 +268,8 @@ def test_the_figure_has_a_line_for_each_value_of_the_second_setting(points: list
 
 def test_what_a_killed_sweep_has_left_is_cleared(points: list[Point], tmp_path: Path) -> None:
     parts = tmp_path / "t.parquet.parts"
-    (parts / ".0123.json-abc.kvsim-scratch").mkdir(parents=True)
+    parts.mkdir()
+    (parts / "half").write_text('{"half a')
     (parts / "0123.json").write_text('{"half a')
     (parts / "4567.json").write_text("[]")
     outcome = sweep(points[:2], tmp_path / "t.parquet", num_jobs=2)
