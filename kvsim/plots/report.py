@@ -191,17 +191,22 @@ def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]],
     def time(value_s: float) -> str:
         return "–" if np.isnan(value_s) else seconds(value_s)
 
+    def number(value: float, form: str) -> str:
+        return "–" if np.isnan(value) else format(value, form)
+
     def share(state: SlotState) -> tuple[str, tuple[str, ...]]:
-        return row(f"{STATE_LABELS[state]}, % of the pool", lambda summary: f"{summary.waste.pool_percent[state]:.1f}")
+        return row(
+            f"{STATE_LABELS[state]}, % of the pool", lambda summary: number(summary.waste.pool_percent[state], ".1f")
+        )
 
     def others(summary: Summary) -> str:
         return f"{summary.num_refused + summary.num_aborted + summary.num_unfinished:,}"
 
     return (
         *map(share, SlotState),
-        row("output tokens per second", lambda summary: f"{summary.output_tokens_per_s:,.0f}"),
-        row("mean batch, sequences", lambda summary: f"{summary.mean_batch:.2f}"),
-        row("mean waiting, requests", lambda summary: f"{summary.mean_waiting:,.1f}"),
+        row("output tokens per second", lambda summary: number(summary.output_tokens_per_s, ",.0f")),
+        row("mean batch, sequences", lambda summary: number(summary.mean_batch, ".2f")),
+        row("mean waiting, requests", lambda summary: number(summary.mean_waiting, ",.1f")),
         row("time to first token, median", lambda summary: time(summary.ttft_s.p50)),
         row("time to first token, 99th percentile", lambda summary: time(summary.ttft_s.p99)),
         row("time per later token, median", lambda summary: time(summary.tpot_s.p50)),

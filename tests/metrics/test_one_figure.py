@@ -70,3 +70,62 @@ def test_any_settings(seed: int, tmp_path: Path) -> None:
     for number, server in enumerate(servers):
         read = typed("info", folder / str(number) if "servers" in printed else folder, "--json")
         assert differences(server, json.loads(read.stdout)) == []
+
+
+REQUESTS = (
+    *("--num-requests", 25, "--arrivals", "poisson", "--rate", 60, "--prompt-tokens", "100:0.8"),
+    *("--output-tokens", "30:0.6", "--shared-prefix", "3x100", "--max-model-len", 1024, "--refuse-misfits"),
+)
+FEATURES: dict[str, tuple[str | int, ...]] = {
+    "plain": ("--num-blocks", 60),
+    "drafts": ("--num-blocks", 60, "--speculative-tokens", 3, "--no-async-scheduling"),
+    "offload": ("--num-blocks", 130, "--max-num-seqs", 2, "--no-prefix-caching", "--kv-offloading-size", "0.2"),
+    "windows": ("--model", "gemma-3-1b-it", "--num-blocks", 100, "--max-num-seqs", 4),
+}
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What `kvsim info` computes from a recording."""
+    result = typed("info", folder, "--json")
+    assert result.exit_code == 0, result.exception
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_comparison(feature: str, tmp_path: Path) -> None:
+    compared = typed("compare", *REQUESTS, *FEATURES[feature], "--json", "-o", tmp_path / "runs")
+    assert compared.exit_code == 0, compared.exception
+    policies = json.loads(compared.stdout)
+    assert "paged" in policies
+    for policy, document in policies.items():
+        document.pop("ample_output_tokens_per_s")
+        assert differences(document, recorded(tmp_path / "runs" / policy)) == []
+
+
+def test_a_report(tmp_path: Path) -> None:
+    folders = [tmp_path / feature for feature in ("plain", "drafts")]
+    for folder in folders:
+        assert typed("run", *REQUESTS, *FEATURES[folder.name], "-o", folder).exit_code == 0
+    reported = typed("report", *folders, "-o", tmp_path / "report")
+    assert reported.exit_code == 0, reported.exception
+    table = (tmp_path / "report" / "report.md").read_text()
+    infos = [recorded(folder) for folder in folders]
+    tokens = [f"{info['waste']['pool_percent']['token']:.1f}" for info in infos]
+    assert f"| tokens, % of the pool | {' | '.join(tokens)} |" in table
+    speeds = [f"{info['output_tokens_per_s']:,.0f}" for info in infos]
+    assert f"| output tokens per second | {' | '.join(speeds)} |" in table
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_points_of_a_sweep(feature: str, tmp_path: Path) -> None:
+    flags = (*REQUESTS, *FEATURES[feature])
+    swept = typed("sweep", *flags, "--vary", "seed=0,1", "--jobs", 1, "--json", "-o", tmp_path / "sweep.parquet")
+    assert swept.exit_code == 0, swept.exception
+    for point in json.loads(swept.stdout)["points"]:
+        folder = tmp_path / str(point["seed"])
+        assert typed("run", *flags, "--seed", point["seed"], "-o", folder).exit_code == 0
+        theirs = figures(recorded(folder))
+        shared = theirs.keys() & point.keys()
+        assert {"waste.allocated_percent.token", "ttft_s.p99", "prefix_hit_rate"} <= shared
+        assert [name for name in shared if not is_same(point[name], theirs[name])] == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.metrics import Summary, summarize
+from kvsim.metrics.shares import whole_percents
 from kvsim.metrics.verdict import Limit, verdict_of
 from kvsim.models import find_model
 from kvsim.policies import Paged, Policy, Static
@@ -41,8 +42,11 @@ def test_each_limit_is_named_where_it_alone_holds_requests_back() -> None:
     assert short.limit is Limit.MEMORY
     assert not short.is_good
     assert "preemptions (" in short.sentence
-    assert verdict_of(summary_of(2000, max_num_seqs=4)).limit is Limit.BATCH
-    assert verdict_of(summary_of(2000, max_num_batched_tokens=30)).limit is Limit.TOKENS
+    batch, tokens = summary_of(2000, max_num_seqs=4), summary_of(2000, max_num_batched_tokens=30)
+    assert (verdict_of(batch).limit, verdict_of(tokens).limit) == (Limit.BATCH, Limit.TOKENS)
+    assert "no request ever waits in the queue" in verdict_of(ample).sentence
+    assert "(max_num_seqs 4)" in verdict_of(batch).sentence
+    assert "(max_num_batched_tokens 30)" in verdict_of(tokens).sentence
 
 
 def test_waiting_is_split_by_cause_and_adds_up() -> None:
@@ -98,3 +102,9 @@ def check_agreement(workload: Workload, policy: Policy, num_blocks: int) -> None
     for name, value in recorded.waiting_for.as_dict().items():
         assert summed.waiting_for.as_dict()[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
         assert math.isfinite(value)
+
+
+def test_shares_in_whole_percents_add_up() -> None:
+    assert whole_percents(0.606, 0.296, 0.098) == [61, 29, 10]
+    assert whole_percents(1.0, 1.0, 1.0) == [34, 33, 33]
+    assert whole_percents(0.0, 0.0) == [0, 0]
