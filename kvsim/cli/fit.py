@@ -67,8 +67,9 @@ def command(
     """Say whether a load fits a vLLM server, what limits it, and what would make it fit.
 
     The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
-    --prompt-tokens and --output-tokens; or the requests of --workload FILE. Limits that are not given are those of
-    vllm serve. Every change in the answer was simulated with the same requests.
+    --prompt-tokens and --output-tokens; or the requests of --workload FILE, without flags those of a recording that
+    comes with kvsim. Limits that are not given are those of vllm serve. Every change in the answer was simulated with
+    the same requests, over and over until a rate has settled.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300

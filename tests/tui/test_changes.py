@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.replay import Replay
+from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.facts.last_step import last_step
 from kvsim.tui.facts.telling import begin_story, story_of, story_of_comparison
@@ -21,6 +24,7 @@ from kvsim.tui.pool.paint import Change
 from kvsim.tui.screens.compare import Compare
 from kvsim.tui.widgets.below_pool import BelowPool
 from kvsim.tui.widgets.pool_view import PoolView
+from kvsim.workload import generate
 
 from .test_app import screen_text
 
@@ -91,6 +95,14 @@ def test_the_story_of_a_pool_that_is_full(shipped: Callable[[str], Recording]) -
 def test_the_story_of_a_batch_is_its_padding(shipped: Callable[[str], Recording]) -> None:
     story = story_of(Session(shipped("static")))
     assert story.parts[0].endswith("of the pool is padding on average")
+
+
+def test_a_queue_before_a_pool_that_never_runs_short_names_the_limit(make_machine: Callable[[int], Machine]) -> None:
+    work = generate(60, prompt=60, output=20, seed=1)
+    policy = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=256))
+    parts = story_of(Session(simulate(work, policy, make_machine(20_000)))).parts
+    assert parts[0].startswith("whole run: the pool never runs short: at most ")
+    assert parts[2] == "held back by max_num_seqs 4"
 
 
 def test_playing_begins_shortly_before_the_most_telling_moment(shipped: Callable[[str], Recording]) -> None:

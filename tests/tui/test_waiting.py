@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.replay.unfolding import NO_OWNER
+from kvsim.simulation import Machine, simulate
 from kvsim.tui.app import KvsimApp
 from kvsim.tui.facts.waiting import kept_by, units_needed
 from kvsim.tui.lessons import Guided, find_lesson
 from kvsim.tui.playback.session import Session
 from kvsim.tui.widgets.queue import Queue
+from kvsim.workload import generate
 
 from .test_app import text_of
 
@@ -39,6 +46,20 @@ def test_the_head_of_the_queue_needs_more_blocks_than_are_free(shipped: Callable
             told += 1
         assert bool(texts) == (session.recording.steps.waiting[frame] > 0)
     assert told > 20
+
+
+def test_the_head_of_the_queue_needs_blocks_of_every_group() -> None:
+    gpu, model = find_gpu("H200"), find_model("gemma-3-4b-it")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=400 << 20, step_time=step_times(gpu, model, "vllm"))
+    work = generate(12, prompt=900, output=200, seed=1)
+    session = Session(simulate(work, Paged(scheduler=ContinuousSettings(max_model_len=2048)), machine))
+    waits = np.flatnonzero(session.recording.steps.waiting > 0)
+    session.player.go_to_frame(int(waits[0]))
+    session.show()
+    head, groups = int(session.replay.waiting_requests()[0]), session.recording.meta.pool.groups
+    need = sum(-(-900 // group.block_size) for group in groups)
+    assert units_needed(session, head) == need
+    assert kept_by(session)[1] == f"needs {need:,} blocks, {int((session.replay.owner == NO_OWNER).sum()):,} free"
 
 
 def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[str], Recording]) -> None:

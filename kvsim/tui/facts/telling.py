@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.waiting import Limits
 
 from ..look.words import percent, plural, seconds
 from ..playback.events import EventKind
@@ -23,6 +24,8 @@ _NONE_LEFT: Final = 1.05
 """A gap of less counts as none."""
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
+_SOME_WAIT: Final = 0.5
+"""Requests that wait on average from which on it is told."""
 _TELLING: Final = 0.05
 """Share of the pool from which waste is what a run is about."""
 
@@ -55,7 +58,8 @@ def story_of(session: Session) -> Story:
     free = np.append(steps.free_units, session.replay.num_units)
     in_use = percent(session.replay.num_units - int(free.min()), session.replay.num_units)
     short = parts or [f"the pool never runs short: at most {in_use} in use"]
-    return _whole_run(busiest, (*short, f"up to {running[busiest]:,} running", *_waiting(session)))
+    queue = (*_waiting(session), *_held_back_by(session))
+    return _whole_run(busiest, (*short, *queue, f"up to {running[busiest]:,} running"))
 
 
 def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
@@ -108,7 +112,26 @@ def _when_full(session: Session) -> list[str]:
 def _waiting(session: Session) -> list[str]:
     """How many wait on average, over time."""
     mean = _mean(session, "waiting")
-    return [f"{mean:,.0f} wait on average"] if mean >= 0.5 else []
+    return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
+
+
+def _held_back_by(session: Session) -> list[str]:
+    """The limit of the scheduler that keeps most requests waiting, if any does."""
+    meta, steps = session.recording.meta, session.recording.steps
+    limits = Limits.of(meta.policy, meta.engine)
+    if limits is None:
+        return []
+    _, by_batch, by_tokens = limits.split(steps.waiting, steps.running, steps.prefill_tokens + steps.decode_tokens)
+    batch, tokens = _mean_of(session, by_batch), _mean_of(session, by_tokens)
+    if max(batch, tokens) < _SOME_WAIT:
+        return []
+    if meta.policy_name == "static":
+        return ["held back by batch_size"]
+    batch_words, token_words = (
+        f"max_num_seqs {limits.max_num_seqs:,}",
+        f"{limits.max_num_batched_tokens:,} tokens a step",
+    )
+    return [f"held back by {batch_words if batch >= tokens else token_words}"]
 
 
 def _mean(session: Session, column: str) -> float:

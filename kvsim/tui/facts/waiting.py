@@ -13,6 +13,8 @@ from kvsim.replay.unfolding import NO_OWNER
 from ..look.words import plural
 
 if TYPE_CHECKING:
+    from kvsim.kv_groups import KVCacheGroup
+
     from ..playback.session import Session
 
 
@@ -70,11 +72,21 @@ def units_needed(session: Session, request: int) -> int | None:
     reservation; None where that is not known.
     """
     replay, requests = session.replay, session.recording.requests
+    tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
     if len(replay.groups) > 1:
-        return None
+        limits = Limits.of(session.recording.meta.policy, session.recording.meta.engine)
+        return (
+            None
+            if limits is None
+            else sum(_of_group(group, tokens, limits) for group in session.recording.meta.pool.groups)
+        )
     if replay.unit_tokens > 1:
-        tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
         return -(-tokens // replay.unit_tokens)
     tables, now = replay.ledger.tables, int(replay.frame_seq[replay.frame])
     rows = np.flatnonzero((tables.request == request) & (tables.birth_seq > now))
     return int(tables.length[rows[0]]) if len(rows) else None
+
+
+def _of_group(group: KVCacheGroup, tokens: int, limits: Limits) -> int:
+    """Blocks of one group that a request of so many tokens takes to begin."""
+    return min(group.blocks_for(tokens, limits.max_num_batched_tokens), -(-tokens // group.block_size))
