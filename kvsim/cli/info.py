@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
@@ -21,7 +19,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
 
     --check is for those who write recordings: docs/reference/recordings.md specifies the format.
     """
-    from kvsim.cli.summary import print_summaries
+    from kvsim.cli.summary import figures_document, print_summaries
     from kvsim.metrics import summarize
     from kvsim.metrics.steady import steady_part
     from kvsim.metrics.verdict import verdict_of
@@ -40,14 +38,14 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     recording = read(find(recording_name))
     meta, summary = recording.meta, summarize(recording)
     if as_json:
-        about: dict[str, Any] = {
+        about: dict[str, object] = {
             "source": meta.source,
             "gpu": meta.gpu,
             "engine": dict(meta.engine),
             "model": dict(meta.model),
         }
         about |= {"policy": dict(meta.policy), "requests": len(recording.requests)}
-        print_json(summary.as_dict() | {"verdict": verdict_of(summary).as_dict()} | about)
+        print_json(figures_document(recording, summary) | about)
         return
     pool = meta.pool
     units = "none: the cache grows with the batch"

@@ -82,12 +82,18 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
     too.
     """
     _warn(recording)
-    return summary.as_dict() | {
-        "verdict": verdict_of(summary).as_dict(),
-        "steady": steady_part(recording.requests).as_dict(),
+    return figures_document(recording, summary) | {
         "settings": _settings(recording.meta),
         "times": time_source(recording).removeprefix("times: "),
         KEY: list(recording.meta.extra.get(KEY, ())),
+    }
+
+
+def figures_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
+    """Every figure as JSON has it, of a run and of its recording alike."""
+    return summary.as_dict() | {
+        "verdict": verdict_of(summary).as_dict(),
+        "steady": steady_part(recording.requests).as_dict(),
     }
 
 
