@@ -21,6 +21,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """
     from kvsim.cli.summary import figures_document, print_summaries
     from kvsim.metrics import summarize
+    from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.metrics.steady import steady_part
     from kvsim.metrics.verdict import verdict_of
     from kvsim.recording import find, read, shipped_names
@@ -35,8 +36,9 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         else:
             click.echo("\n".join(names))
         return
-    recording = read(find(recording_name))
-    meta, summary = recording.meta, summarize(recording)
+    folder = find(recording_name)
+    recording = read(folder)
+    meta, summary = recording.meta, summarize(recording, refuse_contradictions(recording, folder))
     if as_json:
         about: dict[str, object] = {
             "source": meta.source,
@@ -74,24 +76,23 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Read it, which compares what it says twice, and follow every unit through every step."""
-    from kvsim.metrics import waste
+    """Read it, follow every unit through every step, and compare whatever it says twice."""
+    from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.recording import find, read
-    from kvsim.replay import Replay
 
     if name is None:
         raise UsageError("--check needs a recording: kvsim info FOLDER --check.")
-    recording = read(find(name))
+    folder = find(name)
+    recording = read(folder)
+    slots = refuse_contradictions(recording, folder)
     facts = {
         "requests": len(recording.requests),
         "steps": len(recording.steps),
         "schedule_rows": len(recording.schedule),
         "memory_rows": len(recording.memory),
     }
-    if len(recording.steps):
-        replay = Replay(recording)
-        replay.warm_up()
-        facts["frames"] = len(waste(replay).slots)
+    if slots is not None:
+        facts["frames"] = len(slots.slots)
     if as_json:
         print_json({"recording": name, "keeps_to_the_format": True, **facts})
         return

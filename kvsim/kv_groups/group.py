@@ -8,7 +8,7 @@ them, an engine allocates by them, and a recording keeps them (`meta.kv_cache_gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -207,12 +207,25 @@ class KVCacheLayout:
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
     """The groups that `meta.kv_cache_groups` of a recording lists.
 
+    Where none of them has a `spec`, those of one kind, window, block size and page are alike.
+
     Raises:
-        RecordingError: if it is not a list of groups.
+        RecordingError: if it is not a list of groups, or groups with one `spec` are not alike.
     """
     if not isinstance(entries, list | tuple) or not entries:
         raise RecordingError(f"kv_cache_groups is {entries!r}; it must be a list of at least one group.")
-    return tuple(KVCacheGroup.from_meta(entry, f"kv_cache_groups[{index}]") for index, entry in enumerate(entries))
+    groups = [KVCacheGroup.from_meta(entry, f"kv_cache_groups[{index}]") for index, entry in enumerate(entries)]
+    rules = [replace(group, num_layers=1, spec=0) for group in groups]
+    if not any("spec" in entry for entry in entries):
+        return tuple(replace(group, spec=rules.index(rule)) for group, rule in zip(groups, rules, strict=True))
+    first_of = {group.spec: index for index, group in reversed([*enumerate(groups)])}
+    for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
+        if rule != rules[first_of[group.spec]]:
+            raise RecordingError(
+                f"kv_cache_groups[{index}] has the spec of kv_cache_groups[{first_of[group.spec]}], {group.spec}, and "
+                "is not alike; only groups of one kind, window, block size and page have one spec."
+            )
+    return tuple(groups)
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.check_admissions import check_admissions
 from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_queue import Stays, check_queue
@@ -48,6 +49,8 @@ def check(recording: Recording, folder: Path) -> None:
         if not recording.meta.pool.groups:
             stays = Stays.of(recording.memory)
         check_queue(recording, stays, ends, folder)
+        if recording.meta.pool.num_units is not None:
+            check_admissions(recording, stays, folder)
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
@@ -139,6 +142,11 @@ def _check_initial(recording: Recording, file: Path) -> None:
         inside = (units >= pool.first_unit) & (units < pool.first_unit + pool.num_units)
         if not inside.all() or not np.diff(np.sort(units)).all():
             raise RecordingError(f"{file}: {name} should list each unit of the pool at most once.")
+    if meta.initial_free is not None and len(meta.initial_free) != pool.num_units and not meta.begins_in_the_middle:
+        raise RecordingError(
+            f"{file}: initial_free lists {len(meta.initial_free):,} units, and pool.num_units says "
+            f"{pool.num_units or 0:,}."
+        )
     if meta.initial_cached is not None and not (meta.begins_in_the_middle and meta.prefix_caching):
         raise RecordingError(f"{file}: initial_cached is for recordings of a prefix cache that begin in the middle.")
     computed = meta.initial_computed

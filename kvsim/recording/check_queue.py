@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
-from kvsim.recording.order import in_parts
+from kvsim.recording.order import in_parts, stable_order
 from kvsim.recording.rules import agree, require, require_of
 from kvsim.recording.tables import IntArray, Memory, MemoryKind, RequestStatus
 
@@ -68,6 +68,8 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) ->
         agree(steps.waiting[rows], waiting, file, "waiting", "requests.parquet", np.arange(rows.start, rows.stop))
     if recording.copies is None:
         _check_preemptions(recording, stays, ends, folder)
+    else:
+        _check_preemptions_with_copies(recording, stays, ends, folder)
 
 
 def _check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
@@ -89,6 +91,42 @@ def _check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: P
         (output_seq[rows] == stays.end_seq[~gave_way])[known], folder / "requests.parquet",
         "output_tokens and the request's memory should end with one output", rows[known],
     )  # fmt: skip
+
+
+def _check_preemptions_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Memory that is still copied goes later than its request, which gives way before it begins anew, or at last."""
+    requests, steps = recording.requests, recording.steps
+    begun = np.bincount(stays.birth_request, minlength=len(requests))
+    least = np.maximum(begun - 1, 0)
+    # One that gives way at last does so behind its last step, and before the output that ends it.
+    last_step = np.zeros(len(requests), np.int64)
+    np.maximum.at(last_step, recording.schedule.request, recording.schedule.step + recording.schedule.repeats - 1)
+    end = np.full(len(requests), len(steps))
+    end[ends.request] = np.searchsorted(steps.schedule_seq, steps.output_seq[ends.step])
+    num_before = np.append(0, np.cumsum(steps.preempted > 0))
+    at_last = num_before[end] > num_before[np.minimum(last_step + 1, end)]
+    holds = (requests.preemptions == least) | ((requests.preemptions == begun) & at_last)
+    require(holds, folder / "requests.parquet", "preemptions should be as often as memory.parquet begins anew")
+    if (requests.status == RequestStatus.ABORTED).any():
+        return
+    # Who runs was running, or begins, and has neither given way nor ended; one that gave way at last had ended before.
+    moments = steps.schedule_seq
+    finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
+    ended = np.diff(_so_far(moments, steps.output_seq[finished]), prepend=0)
+    running = steps.running.astype(np.int64)
+    gave_way = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
+    agree(steps.preempted, gave_way, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
+
+
+def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
+    """How many requests begin to compute in each step, for the first time since they began to hold memory."""
+    schedule, num_steps = recording.schedule, len(recording.steps)
+    order = stable_order(schedule.request, len(recording.requests))
+    key = schedule.request[order].astype(np.int64) * (num_steps + 1) + schedule.step[order]
+    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
+    at = np.searchsorted(key, stays.birth_request.astype(np.int64) * (num_steps + 1) + step)
+    begins = np.unique(at[np.append(schedule.request[order], -1)[at] == stays.birth_request])
+    return np.bincount(schedule.step[order][begins], minlength=num_steps)
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:

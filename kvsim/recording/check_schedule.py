@@ -51,6 +51,11 @@ def check_steps(recording: Recording, file: Path) -> None:
     if steps.unusable_units is not None:
         part = steps.unusable_units <= np.maximum(steps.free_units, 0)
         require(part, file, "unusable_units should not be more than free_units")
+        if "rules" not in recording.meta.policy:  # an allocator of a user's may fragment in parts
+            whole = (steps.unusable_units == 0) | ((steps.unusable_units == steps.free_units) & (steps.waiting > 0))
+            require(whole, file, "unusable_units should be none, or all free units while a request waits")
+            if recording.meta.policy_name != "contiguous":
+                require(steps.unusable_units == 0, file, "unusable_units are for reservations of contiguous memory")
     if steps.allocated_bytes is not None and steps.reserved_bytes is not None:
         require(steps.allocated_bytes <= steps.reserved_bytes, file, "allocated_bytes should not exceed reserved_bytes")
 
@@ -104,7 +109,7 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
     require(steps.prefill_tokens <= prefill, file, "prefill_tokens should be no more than schedule.parquet has")
 
 
-def _prefill_tokens(recording: Recording) -> tuple[IntArray, IntArray]:
+def _prefill_tokens(recording: Recording) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """In how many of its steps each row of the schedule fills in a prompt, or what a preemption took: at least, and at
     most.
 
@@ -121,7 +126,7 @@ def _prefill_tokens(recording: Recording) -> tuple[IntArray, IntArray]:
     return least, np.where(may_be, repeats, least)
 
 
-def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> npt.NDArray[np.int64]:
+def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
     """`amount` of the rows of the schedule, added up for each of the steps that they stand for."""
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)

@@ -23,6 +23,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
         _check_unit(recording, folder / "meta.json")
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
         return
+    _check_waiting(recording, folder / "steps.parquet")
     steps = recording.steps
     amounts: tuple[tuple[str, tuple[IntArray, ...], str], ...] = (
         ("max_num_seqs", (steps.running,), "running"),
@@ -39,6 +40,27 @@ def check_settings(recording: Recording, folder: Path) -> None:
                 rule = f"{what} should not be more than {part}.{name} of meta.json, which is {most}"
                 holds = partial(_add_up_to, columns, most)
                 require_of(holds, steps, folder / "steps.parquet", rule)
+
+
+def _check_waiting(recording: Recording, file: Path) -> None:
+    """Nothing waits where the batch, the step and the pool have room for any request: a limit would be told wrong."""
+    requests, steps, meta = recording.requests, recording.steps, recording.meta
+    settings = {**meta.engine, **meta.policy}
+    most_seqs, most_tokens = settings.get("max_num_seqs"), settings.get("max_num_batched_tokens")
+    elsewhere = recording.copies is not None or meta.pool.groups or "rules" in meta.policy
+    if meta.policy_name != "paged" or elsewhere or meta.pool.num_units is None or not most_seqs or not most_tokens:
+        return
+    longest = int((requests.prompt_tokens.astype(np.int64) + requests.max_tokens).max(initial=0))
+    units = -(-longest // meta.pool.unit_tokens) + 1 + (settings.get("watermark") or 0) * meta.pool.num_units
+
+    def is_kept(rows: slice) -> np.ndarray:
+        tokens = steps.prefill_tokens[rows].astype(np.int64) + steps.decode_tokens[rows]
+        kept = (steps.preempted[rows] > 0) | (steps.running[rows] >= most_seqs) | (tokens + longest >= most_tokens)
+        found: np.ndarray = kept | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= units)
+        return found
+
+    rule = "requests wait although the limits of meta.json and the free units leave room for any of them"
+    require_of(is_kept, steps, file, rule)
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:

@@ -94,13 +94,63 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
         before = times >= end_s - CLOCK_S
         require(before, file, f"{name} should not be before the end of the step that computes what it needs", rows)
         agree(times, end_s, file, name, "steps.parquet", rows, within=within)
-    if recording.meta.policy_name == "static" and len(ends.step):
-        together = np.zeros(len(steps))
-        together[ends.step] = requests.finished_s[ends.request]
-        agree(
-            requests.finished_s[ends.request], together[ends.step], file, "finished_s", "the rest of its batch",
-            ends.request, within=CLOCK_S,
-        )  # fmt: skip
+    if recording.meta.policy_name == "static":
+        _check_batches(recording, file)
+    elif not recording.meta.begins_in_the_middle:
+        rows, computed_in = first
+        at_end = _at_end_of_step(recording.schedule, requests.prompt_tokens.astype(np.int64))
+        require(at_end[rows], file, "prompt_tokens should be where a step of schedule.parquet ends", rows)
+        _check_aborted(recording, file)
+
+
+def _check_aborted(recording: Recording, file: Path) -> None:
+    """Who was aborted did not leave with the output of its last token."""
+    requests, schedule = recording.requests, recording.schedule
+    last_step = np.full(len(requests), -1)
+    np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
+    aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
+    apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
+    require(apart, file, "an aborted request should not end with the output of its last step", aborted)
+
+
+def _check_batches(recording: Recording, file: Path) -> None:
+    """The rows of a static batch begin and end together: it is as wide as its longest prompt and as long as its longest
+    answer.
+    """
+    requests, schedule = recording.requests, recording.schedule
+    rows, first = np.unique(schedule.request, return_index=True)
+    begin = schedule.step[first]
+    last = np.zeros(len(requests), np.int64)
+    np.maximum.at(last, schedule.request, schedule.step + schedule.repeats.astype(np.int64) - 1)
+    _, batch = np.unique(begin, return_inverse=True)
+
+    def longest(values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
+        most = np.full(batch.max(initial=-1) + 1, -np.inf)
+        np.maximum.at(most, batch, values[rows])
+        return most[batch]
+
+    agree(schedule.tokens[first], longest(requests.prompt_tokens), file, "the longest prompt of the batch",
+          "requests.parquet", rows)  # fmt: skip
+    ended = requests.status[rows] == RequestStatus.FINISHED
+    alike = longest(requests.status) == requests.status[rows]
+    require(alike, file, "the requests of a batch should end alike", rows)
+    agree(longest(requests.finished_s)[ended], requests.finished_s[rows][ended], file, "finished_s",
+          "another request of the batch", rows[ended], within=CLOCK_S)  # fmt: skip
+    agree((last[rows] - begin + 1)[ended], longest(requests.output_tokens)[ended], file,
+          "the longest answer of the batch", "schedule.parquet", rows[ended])  # fmt: skip
+
+
+def _at_end_of_step(schedule: Schedule, tokens: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether so many tokens of each request are computed at the end of the first step that gets there."""
+    wanted, before = tokens[schedule.request], schedule.computed_before
+    gets_there = np.flatnonzero(
+        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
+    )
+    rows, first = np.unique(schedule.request[gets_there], return_index=True)
+    row = gets_there[first]
+    found = np.zeros(len(tokens), np.bool_)
+    found[rows] = (wanted[row] - before[row]) % schedule.tokens[row] == 0
+    return found
 
 
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:

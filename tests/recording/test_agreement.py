@@ -100,7 +100,7 @@ def less(value: float) -> float:
         ("requests", "preemptions", more, "preemptions says 5, and memory.parquet makes it 4"),
         ("requests", "cached_tokens", -1, "cached_tokens should lie between"),
         ("requests", "cached_tokens", 1, "cached_tokens says 1, and schedule.parquet makes it 0"),
-        ("requests", "prompt_hashes", [1] * 99, "prompt_hashes should not be more than prompt_tokens"),
+        ("requests", "prompt_hashes", [1] * 99, "prompt_hashes should be one for each 4 of prompt_tokens, or none"),
         ("requests", "arrival_seq", 10_000, "arrival_seq should not decrease"),
         (
             "steps",

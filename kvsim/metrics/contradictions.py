@@ -1,0 +1,147 @@
+"""Play a recording from its tables and compare what comes out with what it says: nothing that is printed may differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.machines.choice import served_model
+from kvsim.metrics.waste import Waste, waste
+from kvsim.recording import Recording
+from kvsim.recording.check import check
+from kvsim.recording.rules import agree, require
+from kvsim.recording.tables import IntArray, MemoryKind
+from kvsim.replay import Replay
+from kvsim.replay.by_unit import Successions
+
+
+def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
+    """Check everything that `recording`, which is or will be in `folder`, says twice; return the account of its pool.
+
+    Raises:
+        RecordingError: naming the file and row of the first contradiction.
+    """
+    check(recording, folder)
+    _check_bytes(recording, folder / "meta.json")
+    if not len(recording.steps):
+        return None
+    replay = Replay(recording)
+    slots = waste(replay)
+    steps = recording.steps
+    if recording.meta.pool.num_units is not None:
+        free = (slots.capacity - slots.held[:-1]) // replay.unit_slots
+        told = np.flatnonzero(steps.free_units >= 0)
+        agree(steps.free_units[told], free[told], folder / "steps.parquet", "free_units", "memory.parquet", told)
+    if replay.ledger.unit_by_unit:
+        _check_units(replay, folder)
+        _check_kept(replay, folder / "memory.parquet")
+    return slots
+
+
+def _check_bytes(recording: Recording, file: Path) -> None:
+    """A token takes the bytes that the model's shape makes, where that is told, and a block those of its layers."""
+    meta, pool = recording.meta, recording.meta.pool
+    if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
+        told = meta.model.get("kv_bytes_per_token", pool.bytes_per_unit // pool.unit_tokens)
+        irrelevant = dict.fromkeys(_OF_WEIGHTS, 1)
+        try:
+            served_model(replace(meta, model=irrelevant | dict(meta.model) | {"kv_bytes_per_token": told}))
+        except (RecordingError, UsageError) as error:
+            raise RecordingError(f"{file}: {error}") from error
+    stages = meta.model.get("pipeline_parallel_size", meta.engine.get("pipeline_parallel_size", 1))
+    largest = max((group.num_layers * group.page_bytes for group in pool.groups), default=0)
+    if pool.groups and stages == 1 and largest != pool.bytes_per_unit:
+        raise RecordingError(
+            f"{file}: pool.bytes_per_unit says {pool.bytes_per_unit:,}, and the layers of its kv_cache_groups make it "
+            f"{largest:,}."
+        )
+    num_layers, told_layers = sum(group.num_layers for group in pool.groups), meta.model.get("num_layers")
+    if pool.groups and isinstance(told_layers, int) and not meta.model.get("layer_caches") and num_layers > told_layers:
+        raise RecordingError(
+            f"{file}: kv_cache_groups have {num_layers:,} layers, and model.num_layers says {told_layers:,}."
+        )
+
+
+_SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
+"""What the bytes of a token follow from."""
+_OF_WEIGHTS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+"""What a shape says beside, which they do not follow from."""
+
+
+def _check_units(replay: Replay, folder: Path) -> None:
+    """A unit that keeps a prefix loses it before it is written on, and only who has that prefix shares it."""
+    recording, file = replay.recording, folder / "memory.parquet"
+    memory, meta = recording.memory, recording.meta
+    kept_prefixes = _Prefixes(replay)
+    for part in replay.ledger.successions(with_prefixes=True):
+        kind = memory.kind[part.row]
+        require(
+            ~((kind == MemoryKind.APPEND) & part.kept), file,
+            "a unit that keeps a prefix should be evicted before it is handed out", part.row,
+        )  # fmt: skip
+        if meta.source == "simulation":  # a server may cache what it had not told when it gave the unit back
+            lost = (kind != MemoryKind.EVICT) | part.kept
+            require(lost, file, "a unit that is evicted should keep a prefix", part.row)
+        kept_prefixes.check(part, kind, file)
+
+
+def _check_kept(replay: Replay, file: Path) -> None:
+    """A table keeps the prefixes of its full units; whether the token under way fills the last is not always known."""
+    recording, memory = replay.recording, replay.recording.memory
+    meta = recording.meta
+    elsewhere = recording.copies is not None or meta.pool.groups or meta.policy.get("num_speculative_tokens")
+    if memory.cached is None or elsewhere or not meta.prefix_caching or meta.begins_in_the_middle:
+        return
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
+    computed = replay.progress.computed(memory.request[rows], step)
+    most, least = computed // replay.unit_tokens, np.maximum(computed - 1, 0) // replay.unit_tokens
+    kept = (memory.cached[rows] >= least) & (memory.cached[rows] <= most)
+    require(kept, file, "cached should be the units that are full of what schedule.parquet computed", rows)
+
+
+class _Prefixes:
+    """The request that wrote each unit, and where it stood in its table."""
+
+    def __init__(self, replay: Replay) -> None:
+        recording, pool = replay.recording, replay.recording.meta.pool
+        self._memory, hashes = recording.memory, recording.requests.prompt_hashes
+        self._hashes, self._first = hashes.values, np.append(0, np.cumsum(hashes.lengths))
+        sizes = [group.block_size for group in pool.groups] or [pool.unit_tokens]
+        self._hashes_per_unit = np.array(sizes) // recording.meta.hash_block_size
+        self._writer = np.full((2, replay.ledger.end_of_pool), -1, np.int32)
+
+    def check(self, part: Successions, kind: IntArray, file: Path) -> None:
+        """Check who shares units among `part`, whose rows have these kinds, and go on behind it."""
+        memory = self._memory
+        request = memory.request[part.row]
+        position = memory.position[part.row] + part.unit - memory.address[part.row]
+        rows = np.arange(len(kind))
+        last = np.maximum.accumulate(np.where(kind == MemoryKind.APPEND, rows, -1))
+        shared = np.flatnonzero(kind == MemoryKind.SHARE)
+        by = last[shared]
+        here = (by >= 0) & (part.unit[by] == part.unit[shared])
+        writer, place = self._writer[:, part.unit[shared]]
+        writer, place = np.where(here, request[by], writer), np.where(here, position[by], place)
+        at_row, known = part.row[shared], writer >= 0
+        require(~known | (place == position[shared]), file, "a unit should be shared where it stood before", at_row)
+        own, other = self._hash(request[shared], position[shared], at_row), self._hash(writer, place, at_row)
+        comparable = known & (own[1] & other[1])
+        require(
+            ~comparable | (own[0] == other[0]), file,
+            "a unit should be shared by prompts that requests.parquet gives the same prompt_hashes", at_row,
+        )  # fmt: skip
+        written = np.flatnonzero(kind == MemoryKind.APPEND)
+        self._writer[:, part.unit[written]] = request[written], position[written]  # of several, the last one stands
+
+    def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
+        """The hash of each prompt up to the end of a unit, and whether it is known."""
+        group = 0 if self._memory.group is None else self._memory.group[row]
+        nth = (position.astype(np.int64) + 1) * self._hashes_per_unit[group] - 1
+        at = self._first[request] + nth
+        is_known = (nth >= 0) & (at < self._first[request + 1])
+        found = np.append(self._hashes, 0)[np.where(is_known, at, -1)]
+        return found, is_known

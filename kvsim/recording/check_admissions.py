@@ -1,0 +1,113 @@
+"""What must hold for requests that get memory: what they need not compute was there, in the pool or on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.check_queue import Stays
+from kvsim.recording.model import Recording
+from kvsim.recording.order import stable_order, units_of_runs
+from kvsim.recording.rules import agree, require
+from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
+
+
+def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
+    """Check that a request begins behind the prefix that it shares, and that what a step copies is what was copied.
+
+    Where blocks come from the host, it begins when they are there; `copies.parquet` says which.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    schedule, file = recording.schedule, folder / "schedule.parquet"
+    rows, step = _first_rows(recording, stays)
+    found = rows >= 0
+    hits = _hits(recording, stays)[found]
+    before, rows, step = schedule.computed_before[rows[found]].astype(np.int64), rows[found], step[found]
+    if recording.copies is not None:
+        _check_copies(recording, recording.copies, folder)
+    elif not recording.meta.policy.get("swap_gib"):
+        agree(before, hits, file, "computed_before", "memory.parquet", rows)
+    else:
+        require(before >= hits, file, "computed_before should be no less than the request shares", rows)
+        _check_swaps(recording, step, before, hits, folder / "steps.parquet")
+
+
+def _first_rows(recording: Recording, stays: Stays) -> tuple[IntArray, IntArray]:
+    """The row of the schedule in which each stay begins, -1 where it waits for its blocks, and the step."""
+    schedule, steps = recording.schedule, recording.steps
+    num_keys = len(steps) + 1
+    step = np.searchsorted(steps.schedule_seq, stays.birth_seq)
+    order = stable_order(schedule.request, len(recording.requests))
+    key = np.append(schedule.request[order].astype(np.int64) * num_keys + schedule.step[order], -1)
+    wanted = stays.birth_request.astype(np.int64) * num_keys + step
+    at = np.searchsorted(key[:-1], wanted)
+    return np.where(key[at] == wanted, np.append(order, -1)[at], -1), step
+
+
+def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
+    """Tokens of the prefix that each stay begins with: all groups share as far as the longest of their tables says."""
+    memory, pool = recording.memory, recording.meta.pool
+    rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
+    sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
+    group = 0 if memory.group is None else memory.group[rows]
+    end = (memory.position[rows].astype(np.int64) + memory.length[rows]) * sizes[group]
+    num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
+    moment, number = np.unique(memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows], return_inverse=True)
+    most = np.zeros(len(moment) + 1, np.int64)
+    np.maximum.at(most, number, end)
+    wanted = stays.birth_request.astype(np.int64) * num_seqs + stays.birth_seq
+    at = np.searchsorted(moment, wanted)
+    return np.where(np.append(moment, -1)[at] == wanted, most[at], 0)
+
+
+def _check_swaps(recording: Recording, step: IntArray, before: IntArray, hits: IntArray, file: Path) -> None:
+    """What comes back is what a request begins with beyond its hits; it went when the request was preempted."""
+    steps, unit_tokens = recording.steps, recording.meta.pool.unit_tokens
+    if steps.swapped_in_units is None or steps.swapped_out_units is None:
+        return
+    back = np.where(before > hits, -(-before // unit_tokens) - hits // unit_tokens, 0)
+    came = np.bincount(step, weights=back, minlength=len(steps)).astype(np.int64)
+    agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
+    memory = recording.memory
+    ends = memory.ends
+    gone = np.searchsorted(steps.schedule_seq, memory.seq[ends])
+    most = np.bincount(gone, weights=memory.length[ends], minlength=len(steps) + 1)[:-1]
+    require(steps.swapped_out_units <= most, file, "swapped_out_units should be no more than memory.parquet gives back")
+    require(
+        np.cumsum(steps.swapped_out_units, dtype=np.int64) >= np.cumsum(came), file,
+        "swapped_in_units should be no more than went out before",
+    )  # fmt: skip
+
+
+def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
+    """A load fills blocks that its request gets in that step, a store copies others; the steps count both."""
+    requests, steps, file = recording.requests, recording.steps, folder / "copies.parquet"
+    ordered = (copies.begun_step >= 0) & (copies.begun_step < len(steps)) & (copies.reported_step < len(steps))
+    ordered &= (copies.reported_step < 0) | (copies.reported_step >= copies.begun_step)
+    require(ordered, file, "begun_step and reported_step should be rows of steps.parquet in this order")
+    require((copies.request >= 0) & (copies.request < len(requests)), file, "request is not a row of requests.parquet")
+    if recording.meta.begins_in_the_middle:
+        return
+    memory = recording.memory
+    rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)
+    run, offset = units_of_runs(memory.length[rows])
+    taken = np.stack((memory.request[rows][run], memory.address[rows][run] + offset, memory.seq[rows][run]))
+    asked = np.stack((copies.request, copies.address, steps.schedule_seq[copies.begun_step]))
+    number = np.unique(np.concatenate((taken, asked), axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    is_new = np.isin(number[taken.shape[1] :], number[: taken.shape[1]])
+    is_load = copies.kind == CopyKind.LOAD
+    require(~is_load | is_new, file, "a load should fill a block that memory.parquet gives its request in that step")
+    stored_in = np.full(int(copies.slot.max(initial=-1)) + 1, len(steps))
+    np.minimum.at(stored_in, copies.slot[~is_load], copies.begun_step[~is_load])
+    was_stored = stored_in[copies.slot] < copies.begun_step
+    require(~is_load | was_stored, file, "a load should come from a slot that a step before has stored to")
+    for column, units, chosen in (
+        ("swapped_out_units", steps.swapped_out_units, ~is_load), ("swapped_in_units", steps.swapped_in_units, is_load)
+    ):  # fmt: skip
+        if units is not None:
+            copied = np.bincount(copies.begun_step[chosen], minlength=len(steps))
+            agree(units, copied, folder / "steps.parquet", column, "copies.parquet")

@@ -1,0 +1,225 @@
+"""What a recording says twice is compared: who changes a figure has to change whatever it follows from.
+
+Good recordings of every policy are changed in one value or in a handful that keeps the sums, and written anew with a
+digest of their own. Whatever `kvsim info --json` prints then is as before, or the recording is refused. `_is_coherent`
+says where another figure is no contradiction, because no table says it a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvsim.calibration.prior import vllm_prior
+from kvsim.cli import cli
+from kvsim.errors import KvsimError, RecordingError
+from kvsim.hardware import find_gpu
+from kvsim.metrics.contradictions import refuse_contradictions
+from kvsim.models import find_model
+from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
+from kvsim.recording import Recording, find, read, write
+from kvsim.recording.tables import RequestStatus
+from kvsim.simulation import Machine, simulate
+from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
+
+from .changes import CHANGES, differing, figures, with_columns
+
+SHIPPED = ("vllm-h200-granite-350m-gsm8k", "hf-h200-granite-350m-batch64-static")
+SCHEDULER = ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40)
+POLICIES: dict[str, tuple[Policy, int]] = {
+    "prefixes": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4)), 90),
+    "in step": (
+        Paged(scheduler=replace(SCHEDULER, async_scheduling=False), cache=PagedSettings(enable_prefix_caching=False)),
+        160,
+    ),
+    "drafts": (
+        Paged(
+            scheduler=replace(SCHEDULER, async_scheduling=False),
+            cache=PagedSettings(block_size=4, num_speculative_tokens=3),
+        ),
+        120,
+    ),
+    "swap": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, swap_gib=1.0)), 90),
+    "offload": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, kv_offloading_size=0.02)), 100),
+    "contiguous": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.LIMIT, fit="best")), 100),
+    "doubling": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.DOUBLING)), 100),
+    "static": (Static(scheduler=StaticSettings(batch_size=4, max_model_len=64)), 400),
+}
+
+
+@pytest.fixture(scope="session")
+def good(make_machine: Callable[[int], Machine]) -> dict[str, Recording]:
+    """Recordings of every policy, of several KV-cache groups, and of real engines."""
+    workload = generate(
+        30,
+        arrivals=Poisson(rate_per_s=200),
+        prompt=Uniform(low=4, high=24),
+        output=Uniform(low=2, high=24),
+        prefixes=SharedPrefixes(num_groups=2, tokens=9),
+        seed=3,
+    )
+    recordings = {
+        name: simulate(workload, policy, make_machine(tokens), engine="interpreted")
+        for name, (policy, tokens) in POLICIES.items()
+    }
+    assert all(recordings[name].num_preemptions for name in ("prefixes", "in step", "swap", "offload", "doubling"))
+    return recordings | {"groups": _with_groups()} | {name: read(find(name)) for name in SHIPPED}
+
+
+def _with_groups() -> Recording:
+    policy = Paged(scheduler=ContinuousSettings(max_num_seqs=6, max_num_batched_tokens=2048, max_model_len=4096))
+    gpu, model = find_gpu("H200"), find_model("gpt-oss-20b")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1, step_time=vllm_prior(gpu, model))
+    layout = machine.layout(policy)
+    assert layout is not None
+    workload = Workload(
+        arrival_s=np.arange(6) * 0.05, prompt_tokens=[300, 700, 200, 900, 420, 300], output_tokens=[9] * 6,
+        max_tokens=[9] * 6, prefix_group=[0, 1] * 3, prefix_tokens=[160] * 6, prefix_names=("first", "second"),
+    )  # fmt: skip
+    machine = replace(machine, kv_bytes=300 * layout.bytes_per_block)
+    return simulate(workload, policy, machine, engine="interpreted")
+
+
+def _is_coherent(before: Recording, after: Recording) -> bool:
+    """Whether `after` may be of another run: whatever was changed is told there and nowhere else."""
+    requests, told = after.requests, before.requests
+    with_same = after
+    if before.meta.pool.num_units is not None and after.meta.pool.num_units != before.meta.pool.num_units:
+        # A pool of which some units are never used may be larger or smaller by such, if all its steps say so.
+        amount = after.meta.pool.num_units - before.meta.pool.num_units  # type: ignore[operator]
+        assert (after.steps.free_units == before.steps.free_units + amount).all()
+        pool = before.meta.pool
+        with_same = replace(after, meta=replace(after.meta, pool=pool), steps=before.steps)
+    if not np.array_equal(requests.arrival_s, told.arrival_s):
+        # When a request came is told by its own time, and else only by `arrival_seq`: between which events.
+        steps = before.steps
+        following = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
+        start_s = np.append(steps.start_s, np.inf)
+        assert (requests.arrival_s <= start_s[following] + 1e-6).all()
+        assert (requests.arrival_s[following > 1] >= start_s[following[following > 1] - 2] - 1e-6).all()
+        with_same = with_columns(with_same, "requests", arrival_s=told.arrival_s)
+    if before.meta.policy_name == "static":
+        # When a row of a batch has had its last token, and where its prompt begins behind the padding, is told by its
+        # lengths alone, but for those rows that make the batch as long and as wide as it is.
+        lengths = {name: getattr(told, name) for name in ("output_tokens", "prompt_tokens", "max_tokens")}
+        with_same = with_columns(with_same, "requests", **lengths)
+    if before.meta.policy.get("num_speculative_tokens"):
+        # How many of the drafts of a step were accepted is told by where the next begins, and of the last by nothing.
+        drafts = before.meta.policy["num_speculative_tokens"]
+        assert (np.abs(requests.output_tokens - told.output_tokens) <= drafts).all()
+        lengths = {name: getattr(told, name) for name in ("output_tokens", "max_tokens")}
+        with_same = with_columns(with_same, "requests", **lengths)
+        assert (np.abs(after.schedule.computed_before - before.schedule.computed_before) <= drafts).all()
+        with_same = with_columns(with_same, "schedule", computed_before=before.schedule.computed_before)
+    if not np.array_equal(after.steps.start_s, before.steps.start_s) or not np.array_equal(
+        after.steps.end_s, before.steps.end_s
+    ):
+        # A step in which nobody began, or had a first or last token, has times of its own between those of its
+        # neighbours; only if they are in the order of `seq`, which the check has compared.
+        clock = {"start_s": before.steps.start_s, "end_s": before.steps.end_s}
+        with_same = with_columns(with_same, "steps", **clock)
+    if before.memory.cached is not None and before.meta.prefix_caching:
+        # A token that was under way when its request gave way may have filled a unit or not.
+        assert (np.abs(after.memory.cached - before.memory.cached) <= 1).all()  # type: ignore[operator]
+        with_same = with_columns(with_same, "memory", cached=before.memory.cached)
+    if before.steps.unusable_units is not None and before.meta.policy_name == "contiguous":
+        # Which holes are too small follows from what the head of the queue asks for, which no table says.
+        with_same = with_columns(with_same, "steps", unusable_units=before.steps.unusable_units)
+    if (before.meta.policy_name == "static" or after.meta.policy.get("num_speculative_tokens")) and not np.array_equal(
+        requests.status, told.status
+    ):
+        # A batch that ran out of memory ends as one that is complete.
+        alone = np.flatnonzero(requests.status != told.status)
+        assert {*requests.status[alone].tolist()} <= {RequestStatus.FINISHED, RequestStatus.ABORTED}
+        with_same = with_columns(with_same, "requests", status=told.status)
+    return not differing(figures(before), figures(with_same))
+
+
+def campaign(good: dict[str, Recording], number: int, seed: int) -> tuple[dict[str, int], list[str]]:
+    """How often each kind of change was tried, and those that were accepted although a figure is another."""
+    rng = np.random.default_rng(seed)
+    known = {name: figures(recording) for name, recording in good.items()}
+    tried, missed = dict.fromkeys(CHANGES, 0), list[str]()
+    while sum(tried.values()) < number:
+        base, kind = str(rng.choice([*good])), str(rng.choice([*CHANGES]))
+        with np.errstate(all="ignore"):
+            changed = CHANGES[kind](rng, good[base])
+        if changed is None:
+            continue
+        tried[kind] += 1
+        try:
+            refuse_contradictions(changed, Path(base))
+        except KvsimError:
+            continue
+        others = differing(known[base], figures(changed))
+        if others and not _is_coherent(good[base], changed):
+            missed.append(f"{kind} of {base}: {', '.join(others[:3])}")
+    return tried, missed
+
+
+def test_good_recordings_are_accepted(good: dict[str, Recording]) -> None:
+    for name, recording in good.items():
+        refuse_contradictions(recording, Path(name))
+
+
+def test_no_change_of_a_figure_is_accepted(good: dict[str, Recording]) -> None:
+    tried, missed = campaign(good, 300, seed=31)
+    assert min(tried.values()) > 5
+    assert missed == []
+
+
+@pytest.mark.slow
+def test_no_change_of_a_figure_is_accepted_among_thousands(good: dict[str, Recording]) -> None:
+    tried, missed = campaign(good, 5_000, seed=310)
+    assert min(tried.values()) > 200
+    assert missed == []
+
+
+def test_a_change_with_a_digest_of_its_own_is_refused_by_every_info(good: dict[str, Recording], tmp_path: Path) -> None:
+    recording = good["prefixes"]
+    wrong = with_columns(recording, "steps", free_units=np.full_like(recording.steps.free_units, 21))
+    write(wrong, tmp_path / "rec")
+    for words in (["--check"], ["--json"], []):
+        result = CliRunner().invoke(cli, ["info", str(tmp_path / "rec"), *words])
+        assert isinstance(result.exception, KvsimError | SystemExit)
+        assert "free_units says 21, and memory.parquet makes it" in result.output + str(result.exception)
+
+
+def test_a_prefix_that_another_prompt_has_not(good: dict[str, Recording]) -> None:
+    recording = good["prefixes"]
+    hashes = recording.requests.prompt_hashes
+    values = np.arange(len(hashes.values))
+    wrong = with_columns(recording, "requests", prompt_hashes=type(hashes)(values, hashes.offsets, np.int64))
+    with pytest.raises(RecordingError, match=r"prompts that requests.parquet gives the same prompt_hashes"):
+        refuse_contradictions(wrong, Path("rec"))
+
+
+def test_a_shape_that_makes_other_bytes(good: dict[str, Recording]) -> None:
+    recording = good["in step"]
+    model = dict(recording.meta.model) | {"num_layers": 999}
+    with pytest.raises(RecordingError, match=r"says kv_bytes_per_token = 131072; it must be "):
+        refuse_contradictions(replace(recording, meta=replace(recording.meta, model=model)), Path("rec"))
+
+
+def test_groups_without_a_number_of_their_spec_are_told_apart(good: dict[str, Recording], tmp_path: Path) -> None:
+    folder = write(good["groups"], tmp_path / "rec")
+    document: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+    specs = [group.spec for group in good["groups"].meta.pool.groups]
+    assert len({*specs}) > 1
+    for entry in document["kv_cache_groups"]:
+        entry.pop("spec", None)
+    (folder / "meta.json").write_text(json.dumps(document))
+    assert [group.spec for group in read(folder).meta.pool.groups] == specs
+    for entry in document["kv_cache_groups"]:
+        entry["spec"] = 0
+    (folder / "meta.json").write_text(json.dumps(document))
+    with pytest.raises(RecordingError, match=r"kv_cache_groups\[1\] has the spec of kv_cache_groups\[0\], 0, and"):
+        read(folder)
