@@ -33,7 +33,12 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     steps = recording.steps
     if recording.meta.pool.num_units is not None:
         free = (slots.capacity - slots.held[:-1]) // replay.unit_slots
-        told = np.flatnonzero(steps.free_units >= 0)
+        # A request that is aborted behind a step gives its memory back at the moment that a frame shows as the step's.
+        memory, is_told = recording.memory, steps.free_units >= 0
+        rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
+        before = memory.step[rows] - 1
+        is_told[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
+        told = np.flatnonzero(is_told)
         agree(steps.free_units[told], free[told], folder / "steps.parquet", "free_units", "memory.parquet", told)
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)

@@ -22,6 +22,7 @@ class Stays(NamedTuple):
     birth_seq: IntArray
     end_request: IntArray
     end_seq: IntArray
+    end_step: IntArray
 
     @classmethod
     def of(cls, memory: Memory) -> Stays:
@@ -37,7 +38,9 @@ class Stays(NamedTuple):
         birth = birth_request.astype(np.int64) * num_seqs + birth_seq
         end = memory.request[ends].astype(np.int64) * num_seqs + memory.seq[ends]
         begins, leaves = ~np.isin(birth, end), ends[~np.isin(end, birth)]
-        return cls(birth_request[begins], birth_seq[begins], memory.request[leaves], memory.seq[leaves])
+        return cls(
+            birth_request[begins], birth_seq[begins], memory.request[leaves], memory.seq[leaves], memory.step[leaves]
+        )
 
 
 def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
@@ -53,7 +56,14 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) ->
     if recording.meta.pool.num_units is None:  # a batch that runs as a whole
         agree(steps.running, steps.num_scheduled, file, "running", "num_scheduled")
     else:
-        held = _so_far(moments, stays.birth_seq) - _so_far(moments, stays.end_seq)
+        held = _so_far(moments, stays.birth_seq) - _so_far(
+            moments,
+            np.where(
+                stays.end_step < len(steps),
+                np.maximum(stays.end_seq, moments[np.minimum(stays.end_step, len(steps) - 1)]),
+                stays.end_seq,
+            ),
+        )
         if recording.copies is None:
             agree(steps.running, held, file, "running", "memory.parquet")
         else:  # one that waits for its blocks to come from the host holds some, and one whose blocks are still copied
@@ -75,20 +85,23 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) ->
 def _check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
     """Who gives all memory back when a step is scheduled was preempted by it; who does so later has ended."""
     requests, steps = recording.requests, recording.steps
-    step = np.searchsorted(steps.schedule_seq, stays.end_seq)
-    gave_way = steps.schedule_seq[np.minimum(step, len(steps) - 1)] == stays.end_seq
+    step = np.minimum(stays.end_step, len(steps) - 1)
+    gave_way = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
     preempted = np.bincount(step[gave_way], minlength=len(steps))
     agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "memory.parquet")
     lost = np.bincount(stays.end_request[gave_way], minlength=len(requests))
     agree(requests.preemptions, lost, folder / "requests.parquet", "preemptions", "memory.parquet")
-    rows = stays.end_request[~gave_way]
+    # What came behind the last output may be told in part.
+    output = np.minimum(np.searchsorted(steps.output_seq, stays.end_seq), len(steps) - 1)
+    with_output = ~gave_way & (steps.output_seq[output] == stays.end_seq)
+    rows = stays.end_request[with_output]
     ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
     require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
     output_seq = np.zeros(len(requests), np.int64)
     output_seq[ends.request] = steps.output_seq[ends.step]
     known = output_seq[rows] > 0
     require(
-        (output_seq[rows] == stays.end_seq[~gave_way])[known], folder / "requests.parquet",
+        (output_seq[rows] == stays.end_seq[with_output])[known], folder / "requests.parquet",
         "output_tokens and the request's memory should end with one output", rows[known],
     )  # fmt: skip
 

@@ -44,7 +44,9 @@ def check_clock(recording: Recording, folder: Path) -> None:
     require_of(is_behind_outputs, steps, folder / "steps.parquet", rule)
     scheduled = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
     processed = np.searchsorted(steps.output_seq, requests.arrival_seq)
-    next_s = np.minimum(np.append(steps.start_s, np.inf)[scheduled], np.append(steps.end_s, np.inf)[processed])
+    next_s = np.append(steps.start_s, np.inf)[scheduled]
+    told = np.append(steps.output_seq <= _last_seq(recording), False)[processed]
+    next_s[told] = np.minimum(next_s[told], steps.end_s[processed[told]])
     rule = "arrival_s should not be after the step that comes next by arrival_seq"
     require(requests.arrival_s <= next_s + CLOCK_S, folder / "requests.parquet", rule)
     if recording.meta.begins_in_the_middle:
@@ -88,7 +90,9 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
     first = _steps_of_tokens(recording.schedule, np.where(answered, requests.prompt_tokens.astype(np.int64), 0))
-    for name, (rows, computed_in) in (("first_token_s", first), ("finished_s", ends)):
+    for name, (tokens_of, at_step) in (("first_token_s", first), ("finished_s", ends)):
+        complete = steps.output_seq[at_step] <= _last_seq(recording)
+        rows, computed_in = tokens_of[complete], at_step[complete]
         times, end_s = getattr(requests, name)[rows], steps.end_s[computed_in]
         within = CLOCK_S if _are_of_one_reading(recording, times - end_s) else _OWN_READING_S
         before = times >= end_s - CLOCK_S
@@ -97,10 +101,18 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     if recording.meta.policy_name == "static":
         _check_batches(recording, file)
     elif not recording.meta.begins_in_the_middle:
-        rows, computed_in = first
+        rows, _ = first
         at_end = _at_end_of_step(recording.schedule, requests.prompt_tokens.astype(np.int64))
         require(at_end[rows], file, "prompt_tokens should be where a step of schedule.parquet ends", rows)
         _check_aborted(recording, file)
+
+
+def _last_seq(recording: Recording) -> int:
+    """The last moment of which more than an output is told: what a log says of an output behind it may be a part."""
+    requests, steps, memory = recording.requests, recording.steps, recording.memory
+    if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
+        return int(steps.output_seq[-1])
+    return int(max(steps.schedule_seq[-1], requests.arrival_seq[-1], memory.seq[-1]))
 
 
 def _check_aborted(recording: Recording, file: Path) -> None:

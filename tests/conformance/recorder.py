@@ -154,17 +154,19 @@ class Watch:
 
     def _record_step(self, call: int) -> int:
         builder, driver = self._builder, self._driver
-        batch, preempted = driver.batch(), driver.preempted()
+        batch, preempted, prefill_tokens = driver.batch(), driver.preempted(), 0
         for node, tokens in batch.items():
             before = int(driver.sequence(node).computed) - tokens
+            if tokens > 1 or before < driver.sequence(node).prompt_tokens:
+                prefill_tokens += tokens
             builder.scheduled(node - 1, before, tokens, call)
             self._rows.append((builder.num_steps, node - 1, before, tokens))
         for node in preempted:
             builder.preempted(node - 1)
         return builder.step(
             start_s=float(call),
-            prefill_tokens=0,
-            decode_tokens=sum(batch.values()),
+            prefill_tokens=prefill_tokens,
+            decode_tokens=sum(batch.values()) - prefill_tokens,
             num_scheduled=len(batch),
             running=len(driver.running()),
             waiting=len(driver.waiting()),

@@ -219,9 +219,11 @@ def test_a_batch_longer_than_any_memory(folders: list[Path], tmp_path: Path) -> 
     begins, repeats = data["step"].to_numpy(), data["repeat"].to_numpy()
     steps = pq.read_table(tmp_path / "rec" / "steps.parquet")
     per_step = np.zeros(len(steps), np.int64)
+    prefill = np.zeros(len(steps), np.int64)
     for begin, repeat, each in zip(begins, repeats, tokens, strict=True):
         per_step[begin : begin + repeat] += each
-    for name, values in (("prefill_tokens", per_step // 2), ("decode_tokens", per_step - per_step // 2)):
+        prefill[begin : begin + repeat] += each if each > 1 else 0
+    for name, values in (("prefill_tokens", prefill), ("decode_tokens", per_step - prefill)):
         steps = steps.set_column(steps.schema.get_field_index(name), name, pa.array(values, pa.int64()))
     pq.write_table(steps, tmp_path / "rec" / "steps.parquet")
     with pytest.raises(RecordingError, match=r"has a batch of [\d,]+ slots; no server has more"):
