@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +20,17 @@ _WORTH_IT = 8
 
 
 class FewUnits:
-    """A ledger of single units that tells of some of them, with its operations counted anew."""
+    """A ledger of single units that tells of some of them, with its operations counted anew, and its units too: they
+    go by their place among these, so that a pool of these takes memory for no others.
+    """
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
         self._ledger = ledger
         self.has_groups, self.is_shared = ledger.has_groups, ledger.is_shared
-        self.initial_cached, self.end_of_pool = ledger.initial_cached, ledger.end_of_pool
-        is_one = np.zeros(max(self.end_of_pool, int(addresses.max(initial=-1)) + 1), np.bool_)
+        self._addresses = np.unique(addresses)
+        self.initial_cached = np.flatnonzero(np.isin(self._addresses, ledger.initial_cached))
+        self.end_of_pool = len(self._addresses)
+        is_one = np.zeros(max(ledger.end_of_pool, int(addresses.max(initial=-1)) + 1), np.bool_)
         is_one[addresses] = True
         self._ops = ledger.ops_on(is_one)
 
@@ -33,6 +38,10 @@ class FewUnits:
     def are(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
         """Whether so many units are few enough to follow them alone, in a pool where that is possible."""
         return ledger.unit_by_unit and not ledger.has_groups and num_units * _WORTH_IT <= num_in_pool
+
+    def places(self, addresses: IntArray) -> IntArray:
+        """The place of each of `addresses` among these units."""
+        return self._addresses.searchsorted(addresses)
 
     @property
     def num_ops(self) -> int:
@@ -45,7 +54,7 @@ class FewUnits:
 
     def part(self, begin: int, end: int) -> Part:
         """The operations [begin, end) of these."""
-        return self._ledger.at(self._ops[begin:end])
+        return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
         """The operations [begin, end), with the number of the first; there are few."""
@@ -53,7 +62,10 @@ class FewUnits:
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
         """These operations, in any order."""
-        return self._ledger.at(self._ops[ops])
+        return self._renumbered(self._ledger.at(self._ops[ops]))
+
+    def _renumbered(self, part: Part) -> Part:
+        return replace(part, address=self.places(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
         """Whether a unit keeps its prefix, as the ledger says."""

@@ -225,11 +225,17 @@ class Replay:
         """What most slots of each unit are at several frames, and who holds it: SlotState and row of the request
         (`NO_OWNER` for a free one), both of the shape (frames, units). The current frame may be another one afterwards.
         """
-        num_units = len(self.owner[units])
-        few = FewUnits(self.ledger, self.first_unit + np.asarray(units)) if self._are_few(units) else None
-        pool = self._states if few is None else SingleUnits(few, self.num_units, self.first_unit)
+        num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
+        few, shown = None, units
+        pool: UnitStates
+        if not isinstance(units, slice) and FewUnits.are(self.ledger, num_units, self.num_units):
+            addresses = self.first_unit + np.asarray(units)
+            few = FewUnits(self.ledger, addresses)
+            pool, shown = SingleUnits(few, few.end_of_pool, 0), few.places(addresses)
+        else:
+            pool = self._states
         states = np.empty((len(frames), num_units), np.uint8)
-        owners = np.empty((len(frames), num_units), self.owner.dtype)
+        owners = np.empty((len(frames), num_units), np.int32)
         at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
         for begin in range(0, len(frames), at_once):
             part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[npt.NDArray[np.int64]]()
@@ -238,19 +244,15 @@ class Replay:
                     self.seek(frame)
                 else:
                     pool.go_to(few.ops_until(self.num_ops(frame)), int(self.frame_seq[frame]))
-                owners[nth] = pool.owner[units]
+                owners[nth] = pool.owner[shown]
                 if self.recording.meta.pool.groups:
                     slots.append(self.slots(units))
                 else:
-                    seen.append(self._seen(pool, units, frame))
+                    seen.append(self._seen(pool, shown, frame))
             if seen:
                 slots = [self._split(Seen(*map(np.stack, zip(*seen, strict=True))))]
             states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
         return states, owners
-
-    def _are_few(self, units: IntArray | slice) -> bool:
-        """Whether it is worth while to follow `units` alone."""
-        return not isinstance(units, slice) and FewUnits.are(self.ledger, len(units), self.num_units)
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
         """What stands in `units` at `frame`, which `pool` shows."""
