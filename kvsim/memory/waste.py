@@ -91,9 +91,9 @@ class SlotTotals(NamedTuple):
     free: Any
     """Slots that nobody holds."""
     cached: Any
-    """Of these, slots that keep a prefix."""
+    """Free slots that keep a prefix."""
     unusable: Any
-    """Of these, slots in pieces too small for the head of the queue."""
+    """Free slots in pieces too small for the head of the queue."""
     requested: Any
     """Slots that were asked for, over all tables."""
     rounding: Any

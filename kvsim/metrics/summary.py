@@ -52,11 +52,11 @@ class Summary:
     prefix_queried_tokens: int
     """Prompt tokens that were looked up in the prefix cache, each prompt once, when its request was first scheduled."""
     prefix_hit_tokens: int
-    """Of these, tokens that were found there, or in host memory, and needed no computing."""
+    """Tokens among these that were found there, or in host memory, and needed no computing."""
     prefix_hit_rate: float
     """Hit tokens by queried ones, 0 to 1: 0 where no prompt was looked up."""
     prefix_no_hits: str
-    """Why there was no hit, in words; empty where there was one."""
+    """The reason why there was no hit, in words; empty where there was one."""
     computed_tokens: int
     """Scheduled over all steps."""
     vain_tokens: int
