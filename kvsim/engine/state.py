@@ -76,7 +76,8 @@ class Engine(NamedTuple):
     sequences: Records[Sequence]
     times: Records[Times]
     unsure: Records[Unsure]
-    """As many for each sequence as it has such tokens at most, one sequence behind the other."""
+    """Tokens of which it shows only in the end whether they are computed: equally many for each sequence, one sequence
+    behind the other."""
     lines: Records[Line]
     running: Numbers
     """The running sequences, in order of admission."""

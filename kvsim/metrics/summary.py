@@ -66,7 +66,7 @@ class Summary:
     """Requests in the queue, over time."""
     waiting_for: WaitingFor
     limits: Limits | None
-    """What the engine takes into one step; None where that is not known."""
+    """Limits of one step of the engine; None where that is not known."""
     wait_s: Distribution
     ttft_s: Distribution
     tpot_s: Distribution

@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.integer]
 STEPS_TOGETHER = 4_096
 """Steps that are added up at once: more do not stay in the processor's cache, and fewer cost most by the call."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _HELD, _STATES = range(7)
-"""What is added up over time; the eight states stand behind each other."""
+"""Rows of what is added up over time; the eight states stand behind each other."""
 _ROUNDING = 1e-9
 """Share of the pool that sums of times may have lost to rounding, so that a share may be this much below 0."""
 
