@@ -17,7 +17,7 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     """Check that a request begins behind the prefix that it shares, and that what a step copies is what was copied.
 
-    Where blocks come from the host, it begins when they are there; `copies.parquet` says which.
+    One whose blocks come from the host begins when they are there, in a later step, and is not looked at.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -29,7 +29,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     before, rows, step = schedule.computed_before[rows[found]].astype(np.int64), rows[found], step[found]
     if recording.copies is not None:
         _check_copies(recording, recording.copies, folder)
-    elif not recording.meta.policy.get("swap_gib"):
+    if not recording.meta.policy.get("swap_gib"):
         agree(before, hits, file, "computed_before", "memory.parquet", rows)
     else:
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)

@@ -138,7 +138,7 @@ def _check_batches(recording: Recording, file: Path) -> None:
 
     def longest(values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
         most = np.full(batch.max(initial=-1) + 1, -np.inf)
-        np.maximum.at(most, batch, values[rows])
+        np.fmax.at(most, batch, values[rows])
         return most[batch]
 
     agree(schedule.tokens[first], longest(requests.prompt_tokens), file, "the longest prompt of the batch",
