@@ -94,7 +94,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             values[field.name] = told[name]
         elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
             raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
-        default = 1 if field.default is None else field.default  # a limit, whose default follows from others
+        default = getattr(kind(), field.name) if field.default is None else field.default  # follows from other limits
         if field.name in values and type(values[field.name]) not in _types(default):
             example = default.value if isinstance(default, Enum) else default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")
