@@ -25,7 +25,7 @@ from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
 from kvsim.recording import Recording, read
 from kvsim.recording.tables import MemoryKind, Steps
-from kvsim.tui.live.past import Past
+from kvsim_tui.live.past import Past
 
 PARTS = 6
 NOT_SAID = ("step", "schedule_seq", "output_seq", "end_s")

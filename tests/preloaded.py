@@ -28,7 +28,7 @@ _LIBRARIES = (
     "rich.progress", "scipy.optimize", "textual.drivers.headless_driver", "textual.pilot",
     "kvsim.calibration", "kvsim.engine.object_code", "kvsim.exporters", "kvsim.fitting", "kvsim.importers",
     "kvsim.plots.report", "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands",
-    "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim.tui.app", "kvsim.tui.lessons",
+    "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim_tui.app", "kvsim_tui.lessons",
 )  # fmt: skip
 """What commands import when they are called."""
 

@@ -66,7 +66,7 @@ def test_a_room_loads_only_what_it_stands_on(run_python: RunPython, code: str, a
 def test_a_room_knows_nothing_of_the_rooms_above(run_python: RunPython, room: str) -> None:
     result = run_python("-c", f"import sys, kvsim.{room}\nprint('\\n'.join(sys.modules))")
     assert result.returncode == 0, result.stderr
-    above = ("kvsim.cli", "kvsim.plots", "kvsim.simulation", "kvsim.tui")
+    above = ("kvsim.cli", "kvsim.plots", "kvsim.simulation", "kvsim_tui")
     assert not [name for name in result.stdout.split() if name.startswith(above)]
 
 

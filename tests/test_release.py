@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
+from pathlib import Path, PurePath
 
 import pytest
 import yaml
@@ -72,3 +73,18 @@ def test_scripts_that_a_workflow_runs_are_there(file: Path) -> None:
     scripts = {word for line in lines for word in line.split() if word.startswith((".ci/", "./", "benchmarks/"))}
     for script in scripts:
         assert (REPOSITORY / script).is_file(), script
+
+
+@pytest.mark.parametrize("folder", ["kvsim", "tui"])
+def test_every_file_of_a_package_is_installed(folder: str) -> None:
+    """Packages are folders with an `__init__.py`; other files are installed where a pattern names them."""
+    build = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = build["package-data"]["*"]
+    root = REPOSITORY / folder
+    files = [file for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert files
+    for file in files:
+        if file.suffix == ".py":
+            assert all((each / "__init__.py").exists() for each in file.parents if each.is_relative_to(root)), file
+        else:
+            assert any(PurePath(file.name).match(pattern.removeprefix("**/")) for pattern in patterns), file

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from itertools import pairwise
-from pathlib import Path
 
-import kvsim
+from .conftest import REPOSITORY
 
 PREPOSITIONS = "Above After As At Before Behind Below Beside Beyond By For From In Of On Since To Until Up With Without"
 QUESTIONS = "How What When Where Which Who Whom Whose Why"
@@ -34,10 +33,9 @@ def test_docstrings_of_attributes_are_found() -> None:
 
 
 def test_a_docstring_of_an_attribute_begins_with_what_it_names() -> None:
-    folder = Path(kvsim.__file__).parent
     unplain = [
-        f"{file.relative_to(folder)}:{line}: {text}"
-        for file in sorted(folder.rglob("*.py"))
+        f"{file.relative_to(REPOSITORY)}:{line}: {text}"
+        for file in sorted((*REPOSITORY.glob("kvsim/**/*.py"), *REPOSITORY.glob("tui/**/*.py")))
         for line, text in attribute_docstrings(file.read_text())
         if text.split()[0] in UNPLAIN or text[-1] not in ".:?!`)"
     ]

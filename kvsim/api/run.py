@@ -68,11 +68,11 @@ class Run(Recording):
         Raises:
             RecordingError: the run has no steps, or no pool with addresses.
         """
-        from kvsim.tui.export.still_svg import svg_of_stills  # noqa: PLC0415
-        from kvsim.tui.facts.telling import begin_story  # noqa: PLC0415
-        from kvsim.tui.look.words import seconds  # noqa: PLC0415
-        from kvsim.tui.playback.session import Session  # noqa: PLC0415
-        from kvsim.tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
+        from kvsim_tui.export.still_svg import svg_of_stills  # noqa: PLC0415
+        from kvsim_tui.facts.telling import begin_story  # noqa: PLC0415
+        from kvsim_tui.look.words import seconds  # noqa: PLC0415
+        from kvsim_tui.playback.session import Session  # noqa: PLC0415
+        from kvsim_tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
 
         session = Session(self, at_s=at_s)
         if at_s is None:
@@ -138,6 +138,6 @@ def play(shown: Any, *, at_s: float | None = None) -> None:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("play() needs a terminal, and there is none here; picture() and plot() show a run anywhere.")
-    from kvsim import tui  # noqa: PLC0415
+    import kvsim_tui  # noqa: PLC0415
 
-    tui.run(shown, at_s=at_s)
+    kvsim_tui.run(shown, at_s=at_s)

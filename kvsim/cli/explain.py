@@ -29,14 +29,14 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     """
     if markdown != (output is not None):
         raise UsageError("--markdown writes a file and its figures, so it goes with -o FOLDER.")
-    lessons = import_module("kvsim.tui.lessons")
+    lessons = import_module("kvsim_tui.lessons")
     if lesson is None:
         for found in lessons.all_lessons():
             click.echo(f"{found.number}  {found.title}\n   {found.summary}")
         return
-    reading, guided = import_module("kvsim.tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))
+    reading, guided = import_module("kvsim_tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))
     if output is None:
-        symbols = import_module("kvsim.tui.look.states")
+        symbols = import_module("kvsim_tui.look.states")
         plain = ascii_only or not _can_print("█▒×")
         click.echo(reading.as_text(guided, symbols.ASCII if plain else symbols.GLYPHS))
         return
@@ -45,7 +45,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     for file in (page, *(output / name for name in figures)):
         may_replace(file, "explain", overwrite=overwrite)
     output.mkdir(parents=True, exist_ok=True)
-    save = import_module("kvsim.tui.export.picture_file").save
+    save = import_module("kvsim_tui.export.picture_file").save
     for name, figure in figures.items():
         save(figure, output / name, made_by="explain")
     click.echo(save(f"{text}\n", page, made_by="explain"))  # last: a page has its figures

@@ -111,14 +111,14 @@ def command(
     if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
-    tui = import_module("kvsim.tui")
+    tui = import_module("kvsim_tui")
     if attach is not None:
         live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
         return
     make: Callable[[Any], Any]
     runs = ample = None
     if lesson is not None:
-        found = import_module("kvsim.tui.lessons").find_lesson(lesson)
+        found = import_module("kvsim_tui.lessons").find_lesson(lesson)
         make = partial(_found, found)
     elif compare:
         all_runs = flags | {"workload": recording_name or flags["workload"]}
@@ -223,7 +223,7 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
 
 
 def _list_lessons() -> None:
-    for lesson in import_module("kvsim.tui.lessons").all_lessons():
+    for lesson in import_module("kvsim_tui.lessons").all_lessons():
         click.echo(f"{lesson.number}  {lesson.title}\n   {lesson.summary}")
     click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
 

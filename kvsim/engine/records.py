@@ -243,7 +243,7 @@ class Sequence(Alike):
     """The last of these, of which it shows only in the end whether they are computed: see `totals`."""
     is_refused: bool = False
     is_skipped: bool = False
-    """It waits before the queue, as one that could not be admitted yet."""
+    """The sequence waits before the queue: it could not be admitted yet."""
     priority: Small = 0
     reservation: Small = 0
     """Slots that it asks for when it is admitted, where these do not depend on what it has computed."""

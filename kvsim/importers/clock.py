@@ -93,7 +93,7 @@ class Clock:
     from_first: bool = True
     """Whether time begins with the first arrival, as it must where the file has dates."""
     kind: str | None = field(default=None, init=False)
-    """What the rows hold, all of them alike."""
+    """The kind of time that all rows hold."""
     _mark: str = field(default="", init=False)
     """The decimal mark of the numbers so far."""
     _grouped: tuple[int, str] | None = field(default=None, init=False)

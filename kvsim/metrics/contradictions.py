@@ -71,9 +71,9 @@ def _check_bytes(recording: Recording, file: Path) -> None:
 
 
 _SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
-"""What the bytes of a token follow from."""
+"""Fields of a shape from which the bytes of a token follow."""
 _OF_WEIGHTS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
-"""What a shape says beside, which they do not follow from."""
+"""Other fields of a shape."""
 
 
 def _check_units(replay: Replay, folder: Path) -> None:

@@ -107,7 +107,7 @@ def test_playing_needs_a_terminal(run: kvsim.Run, monkeypatch: pytest.MonkeyPatc
         run.play()
     shown: list[Any] = []
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
-    monkeypatch.setattr("kvsim.tui.run", lambda what, at_s: shown.append((what, at_s)))
+    monkeypatch.setattr("kvsim_tui.run", lambda what, at_s: shown.append((what, at_s)))
     run.play(at_s=3.0)
     assert shown == [(run, 3.0)]
 
@@ -115,7 +115,7 @@ def test_playing_needs_a_terminal(run: kvsim.Run, monkeypatch: pytest.MonkeyPatc
 def test_nothing_heavy_is_loaded_before_it_is_used(run_python: Callable[..., Any]) -> None:
     code = f"import sys, kvsim; kvsim.read({PRESSURE!r}).summary(); print(*sys.modules)"
     modules = run_python("-c", code).stdout.split()
-    assert "kvsim.tui" not in modules
+    assert "kvsim_tui" not in modules
     loaded = {name.partition(".")[0] for name in modules}
     assert "pyarrow" in loaded
     assert not loaded & {"textual", "matplotlib", "numba", "scipy"}

@@ -72,7 +72,7 @@ def test_misuse_is_a_sentence(
 
 
 def test_the_packing_lesson_says_what_the_packer_does(type_command: Run) -> None:
-    lesson = tomllib.loads((files("kvsim.tui.lessons") / "8-packing-for-training.toml").read_text())
+    lesson = tomllib.loads((files("kvsim_tui.lessons") / "8-packing-for-training.toml").read_text())
     lengths = [item["prompt"] + item["answer"] for item in lesson["request"]]
     width = max(lengths) + 1  # and a token at its end
     packing = first_fit_decreasing(lengths, width)

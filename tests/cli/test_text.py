@@ -187,7 +187,7 @@ def test_what_another_library_says_of_a_file_is_printable_too(
 
 
 def test_the_interface_draws_nothing_that_acts(evil: Path, tmp_path: Path) -> None:
-    from kvsim import tui
+    import kvsim_tui as tui
 
     for ascii_only in (False, True):
         tui.screenshot(read(evil), tmp_path / "screen.svg", at_s=0.5, size=(200, 60), ascii=ascii_only)

@@ -29,7 +29,7 @@ from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.provenance import meta_from_document
 from kvsim.recording.tables import Requests
 from kvsim.replay import Replay
-from kvsim.tui.playback.session import Session
+from kvsim_tui.playback.session import Session
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
 """What recorders inside vLLM's scheduler wrote, three of them in pipelines."""

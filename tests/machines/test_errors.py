@@ -19,8 +19,8 @@ from kvsim.machines import Basis, class_in, class_of, known_errors, known_in, pl
 from kvsim.machines.errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.recording import Meta, find, read
-from kvsim.tui.facts.headlines import headline
-from kvsim.tui.playback.session import Session
+from kvsim_tui.facts.headlines import headline
+from kvsim_tui.playback.session import Session
 
 ROOT = Path(__file__).parents[2]
 MODELS = (

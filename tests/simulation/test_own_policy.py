@@ -147,7 +147,7 @@ def test_an_allocator_is_accounted_for(requests: kvsim.Workload, machine: kvsim.
 
 
 def test_its_runs_are_the_same_on_the_screen(requests: kvsim.Workload, machine: kvsim.Machine, tmp_path: Path) -> None:
-    from kvsim import tui
+    import kvsim_tui as tui
 
     run = kvsim.simulate(requests, WithNumbered(), machine)
     tui.screenshot(run, tmp_path / "own.svg", size=(100, 30))

@@ -29,12 +29,12 @@ from kvsim.recording import Recording, eventlog, find, read
 from kvsim.recording.tables import CopyKind
 from kvsim.replay.host_memory import host_memory
 from kvsim.simulation import Machine, simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.host_map import COMING, map_keys, slots_per_cell
-from kvsim.tui.pool.paint import EMPTY
-from kvsim.tui.widgets.host_map import HostMap
 from kvsim.workload import LogNormal, Poisson, Workload, generate
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.host_map import COMING, map_keys, slots_per_cell
+from kvsim_tui.pool.paint import EMPTY
+from kvsim_tui.widgets.host_map import HostMap
 
 from ..conftest import REPOSITORY
 

@@ -14,9 +14,9 @@ from kvsim.policies import Contiguous, Paged, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import Memory, MemoryKind, Recording, Requests, RequestStatus, Schedule, Steps, find, read
 from kvsim.simulation import simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.playback.session import Session
 from kvsim.workload import Ragged, Workload
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.playback.session import Session
 
 from .idle import TICK_S, waiting
 

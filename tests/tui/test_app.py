@@ -13,22 +13,22 @@ from textual.events import MouseScrollDown
 from textual.widgets import Input
 
 from kvsim.recording import Memory, Requests, Schedule, Steps
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.dialogs.find import FindScreen
-from kvsim.tui.dialogs.help import HelpScreen
-from kvsim.tui.export.picture_file import drawn
-from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
-from kvsim.tui.playback.session import Session
-from kvsim.tui.screens.playback import PlaybackScreen
-from kvsim.tui.widgets.block_table import BlockTable
-from kvsim.tui.widgets.event_list import EventList
-from kvsim.tui.widgets.inspector import Inspector
-from kvsim.tui.widgets.key_line import KeyLine
-from kvsim.tui.widgets.panel import Panel
-from kvsim.tui.widgets.pool_view import PoolView
-from kvsim.tui.widgets.queue import Queue
-from kvsim.tui.widgets.timeline import GUTTER, Timeline
 from kvsim.workload import Ragged
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.dialogs.find import FindScreen
+from kvsim_tui.dialogs.help import HelpScreen
+from kvsim_tui.export.picture_file import drawn
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
+from kvsim_tui.playback.session import Session
+from kvsim_tui.screens.playback import PlaybackScreen
+from kvsim_tui.widgets.block_table import BlockTable
+from kvsim_tui.widgets.event_list import EventList
+from kvsim_tui.widgets.inspector import Inspector
+from kvsim_tui.widgets.key_line import KeyLine
+from kvsim_tui.widgets.panel import Panel
+from kvsim_tui.widgets.pool_view import PoolView
+from kvsim_tui.widgets.queue import Queue
+from kvsim_tui.widgets.timeline import GUTTER, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,20 +11,20 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.replay import Replay
 from kvsim.simulation import Machine, simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.facts.last_step import last_step
-from kvsim.tui.facts.telling import begin_story, story_of, story_of_comparison
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.playback.comparison import Comparison
-from kvsim.tui.playback.events import EventKind
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.changes import changes_between
-from kvsim.tui.pool.legend import factor, sharing
-from kvsim.tui.pool.paint import Change
-from kvsim.tui.screens.compare import Compare
-from kvsim.tui.widgets.below_pool import BelowPool
-from kvsim.tui.widgets.pool_view import PoolView
 from kvsim.workload import generate
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.facts.last_step import last_step
+from kvsim_tui.facts.telling import begin_story, story_of, story_of_comparison
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.events import EventKind
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.changes import changes_between
+from kvsim_tui.pool.legend import factor, sharing
+from kvsim_tui.pool.paint import Change
+from kvsim_tui.screens.compare import Compare
+from kvsim_tui.widgets.below_pool import BelowPool
+from kvsim_tui.widgets.pool_view import PoolView
 
 from .test_app import screen_text
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim import tui
+import kvsim_tui as tui
 from kvsim.errors import BudgetError
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.dialogs.find import FindScreen
-from kvsim.tui.facts.telling import story_of_comparison
-from kvsim.tui.look.digits import tall
-from kvsim.tui.look.states import COLOR
-from kvsim.tui.playback.comparison import Comparison
-from kvsim.tui.playback.served import tokens_served
-from kvsim.tui.playback.session import Session
-from kvsim.tui.screens.compare import Compare
-from kvsim.tui.screens.watch import Watch
-from kvsim.tui.widgets.pool_view import PoolView
-from kvsim.tui.widgets.race import Race
-from kvsim.tui.widgets.scrubber import GUTTER
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.dialogs.find import FindScreen
+from kvsim_tui.facts.telling import story_of_comparison
+from kvsim_tui.look.digits import tall
+from kvsim_tui.look.states import COLOR
+from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.served import tokens_served
+from kvsim_tui.playback.session import Session
+from kvsim_tui.screens.compare import Compare
+from kvsim_tui.screens.watch import Watch
+from kvsim_tui.widgets.pool_view import PoolView
+from kvsim_tui.widgets.race import Race
+from kvsim_tui.widgets.scrubber import GUTTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.segment import Segment
 from rich.style import Style
 
-from kvsim.tui.widgets.entries import whole_entries
+from kvsim_tui.widgets.entries import whole_entries
 
 LINE = ["one preempted", "  two taken", "  three freed"]
 

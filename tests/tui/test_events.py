@@ -14,11 +14,11 @@ from kvsim.recording import MemoryKind, Recording, RequestStatus
 from kvsim.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.playback.events import EventFilter, EventKind, events_of
-from kvsim.tui.playback.session import Session
-from kvsim.tui.widgets.event_list import EventList
 from kvsim.workload import Workload
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.playback.events import EventFilter, EventKind, events_of
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.event_list import EventList
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from kvsim.tui.export.svg import CELL, svg_of_lines
+from kvsim_tui.export.svg import CELL, svg_of_lines
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.tui.dialogs.find import look_up
-from kvsim.tui.facts.headlines import headline, selection
-from kvsim.tui.facts.preemption import last_preemption
-from kvsim.tui.facts.requests import request_facts, request_lines
-from kvsim.tui.facts.shares import share_lines
-from kvsim.tui.facts.units import unit_lines
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.look.words import ending, gib, percent, plural, seconds, shortened
-from kvsim.tui.playback.session import Session
+from kvsim_tui.dialogs.find import look_up
+from kvsim_tui.facts.headlines import headline, selection
+from kvsim_tui.facts.preemption import last_preemption
+from kvsim_tui.facts.requests import request_facts, request_lines
+from kvsim_tui.facts.shares import share_lines
+from kvsim_tui.facts.units import unit_lines
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.look.words import ending, gib, percent, plural, seconds, shortened
+from kvsim_tui.playback.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

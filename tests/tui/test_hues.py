@@ -8,9 +8,9 @@ from textual.theme import BUILTIN_THEMES
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
-from kvsim.tui.look.themes import THEMES, palette_of
-from kvsim.tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
+from kvsim_tui.look.themes import THEMES, palette_of
+from kvsim_tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
 
 # Machado, Oliveira and Fernandes (2009): how linear RGB looks to eyes without one kind of cone.
 EYES = {

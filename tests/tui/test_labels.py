@@ -15,22 +15,22 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation import Machine, simulate
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.look.states import ASCII, COLOR
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.brush import Brush
-from kvsim.tui.pool.canvas import Canvas
-from kvsim.tui.pool.labels import names_every_line
-from kvsim.tui.pool.levels import levels
-from kvsim.tui.pool.lines import Lines
-from kvsim.tui.pool.paint import OWNER, ColorBy, paint_colors
 from kvsim.workload import Request, Workload
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.look.states import ASCII, COLOR
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.brush import Brush
+from kvsim_tui.pool.canvas import Canvas
+from kvsim_tui.pool.labels import names_every_line
+from kvsim_tui.pool.levels import levels
+from kvsim_tui.pool.lines import Lines
+from kvsim_tui.pool.paint import OWNER, ColorBy, paint_colors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Recording
-    from kvsim.tui.look.states import Symbols
+    from kvsim_tui.look.states import Symbols
 
 LLAMA = find_model("Llama-3-8B")
 

@@ -12,23 +12,23 @@ import pytest
 
 from kvsim.errors import UnknownNameError
 from kvsim.memory.waste import SlotState
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.dialogs.lesson_list import LessonsScreen
-from kvsim.tui.facts.group_tables import table_rows
-from kvsim.tui.facts.preemption import preemption_at
-from kvsim.tui.facts.requests import request_facts
-from kvsim.tui.facts.schedule import Doing, schedule
-from kvsim.tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
-from kvsim.tui.lessons.reading import as_markdown, as_text
-from kvsim.tui.look.states import ASCII, GLYPHS
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.colors import next_color
-from kvsim.tui.pool.kinds import layer_kinds
-from kvsim.tui.pool.paint import ColorBy
-from kvsim.tui.screens.compare import Compare
-from kvsim.tui.screens.watch import Watch
-from kvsim.tui.widgets.caption_box import CaptionBox
-from kvsim.tui.widgets.pool_view import PoolView
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.dialogs.lesson_list import LessonsScreen
+from kvsim_tui.facts.group_tables import table_rows
+from kvsim_tui.facts.preemption import preemption_at
+from kvsim_tui.facts.requests import request_facts
+from kvsim_tui.facts.schedule import Doing, schedule
+from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
+from kvsim_tui.lessons.reading import as_markdown, as_text
+from kvsim_tui.look.states import ASCII, GLYPHS
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.colors import next_color
+from kvsim_tui.pool.kinds import layer_kinds
+from kvsim_tui.pool.paint import ColorBy
+from kvsim_tui.screens.compare import Compare
+from kvsim_tui.screens.watch import Watch
+from kvsim_tui.widgets.caption_box import CaptionBox
+from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
     from collections.abc import Callable

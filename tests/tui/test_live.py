@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvsim import tui
+import kvsim_tui as tui
 from kvsim.capture.publish import Publisher
 from kvsim.errors import DefectError, RecordingError
 from kvsim.live.feed import LiveFeed
 from kvsim.recording import eventlog
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.live import screen as live
-from kvsim.tui.live.feed import first_excerpt
-from kvsim.tui.live.past import Past
-from kvsim.tui.live.screen import Live
-from kvsim.tui.screens.defects import play
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.live import screen as live
+from kvsim_tui.live.feed import first_excerpt
+from kvsim_tui.live.past import Past
+from kvsim_tui.live.screen import Live
+from kvsim_tui.screens.defects import play
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from textual.pilot import Pilot
 from kvsim.files.eventline import line
 from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.live.past import Past
-from kvsim.tui.live.screen import Live
-from kvsim.tui.playback.session import Session
-from kvsim.tui.widgets.event_list import EventList
-from kvsim.tui.widgets.timeline import Timeline
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.live.past import Past
+from kvsim_tui.live.screen import Live
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.event_list import EventList
+from kvsim_tui.widgets.timeline import Timeline
 
 LOGS = sorted((Path(__file__).parents[1] / "live" / "logs").glob("0*.jsonl"))
 SIZE = (160, 48)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvsim.live.metrics import parse_metrics
-from kvsim.tui.live.metrics_app import MetricsApp
+from kvsim_tui.live.metrics_app import MetricsApp
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,13 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from kvsim.tui.dialogs.palette import Palette
+from kvsim_tui.dialogs.palette import Palette
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Recording
-    from kvsim.tui.app import KvsimApp
+    from kvsim_tui.app import KvsimApp
 
 SIZE = (100, 30)
 

@@ -21,21 +21,21 @@ from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import find, read
 from kvsim.recording.tables import MemoryKind
 from kvsim.simulation import Machine, simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.export import picture_file
-from kvsim.tui.export.svg import CELL
-from kvsim.tui.facts.block_runs import block_runs
-from kvsim.tui.facts.headlines import headline
-from kvsim.tui.facts.units import unit_heading, unit_story
-from kvsim.tui.look.states import COLOR
-from kvsim.tui.playback.comparison import Comparison
-from kvsim.tui.playback.events import EventFilter, EventKind
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.kinds import layer_kinds
-from kvsim.tui.widgets.block_table import BlockTable
-from kvsim.tui.widgets.inspector import Inspector
-from kvsim.tui.widgets.pool_view import PoolView
 from kvsim.workload import Ragged, Workload
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.export import picture_file
+from kvsim_tui.export.svg import CELL
+from kvsim_tui.facts.block_runs import block_runs
+from kvsim_tui.facts.headlines import headline
+from kvsim_tui.facts.units import unit_heading, unit_story
+from kvsim_tui.look.states import COLOR
+from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.events import EventFilter, EventKind
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.kinds import layer_kinds
+from kvsim_tui.widgets.block_table import BlockTable
+from kvsim_tui.widgets.inspector import Inspector
+from kvsim_tui.widgets.pool_view import PoolView
 
 from .test_app import text_of
 

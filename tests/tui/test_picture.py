@@ -14,13 +14,13 @@ from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
-from kvsim.tui.look.stack import EIGHTHS
-from kvsim.tui.pool.canvas import Canvas
-from kvsim.tui.pool.cells import Cells
-from kvsim.tui.pool.levels import levels
-from kvsim.tui.pool.lines import Lines
-from kvsim.tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
-from kvsim.tui.pool.picture import DrawnUnits, Paints
+from kvsim_tui.look.stack import EIGHTHS
+from kvsim_tui.pool.canvas import Canvas
+from kvsim_tui.pool.cells import Cells
+from kvsim_tui.pool.levels import levels
+from kvsim_tui.pool.lines import Lines
+from kvsim_tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from kvsim_tui.pool.picture import DrawnUnits, Paints
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.tui.playback.player import DEFAULT_PLAY_S, Player, speed_at, speed_index
+from kvsim_tui.playback.player import DEFAULT_PLAY_S, Player, speed_at, speed_index
 
 
 @pytest.fixture

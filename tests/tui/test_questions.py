@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvsim.recording import find, read
-from kvsim.tui import _opened
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.playback.comparison import Comparison
+from kvsim_tui import _opened
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.playback.comparison import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-from kvsim import tui
+import kvsim_tui as tui
 from kvsim.errors import UsageError
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.export.picture_file import drawn, svg_of
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.playback.comparison import Comparison
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.export.picture_file import drawn, svg_of
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.playback.comparison import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,5 +141,5 @@ def test_a_screenshot_that_cannot_be_written_leaves_nothing(tiny: Recording, tmp
 
 
 def test_importing_the_package_loads_no_textual() -> None:
-    code = "import sys, kvsim.tui; sys.exit('textual' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, kvsim_tui; sys.exit('textual' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.playback.comparison import Comparison
-from kvsim.tui.playback.session import Session
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.session import Session
 
 pytestmark = pytest.mark.slow
 

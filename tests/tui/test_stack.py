@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.tui.look.stack import EIGHTHS, columns, stacked
+from kvsim_tui.look.stack import EIGHTHS, columns, stacked
 
 
 def _drawn(parts: list[int], length: int) -> dict[int, int]:

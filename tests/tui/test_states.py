@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvsim.memory.waste import SlotState
-from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, LOOKS, STACK, Palette, Symbols, luma
-from kvsim.tui.pool.paint import CURSOR, DIM, paint_colors
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, LOOKS, STACK, Palette, Symbols, luma
+from kvsim_tui.pool.paint import CURSOR, DIM, paint_colors
 
 # Viénot, Brettel and Mollon (1999): how linear RGB looks to eyes without one kind of cone.
 DICHROMACY = {

@@ -9,13 +9,13 @@ import pytest
 from kvsim.display.palette import channels_of
 from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
-from kvsim.tui.playback.session import Session
-from kvsim.tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, Change, ColorBy, paint_colors
-from kvsim.tui.pool.swatches import paint_swatch
-from kvsim.tui.widgets.below_pool import BelowPool
-from kvsim.tui.widgets.pool_view import PoolView
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
+from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, Change, ColorBy, paint_colors
+from kvsim_tui.pool.swatches import paint_swatch
+from kvsim_tui.widgets.below_pool import BelowPool
+from kvsim_tui.widgets.pool_view import PoolView
 
 
 @pytest.mark.parametrize("symbols", [COLOR, GLYPHS, ASCII], ids=["color", "glyphs", "ascii"])

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.tui.pool.levels import best_level, levels
-from kvsim.tui.pool.tiling import Detail
+from kvsim_tui.pool.levels import best_level, levels
+from kvsim_tui.pool.tiling import Detail
 
 SIZES = {"width": st.integers(20, 220), "height": st.integers(4, 70)}
 

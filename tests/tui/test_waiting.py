@@ -15,12 +15,12 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import Machine, simulate
-from kvsim.tui.app import KvsimApp
-from kvsim.tui.facts.waiting import kept_by, units_needed
-from kvsim.tui.lessons import Guided, find_lesson
-from kvsim.tui.playback.session import Session
-from kvsim.tui.widgets.queue import Queue
 from kvsim.workload import generate
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.facts.waiting import kept_by, units_needed
+from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.queue import Queue
 
 from .test_app import text_of
 
