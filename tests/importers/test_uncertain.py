@@ -372,6 +372,7 @@ def test_a_benchmark_that_cannot_be_right_is_refused(tmp_path: Path, change: dic
         ("arrival_s,prompt_tokens,output_tokens\n0,9,5\n".encode("utf-16"), "text in UTF-16"),
         (gzip.compress(b"PK\x03\x04\0"), "a zip archive or a spreadsheet"),
     ],
+    ids=("zstd", "bzip2", "xz", "zip", "utf-16", "packed zip"),
 )
 def test_a_file_of_another_kind_is_told_by_what_it_is(tmp_path: Path, content: bytes, what: str) -> None:
     with pytest.raises(WorkloadError, match=f"is {what}; give it as text in UTF-8, plain or packed with gzip"):
