@@ -12,15 +12,12 @@ from kvsim.workload import Workload
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
 
-HASH_TOKENS = "prompt_hash_tokens"
-"""Key in a recording's `meta.json`: tokens that a prompt hash stands for, where that is no unit of the pool."""
-
 
 def workload_of(recording: Recording | RecordedRequests) -> Workload:
     """The requests of `recording` with the lengths that they really had and the times at which they really arrived.
 
     Raises:
-        WorkloadError: the recording has no request that put out anything, or says something impossible of its hashes.
+        WorkloadError: the recording has no request that put out anything.
     """
     requests = recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
@@ -38,17 +35,8 @@ def workload_of(recording: Recording | RecordedRequests) -> Workload:
         max_tokens=np.maximum(requests.max_tokens[rows], requests.output_tokens[rows]),
         priority=requests.priority[rows],
         prompt_hashes=requests.prompt_hashes.take(rows),
-        hash_unit_tokens=_hash_tokens(recording),
+        hash_unit_tokens=recording.meta.hash_block_size,
         ids=[str(name) for name in requests.id[rows]],
         name=recording.name,
         description=f"the {len(rows)} requests of the recording {recording.name}{without}",
     )
-
-
-def _hash_tokens(recording: Recording | RecordedRequests) -> int:
-    tokens = recording.meta.extra.get(HASH_TOKENS, recording.meta.hash_block_size)
-    if not isinstance(tokens, int) or tokens < 1:
-        raise WorkloadError(
-            f"meta.json of recording {recording.name!r}: {HASH_TOKENS} should be a number of tokens, not {tokens!r}."
-        )
-    return tokens

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvsim.errors import RecordingError, shortened
 from kvsim.policies import POLICY_NAMES
+from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
 """Whole numbers above are not exact in every program that reads JSON, and nothing in a recording is as large."""
@@ -68,6 +69,8 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
     for name in _SIZES:
         _require(document.get(name) is None or _is_whole(document[name], 0), file, name, "a whole number from 0 on",
                  document)  # fmt: skip
+    _require(document.get(HASH_TOKENS) is None or _is_whole(document[HASH_TOKENS], 1), file, HASH_TOKENS,
+             "a whole number above 0", document)  # fmt: skip
     for name in _LISTS_OF_SIZES:
         value = document.get(name)
         listed = isinstance(value, list) and all(_is_whole(item, 0) for item in value)

@@ -77,6 +77,10 @@ class Pool:
         return None if self.num_units is None else self.num_units * self.unit_slots
 
 
+HASH_TOKENS = "prompt_hash_tokens"
+"""Key in `meta.json`: tokens that a prompt hash stands for, where neither the pool nor the engine says it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
     """Where a recording comes from. The mappings are shown to people as they are; their keys are in the design."""
@@ -119,11 +123,8 @@ class Meta:
     @property
     def hash_block_size(self) -> int:
         """Tokens that each prompt hash stands for, beyond those before it."""
-        return (
-            int(self.engine.get("hash_block_size") or self.pool.unit_tokens)
-            if self.pool.groups
-            else (self.pool.unit_tokens)
-        )
+        stated = self.engine.get("hash_block_size") if self.pool.groups else self.extra.get(HASH_TOKENS)
+        return int(stated or self.pool.unit_tokens)
 
     @property
     def begins_in_the_middle(self) -> bool:

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
 from kvsim.errors import BudgetError, WorkloadError
-from kvsim.importers.recordings import HASH_TOKENS
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Paged, Policy
+from kvsim.recording.model import HASH_TOKENS
 from kvsim.workload import Ragged, Workload
 
 

@@ -70,13 +70,6 @@ def test_prefixes_survive_a_policy_that_has_no_use_for_them(
     assert hit.tolist() == direct.tolist() == [0, 4, 0]
 
 
-@pytest.mark.parametrize("tokens", [0, "4", None])
-def test_what_a_hash_stands_for_must_be_a_number_of_tokens(pressure: Recording, tokens: object) -> None:
-    wrong = replace(pressure, meta=replace(pressure.meta, extra={"prompt_hash_tokens": tokens}))
-    with pytest.raises(WorkloadError, match="prompt_hash_tokens should be a number of tokens"):
-        workload_of(wrong)
-
-
 def test_requests_that_put_out_nothing_are_left_out_and_counted(make_machine: MakeMachine) -> None:
     workload = Workload(arrival_s=[0.0, 1.0], prompt_tokens=[90, 5], output_tokens=[3, 4], ids=["long", "b"])
     recording = simulate(workload, POLICY, make_machine(80), refuse_misfits=True)

@@ -245,6 +245,8 @@ def test_ids_that_together_would_fill_the_memory(folder: Path) -> None:
         ("policy.block_size", "16", "policy.block_size should be a whole number above 0, not '16'."),
         ("policy.max_model_len", 2**70, "policy.max_model_len should be a whole number above 0, not"),
         ("policy.enable_prefix_caching", 3, "policy.enable_prefix_caching should be true or false, not 3."),
+        ("prompt_hash_tokens", 0, "prompt_hash_tokens should be a whole number above 0, not 0."),
+        ("prompt_hash_tokens", "4", "prompt_hash_tokens should be a whole number above 0, not '4'."),
         ("gpu", ["H200"], "gpu should be a text, not ['H200']."),
         ("notes", "x" * 10 + "\ud800", "cannot be read as JSON"),
         ("engine.time", float("inf"), "cannot be read as JSON"),
