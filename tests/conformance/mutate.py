@@ -5,8 +5,7 @@
     python -m tests.conformance.mutate --first              only the first test that notices
     python -m tests.conformance.mutate --keep DIR           leave the copies of the survivors in DIR: fuzz there
 
-The suites of conformance, of the engine and of simulation are run on a copy of the package in which one piece of
-source text was replaced.
+The suites of conformance, of the engine and of simulation are run on a copy of the package in which one rule is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from .modes import NAMES
-from .mutations import MUTATIONS, Mutation
+from .mutations import MUTATIONS, Mutation, parse_rooms
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONGEST_RUN_S = {"interpreted": 900, "compiled": 1_200}
@@ -30,7 +29,7 @@ LONGEST_TEST_S = 100
 """A mutated engine may wait for ever: the first test that does ends the suite, and that is noticed too."""
 SUITES = ("tests/conformance", "tests/engine", "tests/simulation")
 AIM = "tests/conformance/test_mutations.py"
-"""Looks whether a mutation still applies to the source, which it does not once it is applied."""
+"""Tests that mutations apply to the source, which the one that was applied does not any more."""
 LIVE = "as_vllm_does or a_recorded_vllm"
 """Tests that wait for vLLM's own engine, which takes longer to start than the golden workloads take."""
 IN_GOLDEN = (
@@ -42,10 +41,12 @@ IN_GOLDEN = (
 
 def run(mutation: Mutation, copy: Path, engine: str, *, first: bool) -> Counter[str]:
     """Failed tests by test file, with `mutation` applied in the folder `copy` and the engine run in this way."""
-    file = copy / "kvsim" / mutation.file
-    file.write_text(mutation.apply(file.read_text(encoding="utf-8")), encoding="utf-8")
+    package = copy / "kvsim"
+    mutated = mutation.apply(parse_rooms(package))
+    for path, text in mutated.items():
+        (package / path).write_text(text, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSIM_")}
-    suites = SUITES if Path(mutation.file).stem in IN_GOLDEN else SUITES[::-1]
+    suites = SUITES if any(Path(path).stem in IN_GOLDEN for path in mutated) else SUITES[::-1]
     command = [
         sys.executable,
         "-m",
