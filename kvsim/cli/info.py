@@ -83,7 +83,7 @@ def _check(name: str | None, *, as_json: bool) -> None:
     if name is None:
         raise UsageError("--check needs a recording: kvsim info FOLDER --check.")
     folder = find(name)
-    recording = read(folder)
+    recording = read(folder, check_shipped=True)
     slots = refuse_contradictions(recording, folder)
     facts = {
         "requests": len(recording.requests),

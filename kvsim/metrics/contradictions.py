@@ -11,7 +11,7 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.machines.choice import served_model
 from kvsim.metrics.waste import Waste, waste
 from kvsim.recording import Recording
-from kvsim.recording.check import check
+from kvsim.recording.check import check_events
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -19,12 +19,12 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check everything that `recording`, which is or will be in `folder`, says twice; return the account of its pool.
+    """Check what `recording`, which the reader has checked, says twice; return the account of its pool.
 
     Raises:
         RecordingError: naming the file and row of the first contradiction.
     """
-    check(recording, folder)
+    check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
     if not len(recording.steps):
         return None

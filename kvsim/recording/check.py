@@ -1,4 +1,7 @@
-"""What must hold between the tables of a recording; the first row that breaks a rule is named."""
+"""What must hold between the tables of a recording; the first row that breaks a rule is named.
+
+`check` is for whoever opens a recording, `check_events` for whoever prints or writes what follows from it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_queue import Stays, check_queue
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
-from kvsim.recording.check_settings import check_settings
+from kvsim.recording.check_settings import check_settings, check_waiting
 from kvsim.recording.check_times import Ends, check_clock
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.rules import require, require_of, rises, within
-from kvsim.recording.tables import MemoryKind
+from kvsim.recording.tables import Copies, MemoryKind
 
 
 def check(recording: Recording, folder: Path) -> None:
@@ -33,8 +36,7 @@ def check(recording: Recording, folder: Path) -> None:
     check_schedule(recording, folder / "schedule.parquet")
     _check_memory(recording, folder / "memory.parquet")
     if recording.meta.pool.groups:
-        residencies = check_tables_of_groups(recording, folder)
-        stays = Stays.between(recording.memory, residencies.request, residencies.birth_seq)
+        check_tables_of_groups(recording, folder)
     elif len(recording.memory):  # an engine whose cache has no addresses reports none
         check_block_tables(recording, folder)
     elif recording.meta.pool.num_units is None:
@@ -42,15 +44,25 @@ def check(recording: Recording, folder: Path) -> None:
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
     _check_initial(recording, folder / "meta.json")
-    ends = Ends.of(recording)
-    check_agreement(recording, ends, folder)
+    if recording.copies is not None:
+        _check_copies(recording, recording.copies, folder / "copies.parquet")
+    check_agreement(recording, Ends.of(recording), folder)
+
+
+def check_events(recording: Recording, folder: Path) -> None:
+    """Check that the events of a recording that `check` accepts are in order, and make its queue what its steps say.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
     check_clock(recording, folder)
-    if not recording.meta.begins_in_the_middle:
-        if not recording.meta.pool.groups:
-            stays = Stays.of(recording.memory)
-        check_queue(recording, stays, ends, folder)
-        if recording.meta.pool.num_units is not None:
-            check_admissions(recording, stays, folder)
+    if recording.meta.begins_in_the_middle:
+        return
+    check_waiting(recording, folder / "steps.parquet")
+    stays = Stays.of(recording)
+    check_queue(recording, stays, Ends.of(recording), folder)
+    if recording.meta.pool.num_units is not None:
+        check_admissions(recording, stays, folder)
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
@@ -152,3 +164,12 @@ def _check_initial(recording: Recording, file: Path) -> None:
     computed = meta.initial_computed
     if computed is not None and not (meta.begins_in_the_middle and len(computed) <= len(recording.requests)):
         raise RecordingError(f"{file}: initial_computed is for requests of a recording that begins in the middle.")
+
+
+def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
+    requests, num_steps = recording.requests, len(recording.steps)
+    ordered = within(copies.begun_step, num_steps) & (copies.reported_step < num_steps)
+    ordered &= (copies.reported_step < 0) | (copies.reported_step >= copies.begun_step)
+    require(ordered, file, "begun_step and reported_step should be rows of steps.parquet in this order")
+    require(within(copies.request, len(requests)), file, "request is not a row of requests.parquet")
+    require(copies.slot >= 0, file, "slot should not be negative")

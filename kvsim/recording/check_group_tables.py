@@ -9,16 +9,15 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
 from kvsim.recording.grouped import tables_of_groups
-from kvsim.recording.holdings import Holdings, Residencies
+from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new
 from kvsim.recording.rules import require, within
 from kvsim.recording.tables import WHOLE_TABLE, Memory, MemoryKind
 
 
-def check_tables_of_groups(recording: Recording, folder: Path) -> Residencies:
-    """Check that every table grows at its end, gives back what it has, and holds whatever is computed; return when
-    requests held tables.
+def check_tables_of_groups(recording: Recording, folder: Path) -> None:
+    """Check that every table grows at its end, gives back what it has, and holds whatever is computed.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -39,7 +38,6 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> Residencies:
     _check_ends(tables, file)
     _check_computed(recording, tables, folder / "schedule.parquet")
     _check_free_units(recording, tables, folder / "steps.parquet")
-    return tables.residencies
 
 
 def _check_rows(recording: Recording, file: Path) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.check_times import Ends
+from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.model import Recording
 from kvsim.recording.order import in_parts, stable_order
 from kvsim.recording.rules import agree, require, require_of
-from kvsim.recording.tables import IntArray, Memory, MemoryKind, RequestStatus
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class Stays(NamedTuple):
@@ -25,14 +26,15 @@ class Stays(NamedTuple):
     end_step: IntArray
 
     @classmethod
-    def of(cls, memory: Memory) -> Stays:
-        """Those of a pool without several KV-cache groups, whose tables begin at position 0."""
-        births = np.flatnonzero((memory.position == 0) & (memory.kind <= MemoryKind.SHARE))
-        return cls.between(memory, memory.request[births], memory.seq[births])
-
-    @classmethod
-    def between(cls, memory: Memory, birth_request: IntArray, birth_seq: IntArray) -> Stays:
-        """Those that begin at the given moments. What moves gives its memory back when it takes another, and stays."""
+    def of(cls, recording: Recording) -> Stays:
+        """Find when requests hold memory. What moves gives its memory back when it takes another, and stays."""
+        memory = recording.memory
+        if recording.meta.pool.groups:
+            residencies = tables_of_groups(memory, len(recording.requests))[0].residencies
+            birth_request, birth_seq = residencies.request, residencies.birth_seq
+        else:
+            births = np.flatnonzero((memory.position == 0) & (memory.kind <= MemoryKind.SHARE))
+            birth_request, birth_seq = memory.request[births], memory.seq[births]
         ends = memory.ends
         num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
         birth = birth_request.astype(np.int64) * num_seqs + birth_seq

@@ -23,7 +23,6 @@ def check_settings(recording: Recording, folder: Path) -> None:
         _check_unit(recording, folder / "meta.json")
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
         return
-    _check_waiting(recording, folder / "steps.parquet")
     steps = recording.steps
     amounts: tuple[tuple[str, tuple[IntArray, ...], str], ...] = (
         ("max_num_seqs", (steps.running,), "running"),
@@ -42,7 +41,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
                 require_of(holds, steps, folder / "steps.parquet", rule)
 
 
-def _check_waiting(recording: Recording, file: Path) -> None:
+def check_waiting(recording: Recording, file: Path) -> None:
     """Nothing waits where the batch, the step and the pool have room for any request: a limit would be told wrong."""
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}

@@ -32,8 +32,12 @@ class RecordedRequests(NamedTuple):
     name: str
 
 
-def read(path: str | os.PathLike[str]) -> Recording:
+def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
     """Read and check the recording in folder `path`; one that is replaced meanwhile is read again.
+
+    Args:
+        path: the folder.
+        check_shipped: whether to check a recording that comes with kvsim too.
 
     Raises:
         RecordingVersionError: its version is one this kvsim does not know. RecordingError: it is missing, truncated
@@ -41,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
     """
     folder = Path(path)
     recording = _read_undisturbed(folder)
-    if not is_shipped(folder):
+    if check_shipped or not is_shipped(folder):
         from kvsim.recording.check import check  # noqa: PLC0415  a fifth of what it takes to start
 
         check(recording, folder)

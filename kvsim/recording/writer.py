@@ -7,7 +7,7 @@ when it is complete. Rows go to disk in groups as they come, so that memory does
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from kvsim.errors import IntegrityError, RecordingError
 from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
-from kvsim.recording.model import Meta
+from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, Table
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _MOST_ROWS_CHECKED = 1 << 22
 """Rows of the longest recording that is read back and checked before it takes its name, in a second or two. A longer
 one would take memory by its steps; of all its rows the order is checked, and the rest when somebody reads it.
 """
+_MOST_ROWS_PLAYED = 200_000
+"""Rows of the longest that is also played, in some tenths of a second."""
 
 
 class RecordingWriter:
@@ -80,8 +82,12 @@ class RecordingWriter:
             self._files[table.name].append(table)
         self._num_rows += len(table)
 
-    def commit(self, meta: Meta) -> Path:
-        """Everything has been appended: make it a recording, and return its folder.
+    def commit(self, meta: Meta, *, play: Callable[[Recording, Path], object] | None = None) -> Path:
+        """Make a recording of all that has been appended, and return its folder.
+
+        Args:
+            meta: what is said of the recording.
+            play: checks what the reader does not, of a recording that is not long; raises RecordingError.
 
         Raises:
             RecordingError: it cannot be written, the target is a recording of another source, or it has become
@@ -95,23 +101,26 @@ class RecordingWriter:
                 file.close(identity)
             (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta, identity), encoding="utf-8")
             self._refuse_anything_else(meta.source)
-            self._check_what_was_written()
+            self._check_what_was_written(play)
             replace_folder(self._new, self._target, self._scratch)
         return self._target
 
-    def _check_what_was_written(self) -> None:
-        """Read and check it as whoever opens it will.
+    def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
+        """Read and check it as whoever opens it will, and as whoever prints its figures.
 
         Raises:
             IntegrityError: it does not agree with itself.
         """
-        from kvsim.recording.check import check  # noqa: PLC0415  as above
+        from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 
         if self._num_rows > _MOST_ROWS_CHECKED:
             return
         try:
-            check(read_tables(self._new), self._new)
+            recording = read_tables(self._new)
+            check(recording, self._new)
+            played = play if play and self._num_rows <= _MOST_ROWS_PLAYED else check_events
+            played(recording, self._new)
         except RecordingError as error:
             said = str(error).replace(str(self._new), str(self._target)).rstrip(".")
             raise IntegrityError(f"{said}; what was recorded does not agree, so nothing was written.") from error

@@ -234,12 +234,14 @@ def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, 
 
     Takes and raises what `simulate` and `write` do. Returns what `measure` does.
     """
+    from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
+
     with RecordingWriter(path) as writer:
         builder = RecordingBuilder(writer)
         run = Run(workload, policy, machine, options, [builder])
         [measured] = run.finish()
         builder.close()
-        writer.commit(run.meta())
+        writer.commit(run.meta(), play=refuse_contradictions)
     return measured
 
 

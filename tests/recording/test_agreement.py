@@ -15,6 +15,7 @@ from kvsim.errors import RecordingError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import read, write
+from kvsim.recording.check import check_events
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, Uniform, generate
 
@@ -139,7 +140,7 @@ def test_a_contradiction_names_the_file(folder: Path, table: str, column: str, v
         row = next(nth for nth in range(20, len(data)) if data["kind"][nth].as_py() == "append")
     change(folder, table, column, row, value)
     with pytest.raises(RecordingError, match=rf"\.parquet, row \d+: .*({rule})"):
-        read(folder)
+        check_events(read(folder), folder)  # as `kvsim info`
 
 
 def test_a_prompt_that_is_called_an_answer(folder: Path) -> None:

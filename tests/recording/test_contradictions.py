@@ -26,6 +26,7 @@ from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
+from kvsim.recording.check import check
 from kvsim.recording.tables import RequestStatus
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
@@ -143,6 +144,12 @@ def _is_coherent(before: Recording, after: Recording) -> bool:
     return not differing(figures(before), figures(with_same))
 
 
+def refuse(recording: Recording, folder: Path) -> None:
+    """Raise as `kvsim info` does for a recording in `folder`: its reader checks it first."""
+    check(recording, folder)
+    refuse_contradictions(recording, folder)
+
+
 def campaign(good: dict[str, Recording], number: int, seed: int) -> tuple[dict[str, int], list[str]]:
     """How often each kind of change was tried, and those that were accepted although a figure is another."""
     rng = np.random.default_rng(seed)
@@ -156,7 +163,7 @@ def campaign(good: dict[str, Recording], number: int, seed: int) -> tuple[dict[s
             continue
         tried[kind] += 1
         try:
-            refuse_contradictions(changed, Path(base))
+            refuse(changed, Path(base))
         except KvsimError:
             continue
         others = differing(known[base], figures(changed))
@@ -167,7 +174,7 @@ def campaign(good: dict[str, Recording], number: int, seed: int) -> tuple[dict[s
 
 def test_good_recordings_are_accepted(good: dict[str, Recording]) -> None:
     for name, recording in good.items():
-        refuse_contradictions(recording, Path(name))
+        refuse(recording, Path(name))
 
 
 def test_no_change_of_a_figure_is_accepted(good: dict[str, Recording]) -> None:
@@ -202,14 +209,14 @@ def test_a_prefix_that_another_prompt_has_not(good: dict[str, Recording]) -> Non
     values = np.arange(len(hashes.values))
     wrong = with_columns(recording, "requests", prompt_hashes=type(hashes)(values, hashes.offsets, np.int64))
     with pytest.raises(RecordingError, match=r"prompts that requests.parquet gives the same prompt_hashes"):
-        refuse_contradictions(wrong, Path("rec"))
+        refuse(wrong, Path("rec"))
 
 
 def test_a_shape_that_makes_other_bytes(good: dict[str, Recording]) -> None:
     recording = good["in step"]
     model = dict(recording.meta.model) | {"num_layers": 999}
     with pytest.raises(RecordingError, match=r"says kv_bytes_per_token = 131072; it must be "):
-        refuse_contradictions(replace(recording, meta=replace(recording.meta, model=model)), Path("rec"))
+        refuse(replace(recording, meta=replace(recording.meta, model=model)), Path("rec"))
 
 
 def test_groups_without_a_number_of_their_spec_are_told_apart(good: dict[str, Recording], tmp_path: Path) -> None:
