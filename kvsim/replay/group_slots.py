@@ -98,10 +98,11 @@ class _Moment(Protocol):
 def slots_of_groups(pool: _Moment, units: IntArray | slice) -> Numbers:
     """The slots of each unit by state. A unit that several requests hold is as live as its liveliest holder says."""
     tables, runs = pool.ledger.tables, pool.alive()
-    held = np.zeros((pool.num_units, 3), np.int64)
+    unit = tables.address[runs] - pool.first_unit
+    end = int(unit.max(initial=-1)) + 1
+    held = np.zeros((end + 1, 3), np.int64)  # the last row stands for all units from `end` on
     written, expired, left = held.T
     expired[:] = left[:] = pool.unit_slots
-    unit = tables.address[runs] - pool.first_unit
     newest = np.append(is_new(tables.table[runs])[1:], True)
     computed = pool.computed(tables.request[runs])
     for number, group in enumerate(pool.groups):
@@ -120,7 +121,7 @@ def slots_of_groups(pool: _Moment, units: IntArray | slice) -> Numbers:
         waits = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
         np.minimum.at(left, unit[mine], waits * slots)
     refs, cached = pool.refs[units] > 0, pool.cached[units]
-    written, expired, left = held[units].T
+    written, expired, left = held[np.minimum(np.arange(pool.num_units)[units], end)].T
     slots_of = np.zeros((len(refs), NUM_STATES), np.int64)
     slots_of[:, SlotState.TOKEN] = np.where(refs, written - expired, 0)
     slots_of[:, SlotState.EXPIRED] = np.where(refs, expired, 0)

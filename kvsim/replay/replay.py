@@ -95,6 +95,11 @@ class Replay:
         """Whether each unit keeps a prefix, being free."""
         return self._states.cached
 
+    def occupied(self) -> npt.NDArray[np.int64]:
+        """Return the units that are held or keep a prefix now, in address order; all others are free."""
+        units: npt.NDArray[np.int64] = np.flatnonzero((self.refs > 0) | self.cached)
+        return units
+
     @property
     def group(self) -> npt.NDArray[np.int16]:
         """The KV-cache group of the table that holds each unit; empty where a model has one."""

@@ -81,12 +81,16 @@ class SingleUnits(UnitStates):
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
         self._ledger = ledger
-        self._columns: Columns = (self.owner, self.position, self.refs, self.cached)
+        # Units above the highest one of any operation never change, so keyframes leave them out.
+        num_touched = min(max(ledger.end_of_pool - first_unit, 1), num_units)
+        self._columns: Columns = tuple(
+            column[:num_touched] for column in (self.owner, self.position, self.refs, self.cached)
+        )
         if ledger.has_groups:
-            self._columns = (*self._columns, self.group)
+            self._columns = (*self._columns, self.group[:num_touched])
         if ledger.is_shared:
-            self._columns = (*self._columns, np.zeros(num_units, np.int64))
-        self._scratch = np.empty(num_units, np.intp)
+            self._columns = (*self._columns, np.zeros(num_touched, np.int64))
+        self._scratch = np.empty(num_touched, np.intp)
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
@@ -112,8 +116,7 @@ class SingleUnits(UnitStates):
             columns = tuple(np.empty_like(column) for column in self._columns)
             since = self._keyframes.copy(self._keyframes.before(begin), columns)
             carry_out(self._ledger, since, begin, columns, self._first_unit, self._scratch)
-            holders = np.zeros(max(self._ledger.end_of_pool, self._first_unit + len(self.refs)), np.int32)
-            holders[self._first_unit : self._first_unit + len(self.refs)] = columns[2]
+            holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns[2]))
             gone &= running_refs(part, holders) == 0
         units: IntArray = part.address[gone].astype(np.int64) - self._first_unit
         return units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
 from kvsim_tui.look.stack import EIGHTHS
+from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.cells import Cells
 from kvsim_tui.pool.levels import levels
@@ -106,6 +108,28 @@ def test_states_kept_up_to_date_equal_states_computed_afresh(shipped: Callable[[
         assert np.array_equal(states.dominant, fresh.dominant)
         assert np.array_equal(states.rest, fresh.rest)
         assert np.array_equal(states.fill, fresh.fill)
+
+
+def test_a_large_pool_takes_little_memory_for_each_unit_that_nothing_ever_touched(tiny: Recording) -> None:
+    num_units = 1 << 21
+    large = replace(tiny, meta=replace(tiny.meta, pool=replace(tiny.meta.pool, num_units=num_units)))
+    tracemalloc.start()
+    try:
+        session = Session(large)
+        canvas = Canvas(
+            session.replay, levels(num_units, 4, 80, 20, stride=None, half_blocks=True)[0], half_blocks=True
+        )
+        for frame in (3, 6, 0):
+            session.player.go_to_frame(frame)
+            session.show()
+            canvas.update()
+            canvas.draw(0, 20)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Four columns of the replay have 13 bytes, states and paints 8; the rest comes and goes.
+    assert peak_bytes < 30 * num_units
+    assert session.breakdown.sum() == 4 * num_units
 
 
 def test_far_jumps_lead_where_steps_lead(shipped: Callable[[str], Recording]) -> None:

@@ -19,17 +19,13 @@ def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
     """How many units of `request` are shared, and with whom, as labels and values; nothing where none is."""
     replay, tables = session.replay, session.replay.ledger.tables
     _, addresses = replay.block_table(request)
-    units = addresses - replay.first_unit
-    shared = np.zeros(replay.num_units + 1, np.int64)
-    shared[units[replay.refs[units] > 1] + 1] = 1
-    num_shared = int(shared.sum())
-    if not num_shared:
+    shared = np.unique(addresses[replay.refs[addresses - replay.first_unit] > 1])
+    if not len(shared):
         return []
-    before = np.cumsum(shared)
     runs = replay.alive()
-    begin = tables.address[runs] - replay.first_unit
-    holds = before[begin + tables.length[runs]] > before[begin]
+    begin = tables.address[runs]
+    holds = np.searchsorted(shared, begin + tables.length[runs]) > np.searchsorted(shared, begin)
     others = [row for row in np.unique(tables.request[runs][holds]).tolist() if row != request]
     names = [session.request_name(row) for row in others]
     who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
-    return [("shares", plural(num_shared, session.unit_name)), ("with", who)]
+    return [("shares", plural(len(shared), session.unit_name)), ("with", who)]

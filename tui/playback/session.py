@@ -195,7 +195,10 @@ class Session:
             slots: npt.NDArray[np.int64] = self.slots[frame]
             return slots
         if self._breakdown[0] != frame:
-            self._breakdown = (frame, self.replay.slots().sum(axis=0))
+            occupied = self.replay.occupied()
+            slots = self.replay.slots(occupied).sum(axis=0)
+            slots[SlotState.FREE] += self.capacity - int(slots.sum())
+            self._breakdown = (frame, slots)
         return self._breakdown[1]
 
     @cached_property

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..look.stack import EIGHTHS
-from .paint import (
-    EMPTY,
-    NUM_PAINTS,
-    importance,
-)
+from .paint import EMPTY, NUM_PAINTS, importance
 
 if TYPE_CHECKING:
     from .tiling import Tiling
+
+_UNITS_AT_ONCE = 1 << 18
+"""Units that are counted at a time: a large pool takes little memory beyond its paints."""
 
 
 class Cells:
@@ -29,19 +28,21 @@ class Cells:
         self.tiling = tiling
         self._paints = paints.copy()
         self._weights = np.array(importance(), np.int64)
-        units = np.arange(tiling.num_units)
-        cell_of = tiling.cell_of(units)
-        self._first_unit = np.zeros(tiling.num_cells, np.int64)
-        self._first_unit[cell_of[::-1]] = units[::-1]  # what is written last stays: the first unit of each cell
-        last_unit = np.zeros(tiling.num_cells, np.int64)
-        last_unit[cell_of] = units
+        self._first_unit, last_unit = np.zeros((2, tiling.num_cells), np.int64)
+        counts = np.zeros(tiling.num_cells * NUM_PAINTS, np.int64)
+        for begin in range(0, tiling.num_units, _UNITS_AT_ONCE):
+            units = np.arange(begin, min(begin + _UNITS_AT_ONCE, tiling.num_units))
+            cell_of = tiling.cell_of(units)
+            counts += np.bincount(cell_of * NUM_PAINTS + paints[units], minlength=len(counts))
+            last_unit[cell_of] = units  # what is written last stays: the last unit of each cell
+        for end in range(tiling.num_units, 0, -_UNITS_AT_ONCE):
+            units = np.arange(max(end - _UNITS_AT_ONCE, 0), end)[::-1]
+            self._first_unit[tiling.cell_of(units)] = units
         across = (last_unit - self._first_unit) % (tiling.stride or max(tiling.num_units, 1))
         self._corners = np.stack((self._first_unit, self._first_unit + across, last_unit - across, last_unit))
         """The units in the corners of each cell: top left, top right, bottom left, bottom right."""
         self.sideways = np.zeros(tiling.num_cells, np.bool_)
         """Whether the paints of a cell of several rows are beside each other in each row, not above each other."""
-        key = cell_of * NUM_PAINTS + paints
-        counts = np.bincount(key, minlength=tiling.num_cells * NUM_PAINTS)
         self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
         """Units of each cell in each paint: shape (cells, NUM_PAINTS)."""
         self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))

@@ -54,7 +54,7 @@ class DrawnUnits:
         self.dominant = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.fill = np.zeros(replay.num_units, np.uint8)
-        self._recompute(slice(None))
+        self._recompute_all()
 
     def update(self) -> npt.NDArray[np.int64]:
         """Follow the replay to its current frame; return the units that may look different now, in address order."""
@@ -63,8 +63,7 @@ class DrawnUnits:
         if before == replay.frame:
             return np.empty(0, np.int64)
         if self._is_far(before):
-            self._recompute(slice(None))
-            return np.arange(replay.num_units)
+            return self._recompute_all()
         units = replay.touched(before, replay.frame)
         if len(units):
             self._recompute(units)
@@ -78,7 +77,15 @@ class DrawnUnits:
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
 
-    def _recompute(self, units: npt.NDArray[np.int64] | slice) -> None:
+    def _recompute_all(self) -> npt.NDArray[np.int64]:
+        """Compute the state of every unit afresh; return the units that are or were not free."""
+        before, now = np.flatnonzero(self.dominant != SlotState.FREE), self._replay.occupied()
+        self.dominant[before] = self.rest[before] = SlotState.FREE
+        self.fill[before] = 0
+        self._recompute(now)
+        return np.union1d(before, now)
+
+    def _recompute(self, units: npt.NDArray[np.int64]) -> None:
         slots = self._replay.slots(units)
         self.dominant[units] = slots.argmax(axis=1)
         written = slots[:, [SlotState.TOKEN, SlotState.PADDING]].sum(axis=1)
@@ -96,17 +103,17 @@ class Paints:
     def __init__(self, replay: Replay, states: DrawnUnits, by: ColorBy) -> None:
         self._replay, self._states = replay, states
         self.by = by
-        self.written = np.zeros(replay.num_units, np.uint8)
-        self.rest = np.zeros(replay.num_units, np.uint8)
-        self.whole = np.zeros(replay.num_units, np.uint8)
+        self.written = np.full(replay.num_units, SlotState.FREE, np.uint8)
+        self.rest = self.written.copy()
+        self.whole = self.written.copy()
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
-        self.update(np.arange(replay.num_units))
+        self.update(replay.occupied())
 
     def update(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Follow the states of `units`; return the units that may look different now."""
         if self.by is ColorBy.AGE:
-            units = np.arange(self._replay.num_units)
+            units = np.union1d(units, self._replay.occupied())
         if len(units):
             self._paint(units)
         return units
@@ -145,7 +152,7 @@ class Paints:
                 written = (HOLDERS + np.searchsorted(HOLDER_STEPS, refs, side="left")).astype(np.uint8)
                 rest = np.where(held, HOLDERS, rest)
             case ColorBy.AGE:
-                written = rest = np.where(held, AGE + self._ages()[units], rest)
+                written = rest = np.where(held, AGE + self._ages(units), rest)
         whole = np.where(fill > 0, written, rest)
         if self.by is ColorBy.STATE:
             whole = dominant
@@ -165,8 +172,8 @@ class Paints:
                 values = np.where(values == SlotState.CACHED, REUSABLE, values)  # noqa: PLW2901
             paints[units] = np.where(lit > 0, lit, values)
 
-    def _ages(self) -> npt.NDArray[np.uint8]:
-        """A level for every unit that is held: the newest have the highest, and each level is half as old."""
+    def _ages(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return a level for each of `units`: the newest have the highest, and each level is half as old."""
         replay = self._replay
         births = np.full(replay.num_units, replay.frame_seq[replay.frame], np.int64)
         for request in replay.live_requests().tolist():
@@ -177,7 +184,7 @@ class Paints:
                 np.minimum.at(births, addresses - replay.first_unit, np.repeat(born, lengths))
             elif len(addresses):  # an extent that grows is as old as its request's stay
                 births[addresses - replay.first_unit] = born[0]
-        frames = np.searchsorted(replay.frame_seq, births)
+        frames = np.searchsorted(replay.frame_seq, births[units])
         times_s = np.append(replay.recording.steps.start_s, replay.recording.duration_s)
         age = np.maximum(replay.time_s - times_s[np.minimum(frames, replay.num_frames - 1)], 0.0)
         oldest = max(replay.recording.told_s / 4, 1e-9)
