@@ -70,7 +70,7 @@ _layouts: dict[type, np.dtype[np.void]] = {}
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:
-    """The layout of a record in an array."""
+    """Return the layout of a record in an array."""
     if record not in _layouts:
         _layouts[record] = _layout_of(record)
     return _layouts[record]
@@ -87,30 +87,30 @@ def _layout_of(record: type) -> np.dtype[np.void]:
 
 
 def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """`size` records of zeros."""
+    """Return `size` records of zeros."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else [record() for _ in range(size)]
     return cast("Records[Record]", made)
 
 
 def make_one(record: type[Record], *, compiled: bool) -> Record:
-    """One record of zeros; in a compiled engine the only element of an array."""
+    """Return one record of zeros; in a compiled engine, the only element of an array."""
     return make(record, 1, compiled=compiled)[0]
 
 
 def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Records that are written one behind the other: room for `size`, where room has to be made beforehand."""
+    """Return records that are appended to: an empty list, or an array of `size`."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
     return cast("Records[Record]", made)
 
 
 def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
-    """The numbers in `values`, to be read and written by the engine."""
+    """Return the numbers in `values`, to be read and written by the engine."""
     made: Any = values if compiled else values.tolist()
     return cast("Numbers", made)
 
 
 def listed(numbers: Numbers, begin: int, end: int) -> list[int]:
-    """The numbers in [begin, end)."""
+    """Return the numbers in [begin, end)."""
     some = cast("Any", numbers)[begin:end]
     return cast("list[int]", some.tolist() if isinstance(some, np.ndarray) else some)
 
@@ -127,7 +127,7 @@ def fill(records: Records[Any], first: int, **columns: Any) -> None:
 
 
 def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
-    """Write columns into fields of the first records, as many as the columns are long."""
+    """Write columns into fields of the first records, one value for each."""
     for name, values in columns.items():
         column = np.asarray(values)
         if isinstance(records, np.ndarray):
@@ -138,7 +138,7 @@ def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
 
 
 def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
-    """A field of the first `end` records, or of all, as an array of its own: the engine writes to its records again."""
+    """Return a copy of a field of the first `end` records, or of all: the engine writes to its records again."""
     if isinstance(records, np.ndarray):
         return np.array(records[name][:end])  # of one record, `ascontiguousarray` would return the record's own memory
     rows = cast("list[Any]", records)[:end]
@@ -147,7 +147,7 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
 
 
 def copied(records: Records[Any], end: int) -> npt.NDArray[Any]:
-    """Return the first `end` records, as an array of its own."""
+    """Return a copy of the first `end` records as an array."""
     if isinstance(records, np.ndarray):
         return records[:end].copy()
     rows = cast("list[Any]", records)[:end]

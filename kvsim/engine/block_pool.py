@@ -18,7 +18,7 @@ NULL_BLOCK = HEAD
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Take the block at the head of the free queue, which is not empty; also whether it lost a prefix by that."""
+    """Take the block at the head of the free queue, which is not empty; return it, and whether it lost a prefix."""
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
     assert engine.blocks[block].refs == 0
@@ -34,7 +34,7 @@ def allocate(engine: Engine) -> tuple[int, bool]:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Hold a block that was found by its key; a free one leaves the queue. Return whether it was held already."""
+    """Hold a cached block; a free one leaves the queue. Return whether another table holds it already."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -46,7 +46,7 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int) -> int:
-    """Let go of the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue.
+    """Free the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue.
 
     Return how many blocks another table still holds.
     """

@@ -5,30 +5,30 @@ from __future__ import annotations
 from kvsim.engine.arrays import Records
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import Alike, Bucket
+from kvsim.engine.records import Bucketed, Bucket
 
 
 @part
-def push_back(nodes: Records[Alike], bucket: Bucket, node: int) -> None:
-    """Put `node` behind all others of its bucket."""
-    nodes[node].previous_alike = bucket.last
-    nodes[node].next_alike = HEAD
+def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
+    """Append a record to its bucket."""
+    records[index].previous_alike = bucket.last
+    records[index].next_alike = HEAD
     if bucket.last == HEAD:
-        bucket.first = node
+        bucket.first = index
     else:
-        nodes[bucket.last].next_alike = node
-    bucket.last = node
+        records[bucket.last].next_alike = index
+    bucket.last = index
 
 
 @part
-def remove(nodes: Records[Alike], bucket: Bucket, node: int) -> None:
-    """Take `node` out of its bucket, wherever it stands."""
-    before, after = nodes[node].previous_alike, nodes[node].next_alike
+def remove(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
+    """Remove a record from its bucket."""
+    before, after = records[index].previous_alike, records[index].next_alike
     if before == HEAD:
         bucket.first = after
     else:
-        nodes[before].next_alike = after
+        records[before].next_alike = after
     if after == HEAD:
         bucket.last = before
     else:
-        nodes[after].previous_alike = before
+        records[after].previous_alike = before

@@ -30,7 +30,7 @@ outcome on before it looks at the next step. In vLLM 0.25.1 on two hosts with tw
 
 @part
 def advance(engine: Engine, until_s: float) -> int:
-    """Run to the next moment at which the caller has to act, and not beyond `until_s`, unless a step takes longer."""
+    """Run until the caller has to act, or to the end of the first step that ends at `until_s` or later."""
     outcome = _advance(engine, until_s)
     fast_forward.catch_up_from(engine, 0, engine.state.num_scheduled)
     return outcome
@@ -71,7 +71,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """So many users have their answers now, and each sends the next request of the workload when it has thought."""
+    """Send the next requests of the workload for `num_users` users who have their answers, after a pause to think."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -80,7 +80,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Whether the caller has to act because of the step that was scheduled."""
+    """Return the outcome for which the caller has to act after a step, or `SCHEDULED`."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
         return STALLED
@@ -91,7 +91,7 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Go on to the next moment of the engine's loop: schedule a step, or process the output of the oldest in flight.
+    """Do what the engine's loop does next: schedule a step, or process the output of the oldest in flight.
 
     An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
     """
@@ -110,7 +110,7 @@ def next_moment(engine: Engine) -> int:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Whether a real engine would wait for ever: nothing runs, and still the head of the queue is not admitted."""
+    """Tell whether the engine would wait for ever: nothing runs, and the head of the queue is not admitted."""
     state = engine.state
     if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
@@ -146,7 +146,7 @@ def take_arrivals(engine: Engine) -> None:
 
 @part
 def schedule(engine: Engine) -> None:
-    """Schedule a step, write it down and launch it. An empty one is in flight too, but takes no time."""
+    """Schedule a step, record it and launch it. An empty step is in flight too, but takes no time."""
     settings, state = engine.settings, engine.state
     state.seq += 1
     launched = engine.launched[state.next_launched]
@@ -186,7 +186,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Where the step stands whose outputs the first stage needs before it begins the one that was scheduled last."""
+    """Return the place of the step whose outputs the first stage needs before it begins the newest one."""
     place = engine.state.next_launched - 1 - engine.settings.feedback
     return place if place >= 0 else place + engine.settings.most_in_flight
 
@@ -209,17 +209,17 @@ def finish_oldest(engine: Engine) -> None:
 
 
 def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
-    """How long a step takes, of any model; compiled code knows the one whose coefficients it is given."""
+    """Return the time of a step by any model; compiled code knows the one whose coefficients it is given."""
     return model.step_time(shape)
 
 
 def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
-    """How long the host takes to let a request in, with any model of step times."""
+    """Return the host time to let a request in, in seconds, by any model."""
     return model.entry_s(prompt_tokens)
 
 
 def passing_s(model: Roofline, num_tokens: int) -> float:
-    """How long the activations of a step take from one stage of a pipeline to the next."""
+    """Return the time in which activations of a step pass to the next stage of a pipeline, in seconds."""
     return model.passing_s(num_tokens)
 
 
@@ -236,7 +236,7 @@ for _function in (
 
 @part
 def has_room(engine: Engine) -> bool:
-    """Whether another step can be written down, whatever happens in it."""
+    """Tell whether another step can be recorded, whatever happens in it."""
     settings, state = engine.settings, engine.state
     return (
         state.num_steps - state.first_step < settings.most_steps
@@ -248,7 +248,7 @@ def has_room(engine: Engine) -> bool:
 
 @part
 def write_down(engine: Engine) -> StepShape:
-    """Write down the step that was scheduled, but for what each sequence computes; return what it holds."""
+    """Record the step that was scheduled, without the tokens of each sequence; return its shape."""
     state = engine.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
@@ -263,7 +263,7 @@ def write_down(engine: Engine) -> StepShape:
 
 @part
 def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
-    """Add a row to the steps: what is computed now, and where the slots go."""
+    """Append a row to the steps: what is computed, and the totals of the slots."""
     state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s

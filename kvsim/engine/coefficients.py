@@ -12,14 +12,14 @@ from kvsim.steptime import COEFFICIENTS, Roofline, Staged, StepTimeModel
 
 
 def coefficients_of(step_time: StepTimeModel) -> tuple[Roofline, ...]:
-    """The coefficients that all times of a model follow from, of every stage; empty if they do not."""
+    """Return the coefficients of each stage from which all times follow; empty for a model without such."""
     times: Any = getattr(step_time, "times", step_time)  # of a profile, or of one that is watched
     stages = times.stages if isinstance(times, Staged) else (times,)
     return stages if all(type(stage) is Roofline for stage in stages) else ()
 
 
 def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
-    """The model, or the numbers among the fields of its coefficients, under their names; of every stage."""
+    """Return the model of each stage, or, compiled, the numbers among its coefficients under their names."""
     stages = coefficients_of(step_time)
     if not compiled:
         interpreted: Any = list(stages or (step_time,))
@@ -37,7 +37,7 @@ def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
 
 
 def no_times() -> Roofline:
-    """Step times for where only the order of things matters: next to nothing takes any time."""
+    """Return step times that take next to nothing, for runs in which only the order counts."""
     zeros: dict[str, Any] = {field.name: 0.0 for field in fields(Roofline) if field.default is MISSING}
     hardly_any = {"weights_s": 1e-9, "active_weights_s": 1e-9, "full_seqs": 1.0}
     return Roofline(**zeros | hardly_any | {"label": "no time", "max_captured_tokens": 0})

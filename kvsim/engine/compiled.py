@@ -38,18 +38,18 @@ _other_meanings: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
 def part(function: Function) -> Function:
-    """Say that `function` belongs to the engine: it runs as it stands, and compiled code may call it."""
+    """Declare that `function` belongs to the engine: compiled code may call it."""
     _parts.append(function)
     return function
 
 
 def compiled_as(function: Callable[..., Any], meaning: Callable[..., Any]) -> None:
-    """Let compiled code that calls `function` call `meaning`, for arguments of types that only compiled code has."""
+    """Declare that compiled code which calls `function` calls `meaning`."""
     _other_meanings.append((function, meaning))
 
 
 def has_numba() -> bool:
-    """Whether numba is there, and works with this Python and this NumPy. The call loads it, in about half a second."""
+    """Tell whether numba works with this Python and this NumPy. The call loads it, in about half a second."""
     try:
         import_module("kvsim.engine.numba_types")
     except ImportError:
@@ -78,7 +78,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Whether machine code for a kind of memory was kept: it is loaded in less than a tenth of a second."""
+    """Tell whether machine code for a kind of memory is on disk: it loads in less than a tenth of a second."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -87,7 +87,7 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Machine code of `function` for engines of a layout: loaded, or compiled and kept."""
+    """Return machine code of `function` for engines of a layout: loaded, or compiled and kept."""
     from kvsim.engine import object_code  # noqa: PLC0415  loaded when the first run asks for it
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
@@ -120,14 +120,14 @@ def _memory_of(layout: Layout) -> object:
 
 @cache
 def _stem(memory: object, sources: tuple[Path, ...]) -> str:
-    """What names of files have in common with machine code of these sources, for this processor."""
+    """Return the part of a file name that all machine code of these sources has, for this processor."""
     from kvsim.engine import object_code  # noqa: PLC0415  as above
 
     return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
 
 
 def _folders() -> list[Path]:
-    """Where machine code is kept: beside the sources, or where a user's caches are."""
+    """Return the folders for machine code: beside the sources, then the user's caches."""
     folders = [Path(__file__).parent / "__pycache__"]
     with suppress(RuntimeError):  # a user without a home
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")
@@ -135,14 +135,14 @@ def _folders() -> list[Path]:
 
 
 def part_options() -> dict[str, Any]:
-    """The options with which parts are compiled."""
+    """Return the options with which parts are compiled."""
     from kvsim.engine import numba_linking  # noqa: PLC0415  as above
 
     return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
 
 
 def entry_options() -> dict[str, Any]:
-    """The options with which the way in is compiled."""
+    """Return the options with which the entry point is compiled."""
     from kvsim.engine import numba_linking  # noqa: PLC0415  as above
 
     known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
@@ -161,7 +161,7 @@ def _hand_over() -> None:
 
 
 def without_asserts(function: Function) -> Function:
-    """Return `function` as Python makes it when it is told to leave out asserts: machine code raises nothing."""
+    """Return `function` without its asserts: machine code raises nothing."""
     code = _codes(function.__code__.co_filename)[function.__qualname__, function.__code__.co_firstlineno]
     made: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     return made  # type: ignore[no-any-return]
@@ -175,12 +175,12 @@ def _codes(file: str) -> dict[tuple[str, int], CodeType]:
 
 
 def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
-    """What `overload` asks for: a function of the types that says what to compile."""
+    """Return the function of types that `overload` asks for."""
     return lambda *_types: meaning
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Machine code of `function`; say so where a person waits for it.
+    """Compile `function`; tell a person who waits for it.
 
     Raises:
         UsageError: numba is not there; machine code that was at hand is of another layout.
@@ -200,7 +200,7 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Leave cyclic garbage alone for a while: a compiler keeps nearly all that it makes."""
+    """Pause the collection of cyclic garbage: a compiler keeps nearly all that it makes."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -217,6 +217,6 @@ def _tell(sentence: str) -> None:
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """A text that changes with the source of anything that is compiled."""
+    """Return a text that changes with the source of anything that is compiled."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

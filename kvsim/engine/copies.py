@@ -22,7 +22,7 @@ _SETTLED_CALLS = 2
 
 @part
 def begin(engine: Engine) -> None:
-    """A step was scheduled: give its copies to the link, and let the host wait for those that it cannot go without."""
+    """Put the copies of a scheduled step on the link; let the host wait for those that the step needs."""
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
@@ -53,7 +53,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """The step is launched: what has ended by now is reported with its output, stores first."""
+    """Report the copies that have ended when a step is launched, stores first."""
     if engine.host.settings.is_timed:
         _poll(engine, False)
         _poll(engine, True)
@@ -61,7 +61,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Where nothing can be decided before a copy ends or a request arrives, go on to that time, or to `until_s`."""
+    """Advance the clock to the end of the next copy, the next arrival or `until_s`, where nothing else can be decided."""
     state, host = engine.state, engine.host
     if host.state.num_settled_calls < _SETTLED_CALLS:
         return
@@ -79,7 +79,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def _submit(engine: Engine, job: int) -> None:
-    """The host hands a copy to the GPU."""
+    """Take the host's time to hand a copy to the GPU."""
     settings = engine.host.settings
     if settings.is_timed:
         engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks

@@ -56,18 +56,18 @@ class Driver:
 
     @property
     def host_s(self) -> float:
-        """The host's clock."""
+        """Time on the host's clock, in seconds."""
         return float(self.engine.state.host_s)
 
     def send(self, number: int, at_s: float) -> None:
-        """Send a request, which arrives at `at_s`, no earlier than any that was sent before."""
+        """Send a request, which arrives at `at_s`, no earlier than those sent before."""
         state = self.engine.state
         self.engine.times[number].arrival_s = at_s
         self.engine.lines[state.num_submitted].arrived = number
         state.num_submitted += 1
 
     def send_all(self) -> None:
-        """Send every request: it arrives at the time that is known for it."""
+        """Send every request at its arrival time."""
         size = len(self.engine.lines)
         fill(self.engine.lines, 0, arrived=np.arange(1, size + 1))
         self.engine.state.num_submitted = size
@@ -102,11 +102,11 @@ class Driver:
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Whether a step would be scheduled next; otherwise an output is processed, if one is awaited."""
+        """Tell whether a step is scheduled next; otherwise an output is processed, if one is awaited."""
         return bool(scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
-        """Let moments happen, whatever the clock says, and return how many did; see `moments` for what they may be.
+        """Play ordered events (see `moments`), whatever the clock says; return how many were played.
 
         `kinds` and the sequences that they are about are of the same length, at most that of `Engine.moments`.
         """
@@ -132,11 +132,11 @@ class Driver:
         self.play([moments.ABORT], [number])
 
     def running(self) -> list[int]:
-        """The running sequences, in order of admission."""
+        """Return the running sequences, in order of admission."""
         return self._listed("running", self.engine.state.num_running)
 
     def holders(self) -> list[int]:
-        """The sequences that hold memory: they run, load or have loaded, or their blocks are not free yet."""
+        """Return the sequences that hold memory: running, loading, loaded, or not freed yet."""
         if not self.engine.settings.offloads:
             return self.running()
         loading = [job.sequence for job in self.jobs().values() if job.is_load]
@@ -144,41 +144,41 @@ class Driver:
         return [*self.running(), *dict.fromkeys([*loaded, *loading]), *self.deferred()]
 
     def waiting(self) -> list[int]:
-        """The waiting sequences, the head first."""
+        """Return the queued sequences, the head first."""
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """The tokens that each sequence computes in the step scheduled last, in order of scheduling."""
+        """Return the tokens of each sequence in the step scheduled last, in order of scheduling."""
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
     def emitting(self) -> list[int]:
-        """The sequences that the step scheduled last yields an output for."""
+        """Return the sequences that the step scheduled last yields an output for."""
         state = self.engine.state
         launched = in_flight.earlier(self.engine, state.next_launched)
         first = launched * self.engine.settings.max_num_seqs
         return self._listed("emitting", first + self.engine.launched[launched].num_emitting)[first:]
 
     def preempted(self) -> list[int]:
-        """The sequences that the step scheduled last preempted, in order."""
+        """Return the sequences that the step scheduled last preempted, in order."""
         lists = self.engine.lists
         return [int(lists[index].preempted) for index in range(self.engine.state.num_preempted)]
 
     def sequence(self, number: int) -> Sequence:
-        """The record of a sequence."""
+        """Return the record of a sequence."""
         return self.engine.sequences[number]
 
     def blocks(self, number: int, group: int = 0) -> list[int]:
-        """The block ids in a table of a sequence; empty while it does not run."""
+        """Return the block ids in a table of a sequence; empty while it holds none."""
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
-        """The block ids in a table of a sequence that has one, or whose blocks are not free yet."""
+        """Return the block ids in a table of a sequence that has one, or whose blocks are not freed yet."""
         table = table_of(self.engine, self.sequence(number), group)
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """The free blocks in the order in which they will be taken. It ends, should their links be wrong, too."""
+        """Return the free blocks in queue order; it ends even if the links are damaged."""
         queue: list[int] = []
         following = column(self.engine.blocks, "next").tolist()  # in an array, one field at a time would take long
         block = following[HEAD]
@@ -188,16 +188,16 @@ class Driver:
         return queue
 
     def skipped(self) -> list[int]:
-        """The sequences that were skipped: of an engine with a second tier those that load or are looked up again."""
+        """Return the sequences that were skipped: those that load, or are looked up again."""
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """The sequences whose blocks are free as soon as the steps under way are done, in that order."""
+        """Return the sequences whose blocks are freed when the steps in flight are done, in that order."""
         host = self.engine.host
         return [int(host.deferred[index]) for index in range(host.state.num_deferred)]
 
     def jobs(self) -> dict[int, Job]:
-        """The copies between GPU and host that were not reported yet, by record, in the order of their numbers."""
+        """Return the copies that are not reported yet, by record, in order of their numbers."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -205,7 +205,7 @@ class Driver:
         return jobs
 
     def slots(self, job: Job) -> list[int]:
-        """The slots of host memory that a copy reads or writes, in order."""
+        """Return the slots of host memory that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
             sequence = self.sequence(job.sequence)
@@ -218,7 +218,7 @@ class Driver:
         return slots
 
     def blocks_of_job(self, job: Job) -> list[int]:
-        """The blocks of the GPU that a copy reads or writes, in order, as long as they belong to its sequence."""
+        """Return the GPU blocks that a copy reads or writes, in order, while they belong to its sequence."""
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
         size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources
@@ -229,12 +229,12 @@ class Driver:
         host_jobs.report(self.engine, job, call)
 
     def use_slots(self, slots: list[int]) -> None:
-        """Take idle slots of host memory for used just now, the last of these last."""
+        """Mark idle slots of host memory as used just now, in this order."""
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))
 
     def changes(self) -> list[MemoryRow]:
-        """The changes of ownership that the last slice or action brought, in order."""
+        """Return the changes of ownership of the last slice or action, in order."""
         return [self.engine.memory_rows[index] for index in range(self.engine.state.num_memory_rows)]
 
     def _begin_slice(self) -> None:
@@ -250,13 +250,13 @@ class Driver:
 
 @part
 def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  static batches only advance
-    """The way in to an engine of static batches."""
+    """Enter an engine of static batches, which only advances."""
     return static_batch.advance(engine, argument)
 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """The way in to an engine that decides at every step: advance to a time, go on to a moment, or do as told."""
+    """Enter an engine that decides at every step: advance to a time, take one moment, or play ordered events."""
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)
@@ -274,7 +274,7 @@ _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
 
 
 def has_machine_code(memory: Memory) -> bool:
-    """Whether an engine with such a memory need not be compiled: its machine code is at hand."""
+    """Tell whether machine code for a kind of memory is on disk."""
     return is_at_hand(memory, _SOURCES)
 
 

@@ -15,7 +15,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Slots that are held where `num_slots` are asked for."""
+    """Return the slots that are allocated where `num_slots` are asked for."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -26,7 +26,7 @@ def rounded(engine: Engine, num_slots: int) -> int:
 
 @part
 def find_hole(engine: Engine, length: int) -> int:
-    """The index of the hole that an extent of `length` is cut from, or `NO_HOLE`."""
+    """Return the index of the hole to cut `length` slots from, or `NO_HOLE`."""
     fit, state, holes = engine.settings.fit, engine.state, engine.holes
     if fit in (BEST_FIT, BUDDY):
         return _smallest_hole(engine, length)
@@ -52,7 +52,7 @@ def allocate(engine: Engine, index: int, length: int) -> int:
 
 @part
 def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
-    """Whether the extent of `length` slots at `address` can have `longer` without moving."""
+    """Tell whether an extent at `address` can grow from `length` to `longer` slots without moving."""
     if engine.settings.fit == BUDDY and address % longer != 0:
         return False
     state, holes, free_up_to = engine.state, engine.holes, address + length
@@ -65,13 +65,13 @@ def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
 
 @part
 def extend(engine: Engine, address: int, length: int, longer: int) -> None:
-    """Lengthen an extent that can be."""
+    """Lengthen an extent that can grow in place."""
     _take(engine, _first_from(engine, address + length), address + longer)
 
 
 @part
 def free(engine: Engine, address: int, length: int) -> None:
-    """Make an extent a hole, merged with those next to it."""
+    """Free an extent; merge it with the holes next to it."""
     state, holes = engine.state, engine.holes
     state.num_free += length
     if engine.settings.fit == BUDDY:
@@ -89,7 +89,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Make [start, end) holes; what is next to it is not free, or is no buddy of it."""
+    """Add [start, end) as holes, of which none can be merged with a neighbour."""
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
@@ -104,7 +104,7 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Take the slots from the beginning of a hole up to `end` out of it, and out of those that follow it directly."""
+    """Take the slots up to `end` out of a hole, and out of those that follow it directly."""
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -147,7 +147,7 @@ def _delete(engine: Engine, index: int) -> None:
 
 @part
 def _smallest_hole(engine: Engine, length: int) -> int:
-    """The smallest that will do, and of equal ones the lowest."""
+    """Return the smallest hole that is long enough, the lowest of equal ones."""
     best, holes = NO_HOLE, engine.holes
     for index in range(engine.state.num_holes):
         if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):
@@ -157,7 +157,7 @@ def _smallest_hole(engine: Engine, length: int) -> int:
 
 @part
 def _first_behind_the_rover(engine: Engine) -> int:
-    """The first hole that reaches beyond the end of the last extent taken."""
+    """Return the first hole that reaches beyond the end of the last extent taken."""
     rover, holes = engine.state.rover, engine.holes
     index = _first_from(engine, rover + 1)
     if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:
@@ -167,7 +167,7 @@ def _first_behind_the_rover(engine: Engine) -> int:
 
 @part
 def _first_from(engine: Engine, address: int) -> int:
-    """How many holes begin below `address`."""
+    """Count the holes that begin below `address`."""
     low, high = 0, engine.state.num_holes
     while low < high:
         middle = (low + high) // 2

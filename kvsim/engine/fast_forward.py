@@ -18,7 +18,7 @@ from kvsim.engine.state import Engine
 
 @part
 def pass_over(engine: Engine, first: int, budget: int) -> int:
-    """Leave running sequences alone, from index `first` on, up to one that needs a decision; return how many.
+    """Leave running sequences alone, from index `first` on, up to one that needs a decision; return their number.
 
     Each decodes one token of the budget.
     """
@@ -35,7 +35,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Leave the sequence at `index` of `running` alone from the step being scheduled on, if it only decodes in it."""
+    """Leave the sequence at `index` of `running` alone from this step on, if it only decodes; return whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, under_way = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
@@ -88,7 +88,7 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 @part
 def spell_out(engine: Engine) -> None:
-    """List in `batch`, in order, what all sequences of the step scheduled last compute; none is left alone then."""
+    """List all sequences of the step scheduled last in `batch`, in order, and catch up those left alone."""
     state = engine.state
     listed, place = state.num_listed, state.num_in_batch
     state.num_listed = place

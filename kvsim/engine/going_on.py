@@ -11,7 +11,7 @@ from kvsim.engine.state import Engine
 
 
 def moved(source: Engine, target: Engine) -> Engine:
-    """`target`, a compiled engine that has not begun, at the point where the interpreted `source` is.
+    """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return it.
 
     What was recorded has been taken away, but for the rows of the schedule that may still change.
     """
@@ -44,7 +44,7 @@ def _copy(old: Any, new: Any, end: int) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """`engine`, with more rows for the schedule where the `num_rows` that may still change fill half of them."""
+    """Return `engine` with more rows for the schedule, if the `num_rows` that may still change fill half of them."""
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:
         return engine

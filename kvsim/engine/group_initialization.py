@@ -32,7 +32,7 @@ _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIG
 
 
 def one_group(policy: Policy) -> KVCacheLayout:
-    """Full attention in all layers, as in most models."""
+    """Return the layout of full attention in all layers, as in most models."""
     group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
     return KVCacheLayout(
         groups=(group,),
@@ -43,7 +43,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
 
 
 def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
-    """What the groups have in common."""
+    """Return the settings that follow from the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     boundaries = [group.block_size for group in layout.groups if group.mamba_mode is MambaMode.ALIGN]
@@ -62,17 +62,17 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
 
 
 def _expires(group: KVCacheGroup) -> bool:
-    """Whether tokens, or states, of a group are held for longer than any step reads them."""
+    """Tell whether a group holds tokens, or states, longer than any step reads them."""
     return group.kind is CacheKind.MAMBA or group.window is not None
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Slots of one token, and of one state, in every group."""
+    """Return the slots of one token, and of one state, in every group."""
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
 def _leaders(layout: KVCacheLayout) -> list[int]:
-    """The first group of every kind, in the order in which kinds are looked up: full attention goes first."""
+    """Return the first group of every kind, in lookup order: full attention first."""
     specs = [group.spec for group in layout.groups]
     leaders = [specs.index(spec) for spec in dict.fromkeys(specs)]
     return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)

@@ -17,13 +17,13 @@ NO_GROUP = -1
 
 @part
 def first_hit(engine: Engine, group: int) -> int:
-    """Where the blocks begin, among the entries, that were found for the head of the queue."""
+    """Return the index of the first entry that holds a block found for the head of the queue."""
     return engine.settings.first_hit + engine.groups[group].first_entry
 
 
 @part
 def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Leading tokens that no step after the first `computed` tokens reads."""
+    """Count the leading tokens that no step after the first `computed` tokens reads."""
     kind, window = engine.groups[group].kind, engine.groups[group].window
     if kind == SLIDING_WINDOW:
         return max(0, computed - window + 1)
@@ -36,7 +36,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Leading tokens that no step reads, also where the group keeps them: full attention may stand for a window."""
+    """Count the leading tokens that no step reads, also where full attention stands in for a window and keeps them."""
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -45,13 +45,13 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
-    """Entries of a table that reaches `num_tokens` tokens, or the longest sequence."""
+    """Count the entries of a table for `num_tokens` tokens, or for the longest sequence."""
     return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
 
 
 @part
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
-    """Free blocks that a waiting sequence needs for a table of `num_tokens` tokens, hits that no table holds included.
+    """Count the free blocks that a waiting sequence needs for `num_tokens` tokens, free hits included.
 
     A window never holds more than its cap; it counts where the whole prompt is looked at.
     """
@@ -73,7 +73,7 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Free blocks that a running sequence needs for `num_tokens` tokens, and slots drafted behind them."""
+    """Count the free blocks that a running sequence needs for `num_tokens` tokens and the drafted slots behind them."""
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
         return min(-(-num_tokens // engine.groups[group].block_size) - num_blocks, 1)
@@ -82,7 +82,7 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Whether the state that was found is cached by the step being scheduled: it cannot be read in the same step."""
+    """Tell whether the state that was found is cached by this step: it cannot be read in the same step."""
     record = engine.groups[group]
     if record.kind != MAMBA or record.num_hits == 0:
         return False
@@ -97,7 +97,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Give back the blocks whose tokens no step after the first `computed` reads, the last first."""
+    """Free the blocks that no step after the first `computed` tokens reads, the last first."""
     record = engine.groups[group]
     if record.kind == FULL:
         return
@@ -120,7 +120,7 @@ def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> Non
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Tokens up to which a running sequence neither asks the group for a block nor lets one go."""
+    """Return the tokens up to which a running sequence neither needs a block of the group nor frees one."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -136,7 +136,7 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Whether a full block can ever be hit: of a window only those that end where all groups have a boundary."""
+    """Tell whether a full block can ever be hit: of a window, only those before a boundary of all groups."""
     settings, record = engine.settings, engine.groups[group]
     if record.kind == FULL:
         return True
@@ -158,7 +158,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Slots whose tokens no later step reads, in blocks that are held: those that a window has left behind.
+    """Count the slots of held blocks whose tokens no later step reads: a window has left them.
 
     Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
     expired when it has for every one of them.
@@ -191,7 +191,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Tokens, or states, in a table that its sequence reads no more."""
+    """Count the tokens, or states, in a table that its sequence reads no more."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -203,7 +203,7 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """The slots of these, block by block where others may hold one as well."""
+    """Count the expired slots of one table; shared blocks are counted once."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
@@ -217,7 +217,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Tokens before the first `skipped`, from the block at `first_held` on, that no other sequence reads either."""
+    """Count the tokens before `skipped`, from the block at `first_held` on, that no other sequence reads either."""
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
@@ -226,7 +226,7 @@ def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: 
 
 @part
 def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
-    """States before the newest that no other sequence reads either."""
+    """Count the states before the newest that no other sequence reads either."""
     table, total = table_of(engine, sequence, group), 0
     left, index = table.num_held - 1, table.num_blocks - 2
     while left > 0 and index >= 0:
@@ -240,7 +240,7 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """What has expired in a block of which one holder reads so much no more: known when the last holder is counted."""
+    """Count what has expired in a block, once its last holder was met: the least of what each holder reads no more."""
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
         return amount
@@ -254,7 +254,7 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 @part
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """`num_tokens`, cut so that a prompt's steps end at block boundaries, where recurrent state is kept.
+    """Cut `num_tokens` so that a prompt's steps end at block boundaries, where recurrent state is kept.
 
     `uncached` are tokens that some groups hold and others do not: a step ends where they do.
     """
@@ -271,7 +271,7 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int) -> None:
-    """Give back the blocks at [begin, end) of a table, the last first; null blocks take their places."""
+    """Free the blocks at [begin, end) of a table, the last first; null blocks take their places."""
     first = table_of(engine, sequence, group).begin
     for index in range(end - 1, begin - 1, -1):
         journal.release_block(engine, sequence, group, index, engine.entries[first + index])

@@ -29,7 +29,7 @@ _LOADS_PER_STEP = 1024
 
 
 def check_offload(policy: Paged, num_groups: int) -> None:
-    """Check that the offload of `policy` is one that is known here.
+    """Check that kvsim knows the offload of `policy`.
 
     Raises:
         UsageError: it is not.
@@ -58,12 +58,12 @@ def check_offload(policy: Paged, num_groups: int) -> None:
 
 
 def blocks_per_slot(policy: Paged) -> int:
-    """GPU blocks in a host block."""
+    """Return the number of GPU blocks in a host block."""
     return (policy.cache.kv_offloading_block_size or policy.cache.block_size) // policy.cache.block_size
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Host blocks that the host memory of `policy` holds, where a block has `block_bytes` bytes on each GPU.
+    """Count the host blocks that the host memory of `policy` holds, for `block_bytes` bytes a block on each GPU.
 
     Raises:
         BudgetError: it holds none.
@@ -79,7 +79,7 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """The most sequences of `size` that can load at once: each holds blocks that no other has."""
+    """Return how many of `size` sequences can load at once, at most: each holds blocks of its own."""
     return min(size, num_units // blocks_per_slot(policy))
 
 
@@ -94,14 +94,14 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, size: int, width: int) -> int:
-    """Changes of ownership in one step, beside those of what runs, that there is room for."""
+    """Return the changes of ownership by loads in one step, at most."""
     if not _has_offload(policy):
         return 0
     return min(most_loading(policy, num_units, size), _LOADS_PER_STEP) * rows_of_table(width)
 
 
 def rows_of_table(width: int) -> int:
-    """The most changes of ownership of one sequence in one step: it gets a whole table, block by block, or loses it."""
+    """Return the changes of ownership of one sequence in one step, at most: it gets or loses a table block by block."""
     return 3 * width + 2
 
 

@@ -11,7 +11,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Begin a copy of the host blocks at [first, end) of a sequence, or of some of these; return its record."""
+    """Begin a copy of the host blocks at [first, end) of a sequence, or of some of them; return its record."""
     host = engine.host
     state = host.state
     job = state.last_free_job
@@ -35,7 +35,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """A copy is done: it will be reported with the output of `step`, counted like calls of the scheduler from 1."""
+    """Report a copy with the output of `step`, counted like calls of the scheduler from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -47,7 +47,7 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
-    """The copy that is reported next with the output of `step`, which leaves the queue of such; or `NO_JOB`."""
+    """Take the next copy that is reported with the output of `step`; return it, or `NO_JOB`."""
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
     if job == NO_JOB or jobs[job].reported_in > step:

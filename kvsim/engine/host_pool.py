@@ -26,33 +26,33 @@ _UNLISTED = -1
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """The block that holds `key`, readable or not, or `NO_HOST_BLOCK`."""
+    """Return the block that holds `key`, readable or not, or `NO_HOST_BLOCK`."""
     block = _find_also_ghosts(engine, key)
     return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
 
 @part
 def slot_of(block: int) -> int:
-    """The slot of a block that is not a ghost."""
+    """Return the slot of a block that is not a ghost."""
     return block - NUM_LISTS
 
 
 @part
 def block_of(slot: int) -> int:
-    """The block in a slot."""
+    """Return the block in a slot."""
     return slot + NUM_LISTS
 
 
 @part
 def use(engine: Engine, block: int) -> None:
-    """An idle block was used just now. ARC does not look at that."""
+    """Mark an idle block as used just now. ARC ignores it."""
     if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
         _move(engine, RECENT, block)
 
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """A load reads the block, which is readable."""
+    """Let a load read a block, which is readable."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -64,7 +64,7 @@ def hold(engine: Engine, block: int) -> None:
 
 @part
 def let_go(engine: Engine, block: int) -> None:
-    """The write of the block has ended, or one load that reads it."""
+    """End the write of a block, or one load that reads it."""
     tier = engine.host
     record = tier.blocks[block]
     record.readers = max(record.readers - 1, 0)
@@ -77,7 +77,7 @@ def let_go(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """A request has this key: its block is used recently; for ARC a ghost of it says which list is too short."""
+    """Mark the block of a key as recently used; a ghost of it tells ARC which list is too short."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -96,7 +96,7 @@ def touch(engine: Engine, key: int) -> None:
 
 @part
 def spare(engine: Engine, block: int) -> None:
-    """The block is not to be evicted until `begin_sparing` is called again."""
+    """Protect a block from eviction until `begin_sparing` is called again."""
     engine.host.blocks[block].spared = engine.host.state.num_sparings
 
 
@@ -162,7 +162,7 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Whether the next one to evict is a recent one, with so many of them."""
+    """Tell whether the next block to evict is a recent one."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
@@ -186,7 +186,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """A ghost was asked for: the list that it was evicted from should have been longer."""
+    """Lengthen the list that a requested ghost was evicted from."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:

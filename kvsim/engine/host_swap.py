@@ -14,7 +14,7 @@ from kvsim.engine.state import PREEMPTED, Engine
 
 @part
 def send_out(engine: Engine, sequence: Sequence) -> None:
-    """A sequence is about to give back its tables: keep what it has computed on the host, if it will be back."""
+    """Keep what a preempted sequence has computed on the host, before its tables are freed."""
     state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
     if sequence.status == PREEMPTED and 0 < num_blocks <= state.num_free_host_blocks:
@@ -25,7 +25,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """A sequence was admitted: copy what the host holds of it beyond the hits, and forget it there."""
+    """Copy what the host holds of an admitted sequence beyond its hits, and forget it there."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
@@ -34,14 +34,14 @@ def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
 
 @part
 def forget(engine: Engine, sequence: Sequence) -> None:
-    """Give back what the host holds of a sequence, if anything."""
+    """Free what the host holds of a sequence."""
     engine.state.num_free_host_blocks += _num_blocks(engine, sequence.parked_tokens)
     sequence.parked_tokens = 0
 
 
 @part
 def transfer_s(engine: Engine) -> float:
-    """Seconds that the copies of the step take on the link. Out and in never meet: who preempts admits nothing."""
+    """Return the time of the step's copies on the link, in seconds: a step copies out or in, never both."""
     state = engine.state
     return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 

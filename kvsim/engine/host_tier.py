@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvsim.engine.arrays import Numbers, Records
-from kvsim.engine.records import Node, Small
+from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
 """Lists of host blocks; each is also the record that stands for both of its ends. Least recently used there is only
@@ -103,7 +103,7 @@ class HostState:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class HostBlock(Node):
+class HostBlock(Linked):
     """One host block, or the ghost of one: a key that was evicted not long ago."""
 
     key: int = 0
@@ -129,7 +129,7 @@ class HostList:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Job(Node):
+class Job(Linked):
     """One copy over the link: of blocks of one sequence, in one direction."""
 
     number: int = 0

@@ -12,7 +12,7 @@ from kvsim.engine.state import Engine
 
 @part
 def oldest(engine: Engine) -> int:
-    """Where the step stands that was launched first among those in flight, of which there is at least one."""
+    """Return the place of the oldest step in flight; there is one."""
     state = engine.state
     assert state.num_in_flight > 0
     place = state.next_launched - state.num_in_flight
@@ -21,11 +21,11 @@ def oldest(engine: Engine) -> int:
 
 @part
 def later(engine: Engine, place: int) -> int:
-    """Where the step stands that is launched behind the one at `place`."""
+    """Return the place of the step launched after the one at `place`."""
     return place + 1 if place + 1 < engine.settings.most_in_flight else 0
 
 
 @part
 def earlier(engine: Engine, place: int) -> int:
-    """Where the step stands that was launched before the one at `place`."""
+    """Return the place of the step launched before the one at `place`."""
     return place - 1 if place > 0 else engine.settings.most_in_flight - 1

@@ -373,7 +373,7 @@ def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
 def _table_widths(
     demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
 ) -> list[int]:
-    """Entries of the longest table of every group."""
+    """Return the entries of the longest table of every group."""
     most_drafts = 2 * policy.cache.num_speculative_tokens
     tokens = int((demand.prompt + demand.output).max(initial=1)) + max(most_drafts, tokens_ahead - 1)
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
@@ -395,7 +395,7 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Holes that there can be, and one more while they are changed."""
+    """Return the number of holes that there can be, with one more while they are changed."""
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
@@ -423,7 +423,7 @@ def _leaves_alone(settings: records.Settings) -> bool:
 
 
 def _memory_margin(policy: Policy, batch: int, width: int) -> int:
-    """The most changes of ownership in one step."""
+    """Return the number of changes of ownership in one step, at most."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
@@ -499,7 +499,7 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """All blocks free, in ascending order behind the null block or in the order given."""
+    """Return all blocks free, in ascending order behind the null block or in the order given."""
     blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])

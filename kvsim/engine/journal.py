@@ -15,42 +15,42 @@ _WHOLE_TABLE = -1
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """A sequence got the free blocks in `entries[begin:end]`, for its table from `position` on."""
+    """Record that a sequence got the free blocks in `entries[begin:end]`, from `position` of its table on."""
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """A sequence joined the holders of the blocks in `entries[begin:end]`."""
+    """Record that a sequence joined the holders of the blocks in `entries[begin:end]`."""
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def evict(engine: Engine, begin: int, end: int) -> None:
-    """The blocks in `entries[begin:end]` lost their prefix."""
+    """Record that the blocks in `entries[begin:end]` lost their prefix."""
     if engine.settings.records_memory:
         _blocks(engine, _EVICT, 0, _NO_REQUEST, 0, begin, end)
 
 
 @part
 def append_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int) -> None:
-    """A sequence got `length` slots from `address` on, having asked for `requested`."""
+    """Record that a sequence asked for `requested` slots and got `length`, from `address` on."""
     if engine.settings.records_memory:
         _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
 
 
 @part
 def grow_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, repeat: int) -> None:
-    """A sequence gets `length` slots from `address` on now, and as many behind them in each of `repeat - 1` steps."""
+    """Record that a sequence gets `length` slots from `address` on, and as many behind them in each later step."""
     if engine.settings.records_memory:
         _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
 
 
 @part
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
-    """A sequence gives back its table in `entries[begin:end]`, of which the first `num_cached` keep a prefix.
+    """Record that a sequence frees its table in `entries[begin:end]`, of which the first `num_cached` keep a prefix.
 
     Where some of these do not, block by block, and the table is empty in the end.
     """
@@ -71,14 +71,14 @@ def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int
 
 @part
 def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
-    """A sequence gave back its extent of `num_units`."""
+    """Record that a sequence freed its extent of `num_units`."""
     if engine.settings.records_memory:
         _row(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
 
 @part
 def release_block(engine: Engine, sequence: Sequence, group: int, position: int, block: int) -> None:
-    """A sequence gave back one block of a table, which it goes on without."""
+    """Record that a sequence freed one block of a table and goes on."""
     if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
         _row(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
@@ -86,7 +86,7 @@ def release_block(engine: Engine, sequence: Sequence, group: int, position: int,
 
 @part
 def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: int, repeat: int) -> None:
-    """A sequence computes `tokens` more in the step being recorded, and in each of the `repeat - 1` behind it.
+    """Record that a sequence computes `tokens` in this step and in each of the next `repeat - 1`.
 
     Steps are many: the caller asks whether anything is recorded.
     """
@@ -108,7 +108,7 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
 
 @part
 def list_batch(engine: Engine) -> None:
-    """What every sequence of the step computes, in order of scheduling, in rows of their own."""
+    """Record what every sequence of the step computes, one row each, in order of scheduling."""
     state = engine.state
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
@@ -120,7 +120,7 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Whether the open row of a sequence says, repeated once more, that it computes `tokens` more in this step."""
+    """Tell whether the open row of a sequence, repeated once more, describes this step."""
     open_row = sequence.open_row
     if open_row < 0:
         return False
@@ -131,13 +131,13 @@ def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: in
 
 @part
 def prolong(engine: Engine, sequence: Sequence, num_steps: int) -> None:
-    """The open row of a sequence goes on for so many steps."""
+    """Extend the open row of a sequence by `num_steps` steps."""
     engine.schedule_rows[sequence.open_row].repeat += num_steps
 
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Entries in a row with consecutive block ids make one row; null ones are not told."""
+    """Write one row for each run of consecutive block ids; skip null entries."""
     entries = engine.entries
     while begin < end:
         if entries[begin] == NULL_BLOCK:

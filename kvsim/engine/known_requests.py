@@ -31,11 +31,11 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """Where only the output reveals the stop, which is noticed one step late where steps are scheduled ahead."""
+        """Requests whose stop only the output reveals, which asynchronous scheduling notices one step late: bool[n]."""
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:
-        """Slots that each request asks for when it is admitted first."""
+        """Return the slots that each request asks for when it is first admitted: int64[n]."""
         wanted = {
             Reserve.MAX: np.full_like(self.prompt, policy.max_model_len),
             Reserve.LIMIT: self.prompt + self.limit,
@@ -47,7 +47,7 @@ class Demand:
         return np.asarray(np.minimum(wanted[policy.cache.reserve], policy.max_model_len))
 
     def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
-        """The requests that could never be served, with `num_units` units all for themselves.
+        """Return which requests could never be served with `num_units` units for themselves: bool[n].
 
         With several groups, those that could hold more at once: the engine looks at nothing less when it starts.
         """
@@ -73,6 +73,6 @@ class Demand:
 
 
 def _power_of_two_from(values: Column) -> Column:
-    """The smallest powers of two that are not below `values`, which are positive."""
+    """Return the smallest powers of two that are at least `values`, which are positive."""
     # frexp tells how many bits a number has
     return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))

@@ -124,7 +124,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
-    """A sequence is preempted and will ask for its blocks: let it find them."""
+    """Let a preempted sequence find its blocks when it is admitted again."""
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
         begin = table.begin
@@ -135,7 +135,7 @@ def expect_return(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Tokens that a step reads and that stand in a block which another sequence reads, too."""
+    """Count the tokens that a step reads in blocks which another sequence of the step reads, too."""
     settings = engine.settings
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
@@ -161,7 +161,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Take back all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
+    """Free all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -176,7 +176,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
-    """Begin a table of an admitted sequence with the blocks that were found for it, null where they are not needed."""
+    """Begin a table with the blocks that were found for the sequence, null where it does not need them."""
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     begin = table.begin
@@ -200,7 +200,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks, of which there are enough, to a table, up to so many tokens."""
+    """Append free blocks to a table, for `num_tokens` tokens and slots up to `num_slots`; there are enough."""
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     first = table.begin
@@ -233,7 +233,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Find out how far a sequence can go on without touching its tables."""
+    """Find the number of tokens up to which a sequence needs no change of its tables."""
     room, leader = NEVER, engine.settings.first_leader
     while leader != groups.NO_GROUP:
         room = min(room, groups.quiet_until(engine, sequence, leader, computed))

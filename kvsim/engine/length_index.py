@@ -28,7 +28,7 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def earlier(engine: Engine, one: int, other: int) -> int:
-    """The one of two sequences that arrived first; either may be none."""
+    """Return the one of two sequences that arrived first; either may be `NO_SEQUENCE`."""
     if one == NO_SEQUENCE:
         return other
     if other == NO_SEQUENCE:
@@ -38,7 +38,7 @@ def earlier(engine: Engine, one: int, other: int) -> int:
 
 @part
 def first_at(engine: Engine, num_tokens: int) -> int:
-    """The first sequence with a prompt of so many tokens, or none."""
+    """Return the first sequence with a prompt of `num_tokens` tokens, or `NO_SEQUENCE`."""
     if 0 < num_tokens < len(engine.buckets):
         return engine.buckets[num_tokens].first
     return NO_SEQUENCE

@@ -1,50 +1,50 @@
 """Doubly linked lists over records: the free queue of blocks, the queue of waiting sequences.
 
-Record `HEAD` stands for both ends and is never in the list. Its `next` is the first record, its `previous` the last.
+Record `HEAD` is both ends of the list and no member: its `next` is the first record, its `previous` the last.
 """
 
 from __future__ import annotations
 
 from kvsim.engine.arrays import Records
 from kvsim.engine.compiled import part
-from kvsim.engine.records import Node
+from kvsim.engine.records import Linked
 
 HEAD = 0
 
 
 @part
-def push_front(nodes: Records[Node], node: int) -> None:
-    """Put `node` before all others."""
-    first = nodes[HEAD].next
-    nodes[node].previous = HEAD
-    nodes[node].next = first
-    nodes[first].previous = node
-    nodes[HEAD].next = node
+def push_front(records: Records[Linked], index: int) -> None:
+    """Insert record `index` at the front."""
+    first = records[HEAD].next
+    records[index].previous = HEAD
+    records[index].next = first
+    records[first].previous = index
+    records[HEAD].next = index
 
 
 @part
-def push_back(nodes: Records[Node], node: int) -> None:
-    """Put `node` behind all others."""
-    last = nodes[HEAD].previous
-    nodes[node].previous = last
-    nodes[node].next = HEAD
-    nodes[last].next = node
-    nodes[HEAD].previous = node
+def push_back(records: Records[Linked], index: int) -> None:
+    """Append record `index`."""
+    last = records[HEAD].previous
+    records[index].previous = last
+    records[index].next = HEAD
+    records[last].next = index
+    records[HEAD].previous = index
 
 
 @part
-def remove(nodes: Records[Node], node: int) -> None:
-    """Take `node` out, wherever it stands."""
-    before, after = nodes[node].previous, nodes[node].next
-    nodes[before].next = after
-    nodes[after].previous = before
+def remove(records: Records[Linked], index: int) -> None:
+    """Remove record `index` from its list."""
+    before, after = records[index].previous, records[index].next
+    records[before].next = after
+    records[after].previous = before
 
 
 @part
-def insert_before(nodes: Records[Node], place: int, node: int) -> None:
-    """Put `node` before `place`: a record in a list, or one that stands for both ends of a list."""
-    before = nodes[place].previous
-    nodes[node].previous = before
-    nodes[node].next = place
-    nodes[before].next = node
-    nodes[place].previous = node
+def insert_before(records: Records[Linked], place: int, index: int) -> None:
+    """Insert record `index` before record `place`, which is in a list or is the head of one."""
+    before = records[place].previous
+    records[index].previous = before
+    records[index].next = place
+    records[before].next = index
+    records[place].previous = index

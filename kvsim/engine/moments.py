@@ -21,7 +21,7 @@ tell.
 
 @part
 def play(engine: Engine, num_moments: int) -> int:
-    """Let the first `num_moments` of `moments` happen, each under a number of its own, and return how many did.
+    """Play the first `num_moments` events, each with a `seq` of its own; return how many were played.
 
     It ends early where there may be no room to write down what comes next, and after a `LOOK` that found something.
     """
@@ -53,7 +53,7 @@ def play(engine: Engine, num_moments: int) -> int:
 
 @part
 def _forget_last(engine: Engine) -> None:
-    """Take the step that was scheduled last, and is empty, out of those in flight."""
+    """Take the newest step in flight, which is empty, back."""
     state = engine.state
     state.num_in_flight -= 1
     state.next_launched = in_flight.earlier(engine, state.next_launched)
@@ -61,7 +61,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
-    """Whether no release tells when a sequence leaves: it holds nothing, or gives it back when copies have ended."""
+    """Tell whether no release shows when a sequence leaves: it holds nothing, or frees it when copies have ended."""
     status = sequence.status
     if status in (WAITING, PREEMPTED):
         return True

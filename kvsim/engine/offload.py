@@ -33,7 +33,7 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
-    """Give a waiting sequence blocks for what is loaded, if there is room beside what others have begun to need."""
+    """Allocate blocks for what a waiting sequence loads, if others leave enough; return whether they do."""
     settings, state, host = engine.settings, engine.state, engine.host
     asked = host.asked[sequence.number]
     loaded = hit_tokens + load_tokens
@@ -67,7 +67,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
 
 @part
 def take_over(engine: Engine, sequence: Sequence) -> None:
-    """The blocks of a sequence were loaded: others may hit them. The last token is left to compute."""
+    """Let others hit the blocks that a sequence has loaded; leave its last token to compute."""
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -76,7 +76,7 @@ def take_over(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_step(engine: Engine) -> None:
-    """The step is scheduled: see which copies it has to wait for, and store what it fills."""
+    """Note which copies a scheduled step has to wait for, and store the blocks that it fills."""
     state, host = engine.state, engine.host
     for index in range(state.num_in_batch):
         _say_handed_out(engine, engine.sequences[engine.batch[index]])
@@ -95,7 +95,7 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """A copy is reported: what it wrote can be read, what it read can be evicted."""
+    """End a reported copy: what it wrote can be read, what it read can be evicted."""
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]
@@ -136,13 +136,13 @@ def _write_down(engine: Engine, job: int, block: int, units: Numbers, begin: int
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """The key of a full host block of a sequence: that of the last of its GPU blocks."""
+    """Return the key of a full host block of a sequence: that of its last GPU block."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Tokens behind the hits, `SKIP` where a block is being written, or read by another load; whole blocks only."""
+    """Count the tokens behind the hits that can be loaded, in whole host blocks; `SKIP` while one is written or loaded."""
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
     if most * slot_tokens - hit_tokens < slot_tokens:
@@ -168,14 +168,14 @@ def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> 
 
 @part
 def _touch(engine: Engine, sequence: Sequence) -> None:
-    """All full blocks of a sequence are used, the first most recently."""
+    """Mark all full blocks of a sequence as used, the first most recently."""
     for index in range(sequence.num_tokens // engine.host.settings.slot_tokens - 1, -1, -1):
         host_pool.touch(engine, key_of(engine, sequence, index))
 
 
 @part
 def _num_reserved(engine: Engine) -> int:
-    """Blocks that sequences with a part of their prompt, or none of it computed, still need for the rest."""
+    """Count the blocks that sequences with an unfinished prompt still need for the rest of it."""
     state, num_reserved = engine.state, 0
     for index in range(state.num_running):
         num_reserved += _num_missing(engine, engine.sequences[engine.running[index]])
@@ -196,7 +196,7 @@ def _num_missing(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _say_handed_out(engine: Engine, sequence: Sequence) -> None:
-    """Note which blocks of a table were handed out by the step under way: all of them where it was admitted."""
+    """Note the blocks that this step appended to a table; all of them where it was admitted."""
     asked, table = engine.host.asked[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + asked.num_told, table.begin + table.num_blocks):
         engine.host.handed_out[engine.entries[entry]] = engine.state.num_scheduled
@@ -205,7 +205,7 @@ def _say_handed_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Whether the step under way takes blocks that a store reads: those of a victim, or of a request that has ended."""
+    """Tell whether this step takes blocks that a store reads: of a victim, or of a request that has ended."""
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False

@@ -182,18 +182,18 @@ class OwnRules:
         return engine.settings.max_num_batched_tokens - given
 
     def serve_running(self) -> None:
-        """vLLM's rule for those that run."""
+        """Apply vLLM's rule to the running requests."""
         if self.engine.state.num_listed:
             self.refuse("let all requests compute after it had let some")
         scheduler.serve_running(self.engine, self.tokens_left)
 
     def admit_waiting(self) -> None:
-        """vLLM's rule for those that wait; the policy says who is next."""
+        """Apply vLLM's rule to the waiting requests; the policy chooses the next."""
         with suppress(_NoOtherError):
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a running request compute more: vLLM's rule where nothing else runs and no request can give way."""
+        """Let a running request compute more by vLLM's rule, as if it ran alone and none could give way."""
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
         listed = state.num_listed
@@ -223,13 +223,13 @@ class OwnRules:
         return self.engine.state.num_listed > listed
 
     def preempt(self, request: ServedRequest) -> None:
-        """Take everything back from a running request."""
+        """Free all that a running request holds."""
         sequence = scheduler.remove_running(self.engine, self._place(request, "victim"))
         scheduler.take_out_of_batch(self.engine, sequence)
         scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
-        """Where a request stands among those that run."""
+        """Return the index of a request among those that run."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
         if number not in running:

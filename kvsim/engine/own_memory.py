@@ -94,7 +94,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def _write_down(engine: Engine, sequence: Sequence, position: int, units: list[int]) -> None:
-    """Units in a row make one row; the first unit of the pool has the address 1, as vLLM's first block has."""
+    """Record the units, one row for each run of them; unit 0 has the address 1, as vLLM's first block has."""
     begin = 0
     while begin < len(units):
         length = 1

@@ -24,7 +24,7 @@ _SPREAD = -7046029254386353131
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """The block that has held `key` for longest, in use or free, or `NO_BLOCK`."""
+    """Return the block that has held `key` for longest, in use or free, or `NO_BLOCK`."""
     block = engine.buckets[_bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_alike
@@ -33,7 +33,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Say that `block`, which a table holds and which has no key, holds the prefix `key`."""
+    """Let `block`, which a table holds and which has no key, hold the prefix `key`."""
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key

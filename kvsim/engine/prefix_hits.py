@@ -18,7 +18,7 @@ _ROW_BITS = 32
 
 @part
 def find(engine: Engine, sequence: Sequence) -> int:
-    """Find leading tokens of a waiting sequence whose blocks the pool holds; return their number.
+    """Find the leading tokens of a waiting sequence that the pool holds in all groups; return their number.
 
     The last token is always left to compute. Groups that are alike are looked up together, full attention first; what
     one finds limits the next, until all agree.
@@ -60,7 +60,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """The key of a full block of a sequence in a group. Behind the prompt no other sequence has the same tokens."""
+    """Return the key of a full block of a sequence in a group; behind the prompt no other sequence has it."""
     number = (index + 1) * engine.groups[group].hashes_per_block - 1
     if number < sequence.num_keys:
         key = engine.prompt_keys[sequence.first_key + number]
@@ -71,7 +71,7 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find blocks of at most `limit` tokens for a group and those like it; return how many entries they are."""
+    """Find blocks of at most `limit` tokens for a group and those like it; return the number of entries."""
     kind = engine.groups[leader].kind
     if kind == SLIDING_WINDOW:
         num_hits = _find_window(engine, sequence, leader, limit)
@@ -90,7 +90,7 @@ def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Leading blocks, up to the first that is missing."""
+    """Find the leading blocks up to the first that is missing."""
     block_size, num_hits = engine.groups[leader].block_size, 0
     while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
@@ -99,7 +99,7 @@ def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> i
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """The last blocks in a row that cover a window, or a shorter row at the very beginning."""
+    """Find the last run of blocks that covers a window, or a shorter run at the very beginning."""
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
     for index in range(limit // record.block_size - 1, -1, -1):
@@ -117,7 +117,7 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Everything before the chunk of the last token, and blocks from there up to the first that is missing."""
+    """Find the blocks of the last token's chunk up to the first that is missing; earlier ones are not needed."""
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
     _forget_before(engine, leader, num_hits)
@@ -128,7 +128,7 @@ def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """The last state that is kept."""
+    """Find the last state that is kept."""
     block_size = engine.groups[leader].block_size
     for index in range(limit // block_size - 1, -1, -1):
         is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
@@ -140,7 +140,7 @@ def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
-    """So many blocks, or fewer: up to where all groups have a boundary."""
+    """Return `num_blocks`, reduced to a boundary of all groups."""
     while num_blocks * engine.groups[leader].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks
@@ -148,7 +148,7 @@ def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
 
 @part
 def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> bool:
-    """Whether every group that is alike holds a block; if so, they stand among the hits."""
+    """Tell whether every alike group holds a block, and note these among the hits."""
     group = leader
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
@@ -161,7 +161,7 @@ def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> b
 
 @part
 def _forget_before(engine: Engine, leader: int, end: int) -> None:
-    """The blocks before entry `end` are not needed."""
+    """Replace the hits before entry `end` by null blocks: they are not needed."""
     group = leader
     while group != NO_GROUP:
         begin = first_hit(engine, group)

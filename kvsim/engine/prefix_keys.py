@@ -27,7 +27,7 @@ class PrefixKeys:
         self._keys: dict[Hashable, int] = {}
 
     def from_tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """Keys of the full blocks of a prompt given as token ids."""
+        """Return the keys of the full blocks of a prompt given as token ids."""
         keys: list[int] = []
         before = -1
         for end in range(self.block_size, len(token_ids) + 1, self.block_size):
@@ -36,7 +36,7 @@ class PrefixKeys:
         return keys
 
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
-        """Keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
+        """Return the keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
 
         The last unit may be partial. Where a unit is larger than a block, its blocks share its hash and differ by
         their place.
@@ -58,13 +58,13 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Whether anything is known of what prompts have in common."""
+    """Tell whether anything is known of what prompts share."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     return known or bool((workload.prefix_group >= 0).any())
 
 
 def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
-    """Keys of the full blocks of every prompt, from the most detailed account that there is of it.
+    """Return the keys of the full blocks of every prompt, from the most detailed account of it.
 
     Where token ids or hashes are known they are those that `PrefixKeys` would hand out, one prompt after the other; the
     full blocks inside a named prefix have keys of their own. A row is empty where nothing is known.
@@ -127,7 +127,7 @@ def _codes_of_prefixes(workload: Workload, block_size: int) -> tuple[Column, Col
 
 
 def _places(lengths: Column) -> tuple[Column, Column]:
-    """For every block of rows of these lengths, end to end: its place in its row, and its row."""
+    """Return the place of every block in its row, and its row, for rows laid end to end."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row

@@ -17,16 +17,16 @@ NEVER = (1 << 31) - 1
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Node:
-    """What a record needs to stand in a `linked_list`."""
+class Linked:
+    """A record that can be in a `linked_list`."""
 
     next: Small = 0
     previous: Small = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Alike(Node):
-    """What a record needs to stand in a `bucket` too."""
+class Bucketed(Linked):
+    """A record that can be in a `bucket`, too."""
 
     next_alike: Small = 0
     """The next record in its bucket; 0 for none."""
@@ -227,7 +227,7 @@ class State:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Sequence(Alike):
+class Sequence(Bucketed):
     """One request while it is being served."""
 
     number: Small = 0
@@ -416,7 +416,7 @@ class Stage:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Block(Alike):
+class Block(Bucketed):
     """One block, in 32 bytes: the records of a large pool are most of what a processor's cache has to hold.
 
     Free ones stand in a list in the order in which they will be taken.

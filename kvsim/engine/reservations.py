@@ -19,7 +19,7 @@ GIVEN, DOUBLING = range(2)
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
-    """Reserve the extent that a waiting sequence will live in, if there is room for it, whatever it computes first."""
+    """Reserve the extent of a waiting sequence, if there is room for it, however much it computes first."""
     settings, state = engine.settings, engine.state
     if state.num_running == 0:
         state.batch_is_open = True
@@ -34,7 +34,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens of a running sequence, if need be elsewhere."""
+    """Make room for `num_tokens` more tokens of a running sequence, elsewhere if it must move."""
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # a sequence admitted from now on would join a batch under way
     needed = sequence.computed + num_tokens
@@ -75,7 +75,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """All free slots, if they would be enough for `head` but no hole is: external fragmentation."""
+    """Count the free slots if they would do for `head` but no hole does: external fragmentation."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
@@ -84,7 +84,7 @@ def unusable_slots(engine: Engine, head: Sequence) -> int:
 
 @part
 def reservation(engine: Engine, sequence: Sequence) -> int:
-    """Slots that a sequence asks for when it is admitted."""
+    """Return the slots that a sequence asks for when it is admitted."""
     settings = engine.settings
     if settings.reserve == DOUBLING:
         return min(_next_power_of_two(sequence.num_tokens), settings.max_model_len)
@@ -93,7 +93,7 @@ def reservation(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _make_hole(engine: Engine, num_slots: int) -> bool:
-    """Whether there is a hole for `num_slots`, if need be after compaction."""
+    """Find or make a hole for `num_slots`, by compaction if allowed; return whether there is one."""
     length = extents.rounded(engine, num_slots)
     if extents.find_hole(engine, length) != NO_HOLE:
         return True
@@ -175,7 +175,7 @@ def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
 
 @part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """A sequence, which has no extent, gets one that is allocated."""
+    """Put a sequence without an extent into one that is allocated."""
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -189,7 +189,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """A sequence leaves its extent, and takes along what it has computed."""
+    """Take a sequence out of its extent; it keeps what it has computed."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested
@@ -197,7 +197,7 @@ def _vacate(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _next_power_of_two(num_tokens: int) -> int:
-    """The smallest power of two above `num_tokens`, so that there is room for one more."""
+    """Return the smallest power of two above `num_tokens`: room for one more."""
     power = 1
     while power <= num_tokens:
         power *= 2

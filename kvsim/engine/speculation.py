@@ -21,7 +21,7 @@ _STRIDE = 100_003
 
 
 def right_drafts(acceptance_rate: float, seed: int) -> npt.NDArray[np.int64]:
-    """For every draw, how many drafts from it on are right in a row, if each is right with `acceptance_rate`."""
+    """Return how many drafts are right in a row from each draw on, at an `acceptance_rate` for each."""
     wrong = np.flatnonzero(np.random.default_rng(seed).random(_NUM_DRAWS) >= acceptance_rate)
     draws = np.arange(_NUM_DRAWS)
     # The table is a ring: behind its last draw stands its first.
@@ -31,7 +31,7 @@ def right_drafts(acceptance_rate: float, seed: int) -> npt.NDArray[np.int64]:
 
 @part
 def num_outputs(engine: Engine, sequence: Sequence) -> int:
-    """Outputs that a step yields for a sequence: one, and the drafts up to the first wrong one."""
+    """Count the outputs that a step yields for a sequence: one, and the drafts up to the first wrong one."""
     left = sequence.end_tokens - sequence.num_tokens
     if engine.settings.lookahead_tokens == 0:
         return 1

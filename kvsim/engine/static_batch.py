@@ -63,14 +63,14 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
 
 @part
 def width_at(engine: Engine, step: int) -> int:
-    """Slots of every row of the batch in `step`."""
+    """Return the slots of every row of the batch in `step`."""
     batch = engine.rectangle
     return batch.stride if engine.settings.preallocated else batch.prompt_width + step
 
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Make a batch of sequences that wait, the oldest among them, unless it may still fill up or nothing fits."""
+    """Form a batch of waiting sequences, the oldest among them; return whether it is due and anything fits."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -94,7 +94,7 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_alike(engine: Engine) -> None:
-    """Give the oldest sequence the company of those whose prompts are most like its own, of equal ones the oldest."""
+    """Join the waiting sequences whose prompts are closest in length to the oldest one's, of equal ones the oldest."""
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):
         shorter = length_index.first_at(engine, width - distance)
@@ -111,7 +111,7 @@ def _choose_alike(engine: Engine) -> None:
 
 @part
 def _join(engine: Engine, sequence: Sequence) -> bool:
-    """Make a sequence a row of the batch, if there is room for one more.
+    """Make a sequence a row of the batch; return whether there is room.
 
     The memory guard closes the batch where its rectangle might not fit. The outputs are not known beforehand, so room
     is made for the longest that any of its requests may ask for, less the last token.
@@ -130,7 +130,7 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
-    """Find out how long the batch takes and how much it holds; its rows are chosen."""
+    """Find the number of steps of the batch and the slots of its rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -188,7 +188,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Rows that had their last token in the step before this one are live no more."""
+    """Count the rows that are still live; those that had their last token in the step before are not."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -204,7 +204,7 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def _count_slots(engine: Engine) -> None:
-    """Where the slots go in this step: the totals of `totals`, of which a rectangle needs none from step to step."""
+    """Set the totals of the slots for this step (see `totals`)."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.requested = batch.num_rows * width_at(engine, batch.step)
     state.num_free = settings.num_units - state.requested
@@ -215,7 +215,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Write down what every row gets and computes: whole rows at first, then, once for all steps, a token each."""
+    """Record what every row gets and computes: whole rows at first, then a token each for all later steps."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
@@ -234,7 +234,7 @@ def _write_down(engine: Engine) -> None:
 
 @part
 def _end_batch(engine: Engine) -> None:
-    """All rows leave. A batch that runs out of memory fails as a whole, rows that have all their tokens included."""
+    """End all rows. A batch that runs out of memory fails as a whole."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
@@ -251,13 +251,13 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Time at which the oldest sequence stops waiting for others, in seconds; there is one."""
+    """Return the time at which the oldest sequence stops waiting for others, in seconds; there is one."""
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
 @part
 def _next_chance_s(engine: Engine) -> float:
-    """Time at which the next request arrives, or the oldest stops waiting for others; infinity if neither will."""
+    """Return the time of the next arrival, or at which the oldest stops waiting for others, in seconds; or infinity."""
     state, chance_s = engine.state, math.inf
     if state.num_arrived < state.num_submitted:
         chance_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
@@ -266,7 +266,7 @@ def _next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """The distance from a number to the next larger one; from 0 that of the smallest numbers that times are made of."""
+    """Return the distance from a number to the next larger one; from 0, that of the smallest times."""
     if value == 0.0:
         return _HALF_ULP_OF_ONE
     # Slightly more than half of the distance, or less than one and a half: the sum is rounded to the next number.

@@ -29,7 +29,7 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """A sequence with a reservation of `before` slots asks for `more` and gets them."""
+    """Add `more` requested slots of a sequence that has `before`."""
     engine.state.requested += more
     held = engine.unsure[_first_unsure(engine, sequence)].slots > 0  # a sequence that is moved keeps its slots
     _add_useful(engine, sequence, before, before + more, 1, held)
@@ -37,7 +37,7 @@ def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> Non
 
 @part
 def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
-    """A sequence gives back all of the `slots` that it reserved; what it has computed stays counted."""
+    """Remove the requested slots of a sequence; what it has computed stays counted."""
     state = engine.state
     state.requested -= slots
     state.useful -= min(slots, sequence.full_tokens)
@@ -45,7 +45,7 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """A table of `before` entries has grown, by `num_held` blocks and by null entries."""
+    """Add `num_held` blocks and null entries behind the first `before` entries of a table."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -64,7 +64,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """A table goes on without so many of its blocks, which are full and not read any more."""
+    """Remove `num_blocks` full blocks that are not read any more; the table goes on."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -76,7 +76,7 @@ def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int)
 
 @part
 def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
-    """A sequence gives back a whole table; the tokens that it has computed stay counted."""
+    """Remove a whole table; the tokens that its sequence has computed stay counted."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     state.requested -= table.num_held * engine.settings.unit_slots
@@ -93,7 +93,7 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Written slots that are counted once too often, because another table lists their block as well."""
+    """Count the written slots that are counted once too often, because another table lists their block."""
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_shared * block_slots(engine, group)
@@ -102,14 +102,14 @@ def shared_slots(engine: Engine) -> int:
 
 @part
 def block_slots(engine: Engine, group: int) -> int:
-    """Slots of a full block that hold tokens, or a state."""
+    """Return the slots of a full block that hold tokens, or a state."""
     record = engine.groups[group]
     return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
 
 
 @part
 def lose_tokens(engine: Engine, sequence: Sequence) -> None:
-    """What a sequence has computed is gone."""
+    """Remove what a sequence has computed."""
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
     note_computed(engine, sequence)
@@ -124,7 +124,7 @@ def lose_tokens(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def note_computed(engine: Engine, sequence: Sequence) -> None:
-    """Take note of how far a sequence has come, before a part of that is taken from it."""
+    """Note how far a sequence has come, before a part of that is taken from it."""
     first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf
@@ -132,7 +132,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """The step begins that follows those in which sequences gave back slots of tokens that may never be computed."""
+    """Add the time of unsure slots that were given back in the steps before this one."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -152,7 +152,7 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """A sequence has room for `after` tokens, which take so many `slots` each, instead of for `before`."""
+    """Add the useful slots of a sequence that has room for `after` tokens instead of `before`, `slots` each."""
     state = engine.state
     full = sequence.full_tokens
     state.useful += (min(after, full) - min(before, full)) * slots
