@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsim.engine.arrays import Records
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.records import Bucketed, Bucket
+from kvsim.engine.records import Bucket, Bucketed
 
 
 @part

@@ -35,7 +35,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Leave the sequence at `index` of `running` alone from this step on, if it only decodes; return whether it does."""
+    """Leave the sequence at `index` of `running` alone from this step on, if it only decodes; tell whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, under_way = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1

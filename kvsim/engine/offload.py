@@ -142,7 +142,7 @@ def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Count the tokens behind the hits that can be loaded, in whole host blocks; `SKIP` while one is written or loaded."""
+    """Count the tokens behind the hits to load, in whole host blocks; `SKIP` while one is written or loaded."""
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
     if most * slot_tokens - hit_tokens < slot_tokens:
