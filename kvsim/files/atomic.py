@@ -65,7 +65,7 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):
-        raise UsageError(f"{target} exists; name a new folder, nothing was overwritten.")
+        raise UsageError(f"{path} exists; name a new folder, nothing was overwritten.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_beside(target) as scratch:
@@ -73,7 +73,7 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
             yield new
             replace_folder(new, target, scratch)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"cannot write {target}: a part of its path is a file, not a folder.") from error
+        raise UsageError(f"cannot write {path}: a part of its path is a file, not a folder.") from error
     except OSError as error:
         reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise UsageError(f"cannot write {target}: {reason}; choose a folder that may be written.") from error
+        raise UsageError(f"cannot write {path}: {reason}; choose a folder that may be written.") from error
