@@ -152,8 +152,8 @@ class Mirror:
         if memory:
             columns = self._columns | {
                 "start_s": self._time_s,
-                "prefill_tokens": 0,
-                "decode_tokens": sum(row[-1] for row in tokens),
+                "prefill_tokens": sum(row[-1] for row in tokens),
+                "decode_tokens": 0,
                 "num_scheduled": len(tokens),
                 "running": len(tokens),
                 "waiting": len(self._requests) - len(tokens),

@@ -43,7 +43,7 @@ def test_a_recording(type_command: Run) -> None:
     assert said.startswith("Memory is short: ")
     assert "\n- at " in said
     assert "Simulated on the same server: output " in said
-    assert "vllm serve llama-3-8b --num-gpu-blocks-override" in said
+    assert "vllm serve meta-llama/Meta-Llama-3-8B --num-gpu-blocks-override" in said
     document = json.loads(type_command(*flags, "--json")[1])
     assert document["verdict"]["limit"] == "memory"
     assert document["remedies"]

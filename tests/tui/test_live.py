@@ -52,9 +52,10 @@ class Server:
     def step(self, tokens: int = 1) -> None:
         number = self.num_steps
         before = 0 if number == 0 else 3 + number
+        of_prompt = tokens if number == 0 else 0
         columns = {
-            "start_s": number + 0.1, "prefill_tokens": 0, "decode_tokens": tokens, "num_scheduled": 1, "running": 1,
-            "waiting": 0, "preempted": 0, "free_units": 4,
+            "start_s": number + 0.1, "prefill_tokens": of_prompt, "decode_tokens": tokens - of_prompt,
+            "num_scheduled": 1, "running": 1, "waiting": 0, "preempted": 0, "free_units": 4,
         }  # fmt: skip
         self._send(
             ("seq",),
