@@ -1,1 +1,1 @@
-"""Pictures and tables that are taken away: SVG, PNG, CSV, and stills that need no terminal."""
+"""Files: SVG, PNG, CSV, and still pictures that need no terminal."""

@@ -1,4 +1,4 @@
-"""A screen as a file: SVG, or PNG where there is a converter."""
+"""A screen as a file: SVG, or PNG if a converter is installed."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
 _PATIENCE: Final = 100
-"""Turns of the event loop that a screen is given; it usually needs one."""
+"""Largest number of event-loop turns to wait for a screen; it usually needs one."""
 
 
 class Drawn(Protocol):
-    """A program that says what it draws with."""
+    """Protocol of an application with symbols."""
 
     symbols: Symbols
 
     @property
     def screen(self) -> Screen[Any]:
-        """What lies on top."""
+        """Return the top screen."""
 
 
 async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen has drawn itself. It is told of its keys last."""
+    """Wait until the screen has drawn itself; its key line is drawn last."""
     for _ in range(_PATIENCE):
         await pilot.pause()
         if not pilot.app.screen.query("KeyLine").exclude(".-told"):
@@ -45,13 +45,13 @@ async def drawn(pilot: Pilot[None]) -> None:
 
 
 def svg_of(app: Drawn) -> str:
-    """What `app` shows now, as SVG."""
+    """Return what `app` shows now as SVG."""
     lines = app.screen._compositor.render_strips()
     return svg_of_lines(lines, app.symbols.palette.void)
 
 
 def png_of(svg: str) -> bytes | None:
-    """`svg` as PNG, where this machine has a converter; None where it has none, or it fails."""
+    """Return `svg` as PNG; None if there is no converter, or if it fails."""
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None

@@ -1,4 +1,4 @@
-"""The pool at one moment without a screen: lines of characters, for paper and for figures."""
+"""The pool at one moment as lines of characters, for text and figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def still(
     session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
 ) -> list[list[tuple[str, Style]]]:
-    """The pool of `session` now, in at most `width` characters and about `height` lines: each a list of characters."""
+    """Return the pool of `session` now as lines of at most `width` styled characters; about `height` lines."""
     replay = session.replay
     canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)
     tilings = levels(
@@ -44,7 +44,7 @@ def still(
 
 
 def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
-    """The map of host memory now, in `height` lines of `width` characters; no lines where there is none."""
+    """Return the map of host memory now, in `height` lines of `width` characters; no lines without host memory."""
     if session.host is None:
         return []
     brush = Brush(symbols)
@@ -53,7 +53,7 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 
 def legend(session: Session, symbols: Symbols) -> str:
-    """What the characters of a still mean, and how much there is of each; states that are not there are left out."""
+    """Return the legend of a still: each state that occurs, with its share."""
     parts = [
         f"{symbols.states[state]} {STATE_NAMES[state]} {percent(int(session.breakdown[state]), session.capacity)}"
         for state in STACK

@@ -1,8 +1,9 @@
-"""Stills as SVG: the pools of several runs, whose memory is whose, and who was served when."""
+"""Stills as SVG: the pools of several runs, by state, owner or layers, and schedules."""
 
 from __future__ import annotations
 
 from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,18 +19,20 @@ from ..pool.host_map import LEGEND, title_of
 from ..pool.kinds import layer_kinds, places_of_units
 from ..pool.paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of, paint_colors
 from .still import host_still, still
-from .svg import CELL, shapes_of_lines
+from .svg import CELL, rectangle, shapes_of_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.style import Style
 
     from ..playback.session import Session
 
 _TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
 _LETTER = 7.6
-"""Pixels that a letter of the legend takes, generously."""
+"""Width of a letter of the legend in pixels, rounded up."""
 _MOST_NAMED = 10
-"""Requests that the legend names; of more, it shows some colours."""
+"""Largest number of requests that the legend names; for more, it shows some colours."""
 _BAR = 16
 _HOST_LINES = 2
 _TEXT_COLOR: Final = "#d7dde5"
@@ -38,8 +41,8 @@ _TEXT_COLOR: Final = "#d7dde5"
 def svg_of_stills(
     stills: list[tuple[str, Session]], color_by: ColorBy, width: int = 84, height: int = 10, *, scheduled: bool = False
 ) -> str:
-    """The pools of several runs above each other, each under its title and above its legend; with the schedules of all
-    below them if that is asked for.
+    """Return the pools of several runs as one SVG, each with title and legend; with `scheduled`, their schedules
+    follow.
     """
     pixels, colors = width * CELL[0] + 2 * _MARGIN, paint_colors(COLOR.palette)
     parts: list[str] = []
@@ -69,23 +72,19 @@ def svg_of_stills(
 
 
 def _shapes(parts: list[str], picture: list[list[tuple[str, Style]]], top: float) -> float:
-    """Write the lines of a picture; return where they end."""
+    """Write the lines of a picture; return their lower edge."""
     lines = [[Segment(*cell) for cell in line] for line in picture]
     parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
     return top + len(lines) * CELL[1] + 8
 
 
 def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]:
-    """Colours and words of the legend. Shares are of what the picture is about: the rows, where it is about rows."""
-    colors = paint_colors(COLOR.palette)
+    """Return colours and words of the legend. Shares are of the rows of a training batch, or else of the pool."""
+    colors = list(paint_colors(COLOR.palette))
     whole = session.capacity if session.rows is None else session.rows.num_rows * session.rows.row_tokens
     slots = session.breakdown
     if color_by is ColorBy.STATE:
-        return [
-            ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
-            for state in STACK
-            if slots[state]
-        ]
+        return _state_entries(session, STACK, whole, colors)
     if color_by is ColorBy.LAYERS:
         return _layer_entries(session, whole)
     live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
@@ -97,20 +96,15 @@ def _entries(session: Session, color_by: ColorBy) -> list[tuple[list[str], str]]
         entries.append(([colors[TINT], colors[TINT + 1]], STATE_NAMES[SlotState.RESERVED]))
     if (session.replay.refs > 1).any():
         entries.append(([colors[SHARED]], "shared"))
-    entries += [
-        ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
-        for state in (SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED)
-        if slots[state]
-    ]
-    if slots[SlotState.CACHED]:
-        entries.append(([colors[REUSABLE]], f"cached {percent(int(slots[SlotState.CACHED]), whole)}"))
-    if slots[SlotState.FREE] and session.rows is None:
-        entries.append(([colors[SlotState.FREE]], f"free {percent(int(slots[SlotState.FREE]), whole)}"))
-    return entries
+    states = [SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE]
+    if session.rows is not None:
+        states.remove(SlotState.FREE)
+    colors[SlotState.CACHED] = colors[REUSABLE]
+    return entries + _state_entries(session, states, whole, colors)
 
 
 def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
-    """What each kind of layers holds, and what has left a window."""
+    """Return the legend by kind of layers, and the states of the other slots."""
     colors, slots, replay = paint_colors(COLOR.palette), session.breakdown, session.replay
     entries = []
     places = places_of_units(replay, np.flatnonzero(replay.refs > 0))
@@ -120,61 +114,61 @@ def _layer_entries(session: Session, whole: int) -> list[tuple[list[str], str]]:
         entries.append(([colors[kind.paint]], f"{kind.words}: {plural(held, session.unit_name)}"))
     if slots[SlotState.RESERVED]:
         entries.append(([colors[KIND_TINT + kind.place] for kind in kinds], STATE_NAMES[SlotState.RESERVED]))
-    return entries + [
+    states = (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
+    return entries + _state_entries(session, states, whole, colors)
+
+
+def _state_entries(
+    session: Session, states: Iterable[SlotState], whole: int, colors: Sequence[str]
+) -> list[tuple[list[str], str]]:
+    """Return the colour of each of `states` that has slots, and its name with its share of `whole` slots."""
+    slots = session.breakdown
+    return [
         ([colors[state]], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
-        for state in (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE)
+        for state in states
         if slots[state]
     ]
 
 
 def _legend(parts: list[str], entries: list[tuple[list[str], str]], top: float, pixels: float) -> float:
-    """Write the legend; return where it ends."""
+    """Write the legend; return its lower edge."""
     x = float(_MARGIN)
     for colors, words in entries:
         wide = len(colors) * 16 + 8 + len(words) * _LETTER + 18
         if x + wide > pixels and x > _MARGIN:
             x, top = float(_MARGIN), top + _LEGEND_HEIGHT
         for number, color in enumerate(colors):
-            parts.append(_rectangle(x + number * 16, top, 14, 14, color))
+            parts.append(rectangle(x + number * 16, top, 14, 14, color))
         parts.append(_text(x + len(colors) * 16 + 4, top + 12, words))
         x += wide
     return top + _LEGEND_HEIGHT + _MARGIN
 
 
 def _schedule(parts: list[str], title: str, session: Session, end_s: float, top: float, pixels: float) -> float:
-    """Who waits, runs, and holds a row for nothing, as bars over time; return where they end."""
+    """Write the schedule of a run as bars over time; return its lower edge."""
     colors = paint_colors(COLOR.palette)
     parts.append(_text(_MARGIN, top + 15, f"{title}: who is served when"))
     top += _TITLE_HEIGHT
     width = int(pixels - 2 * _MARGIN - 30)
-    for line in schedule(session, width, end_s):
-        parts.append(_text(_MARGIN, top + 12, session.request_name(line.request)))
-        begin = 0
-        doing = line.doing.tolist()
-        for end in range(1, width + 1):
-            if end < width and doing[end] == doing[begin]:
-                continue
-            if doing[begin] != Doing.NOTHING:
-                waits = doing[begin] == Doing.WAITING
-                color = colors[
-                    SlotState.FREE
-                    if waits
-                    else SlotState.PADDING
-                    if doing[begin] == Doing.IDLE
-                    else OWNER + hue_of(line.request)
-                ]
-                y, tall = (top + 7, 2) if waits else (top + 2, 12)
-                parts.append(_rectangle(_MARGIN + 30 + begin, y, end - begin, tall, color))
-            begin = end
+    for request, line in enumerate(schedule(session, width, end_s).tolist()):
+        parts.append(_text(_MARGIN, top + 12, session.request_name(request)))
+        paints = {
+            Doing.WAITING: SlotState.FREE,
+            Doing.IDLE: SlotState.PADDING,
+            Doing.RUNNING: OWNER + hue_of(request),
+        }
+        begin = _MARGIN + 30
+        for doing, run in groupby(line):
+            length = len(list(run))
+            if doing != Doing.NOTHING:
+                y, height = (top + 7, 2) if doing == Doing.WAITING else (top + 2, 12)
+                parts.append(rectangle(begin, y, length, height, colors[paints[doing]]))
+            begin += length
         top += _BAR
     clock = _MARGIN + 30 + min(session.player.clock_s / end_s, 1.0) * (width - 1)
     count = len(session.recording.requests)
-    parts.append(_rectangle(clock, top - count * _BAR, 1, count * _BAR, "#ffffff"))
+    parts.append(rectangle(clock, top - count * _BAR, 1, count * _BAR, "#ffffff"))
     return top + _MARGIN
-
-
-def _rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'
 
 
 def _text(x: float, y: float, text: str, color: str = _TEXT_COLOR) -> str:

@@ -1,7 +1,7 @@
 """Lines of styled characters as SVG that looks alike in every viewer.
 
-Blocks and lines are drawn as rectangles, whatever a font has for them; text stands word by word at its column, so that
-a font with other widths shifts letters inside a word and nothing else.
+Blocks and lines are drawn as rectangles, independent of the font. Each word is placed at its column, so that another
+font shifts letters inside a word only.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from rich.color import blend_rgb
+from rich.color import Color, blend_rgb
 from rich.terminal_theme import DIMMED_MONOKAI
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.color import Color
     from rich.segment import Segment
     from rich.style import Style
 
@@ -33,7 +32,7 @@ _UP, _RIGHT = "▁▂▃▄▅▆▇█", "▏▎▍▌▋▊▉█"
 
 
 def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
-    """An SVG document of `lines` on the background colour `ground`."""
+    """Return an SVG document of `lines` on the background colour `ground`."""
     columns = max((sum(segment.cell_length for segment in line) for line in lines), default=0)
     width, height = columns * CELL[0] + 2 * _MARGIN, len(lines) * CELL[1] + 2 * _MARGIN
     body = shapes_of_lines(lines, ground)
@@ -47,7 +46,7 @@ def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
 
 
 def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
-    """The rectangles and texts of `lines`, from the point (0, 0) on."""
+    """Return the rectangles and texts of `lines`, from the point (0, 0) on."""
     grounds: list[str] = []
     marks: list[str] = []
     for row, line in enumerate(lines):
@@ -66,7 +65,7 @@ def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str
     for back, run in groupby(characters, key=lambda item: item[3]):
         begin, length = _extent(run)
         if back != ground:
-            grounds.append(_rectangle(begin * CELL[0], y, length * CELL[0], CELL[1], back))
+            grounds.append(rectangle(begin * CELL[0], y, length * CELL[0], CELL[1], back))
     for (character, ink), run in groupby(characters, key=lambda item: (item[1] if _is_drawn(item[1]) else "", item[2])):
         if not character:
             continue
@@ -77,26 +76,20 @@ def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str
 
 
 def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
-    """Ink, background, and whether letters are bold."""
+    """Return the ink, the background, and whether the text is bold."""
     if style is None:
         return _INK, ground, False
     ink, back = _hex(style.color, _INK), _hex(style.bgcolor, ground)
     if style.reverse:
         ink, back = back, ink
     if style.dim:
-        ink = _blend(ink, back)
+        light, dark = (Color.parse(color).get_truecolor() for color in (ink, back))
+        ink = blend_rgb(light, dark).hex
     return ink, back, bool(style.bold)
 
 
 def _hex(color: Color | None, otherwise: str) -> str:
     return otherwise if color is None or color.is_default else color.get_truecolor(DIMMED_MONOKAI).hex
-
-
-def _blend(one: str, other: str) -> str:
-    from rich.color import Color  # noqa: PLC0415 - a name that the annotations above have otherwise
-
-    first, second = (Color.parse(color).get_truecolor() for color in (one, other))
-    return blend_rgb(first, second, 0.5).hex
 
 
 def _extent(run: Iterable[tuple[int, str, str, str, bool]]) -> tuple[int, int]:
@@ -109,7 +102,7 @@ def _is_drawn(character: str) -> bool:
 
 
 def _shapes() -> dict[str, tuple[float, float, float, float]]:
-    """Where in its cell each character that is drawn has ink: left, top, right and bottom, 0 to 1."""
+    """Return the inked part of the cell for each drawn character: left, top, right and bottom, 0 to 1."""
     shapes = {character: (0.0, 1 - eighth / 8, 1.0, 1.0) for eighth, character in enumerate(_UP, start=1)}
     shapes |= {character: (0.0, 0.0, eighth / 8, 1.0) for eighth, character in enumerate(_RIGHT, start=1)}
     shapes |= {"▀": (0.0, 0.0, 1.0, 0.5), "■": (0.1, 0.25, 0.9, 0.65), "▇": (0.0, 0.125, 1.0, 1.0)}
@@ -121,22 +114,22 @@ _SHAPES: Final = _shapes()
 
 
 def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
-    """A run of equal characters; those that fill their cell from side to side are one rectangle."""
+    """Draw a run of equal characters; characters that fill the cell's width become one rectangle."""
     wide, tall = CELL
     if character == "□":
         inside = f'y="{y + 5.5:g}" width="{wide - 3}" height="{tall - 11}" fill="none" stroke="{ink}"'
         return [f'<rect x="{x + number * wide + 1.5:g}" {inside}/>' for number in range(length)]
     left, top, right, bottom = _SHAPES[character]
     if (left, right) == (0.0, 1.0):
-        return [_rectangle(x, y + top * tall, length * wide, (bottom - top) * tall, ink)]
+        return [rectangle(x, y + top * tall, length * wide, (bottom - top) * tall, ink)]
     return [
-        _rectangle(x + (number + left) * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall, ink)
+        rectangle(x + (number + left) * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall, ink)
         for number in range(length)
     ]
 
 
 def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    """The words of characters that look alike, each at its column."""
+    """Return the words of a run of equally styled characters, each at its column."""
     text = "".join(" " if _is_drawn(item[1]) else item[1] for item in run)
     weight = ' class="b"' if bold else ""
     return [
@@ -146,5 +139,6 @@ def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bo
     ]
 
 
-def _rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
+def rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
+    """Return a filled SVG rectangle, in pixels."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'

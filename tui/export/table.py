@@ -1,4 +1,4 @@
-"""What is on the screen, as a table for a spreadsheet."""
+"""The figures on the screen as CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_csv(sessions: Iterable[Session]) -> str:
-    """One row per run, at its current frame; slots by state add up to `capacity_slots`."""
+    """Return one row per run, at its current frame; slots by state add up to `capacity_slots`."""
     table = io.StringIO(newline="")
     rows = [_row(session) for session in sessions]
     writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")

@@ -1,1 +1,1 @@
-"""What there is to say about a moment: lines of label and value, headlines, the story of a run. Nothing here draws."""
+"""Text about a moment: lines of label and value, headlines, the story of a run. Nothing here draws."""

@@ -1,4 +1,4 @@
-"""A block table in few words: runs of neighbours instead of single blocks."""
+"""A block table in short: runs of consecutive blocks instead of single blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BlockRun(NamedTuple):
-    """Blocks that follow each other in a table, and whose addresses rise or fall by one."""
+    """Consecutive blocks of a table whose addresses rise or fall by one."""
 
     position: int
     """Index in the table of the first block."""
@@ -21,10 +21,10 @@ class BlockRun(NamedTuple):
     """Block id of the first block."""
     length: int
     step: int
-    """1 where addresses rise, -1 where they fall: blocks that were freed together come back from last to first."""
+    """1 if addresses rise, -1 if they fall: blocks that were freed together are reused from last to first."""
 
     def words(self, symbols: Symbols) -> str:
-        """`12→407`, or `13-20 → 408-415` for a run."""
+        """Return `12→407`, or `13-20 → 408-415` for several blocks."""
         if self.length == 1:
             return f"{self.position}{symbols.arrow}{self.address}"
         last = self.length - 1
@@ -36,7 +36,7 @@ class BlockRun(NamedTuple):
 
 
 def block_runs(positions: IntArray, addresses: IntArray) -> list[BlockRun]:
-    """The runs of a table, by position; each is as long as it can be, from the first block on."""
+    """Return the runs of a table by position, each as long as possible."""
     order = np.argsort(positions)
     positions, addresses = positions[order].astype(np.int64), addresses[order].astype(np.int64)
     steps = np.where(np.diff(positions) == 1, np.diff(addresses), 0).tolist()

@@ -1,4 +1,4 @@
-"""The tables of one request in several KV-cache groups, a row of blocks for each kind of layers, without any layout."""
+"""Block tables of one request by kind of layers, without layout."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from ..pool.kinds import LayerKind
 
 LET_GO, HELD, AHEAD = range(3)
-"""States of a part of a sequence in a table: given back or never held, held, not there yet."""
+"""States of a part of a sequence in a table: released or never held, held, not computed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """The tables of a request in groups of layers that are alike."""
+    """Tables of a request in groups with the same kind of layers."""
 
     kind: LayerKind
     num_held: int
-    """Blocks, over all of these tables."""
+    """Blocks held in all of these tables."""
     num_let_go: int
-    """Blocks that these tables held, or would have held, and do not need any more."""
+    """Blocks that these tables no longer need."""
     parts: tuple[int, ...]
-    """The whole sequence in equal parts, from its first token to its last: what each is in the first table."""
+    """States of equal parts of the sequence in the first table, from the first token to the last."""
 
 
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
-    """The rows of `request` at the current frame, each cut into `num_parts`."""
+    """Return the rows of `request` at the current frame, each with `num_parts` parts."""
     replay = session.replay
     rows = []
     for kind in layer_kinds(replay):
@@ -51,7 +51,7 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
 
 
 def uniform_words(session: Session, request: int) -> str:
-    """What a cache without groups would hold of the request, where every layer has a token's bytes in every block."""
+    """Compare the blocks of `request` with a uniform cache, whose blocks have the bytes of every layer."""
     replay, groups = session.replay, session.recording.meta.pool.groups
     if any(group.state_slots for group in replay.groups):
         return ""  # states are no tokens
@@ -68,12 +68,12 @@ def _end(replay: Replay, request: int, number: int) -> int:
 
 
 def _num_before(positions: npt.NDArray[np.integer]) -> int:
-    """Entries of a table that are null: those up to its end that are not held."""
+    """Count the null entries before the last held block."""
     return int(positions.max()) + 1 - len(positions) if len(positions) else 0
 
 
 def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
-    """Parts of a sequence of so many tokens of which any block is held, or lies before one that is."""
+    """Return the state of each part of a sequence of `tokens` tokens."""
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     held = np.zeros(num_parts, np.bool_)
     for begin in (positions * block_size).tolist():

@@ -1,4 +1,4 @@
-"""What a person is looking at: a recording, or several in comparison, in parts that a line is made of."""
+"""Headlines of a recording or a comparison, as parts of a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def selection(session: Session) -> str:
-    """The selected unit and the followed request in one line, for screens without an inspector; empty for neither."""
+    """Describe the selected unit and the followed request in one line; return an empty text if there is neither."""
     parts = []
     if session.selected is not None:
         parts.append(unit_summary(session, session.selected))
@@ -35,7 +35,7 @@ def selection(session: Session) -> str:
 
 
 def headline(session: Session, *, short: bool) -> list[str]:
-    """What a person is looking at, in parts from the most to the least important."""
+    """Return the headline of a session, with the most important part first."""
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
     policy = STATIC_BATCHES if meta.policy_name == "static" else f"{meta.policy_name} memory"
@@ -61,7 +61,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
 
 
 def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
-    """What is the same for all runs of a comparison."""
+    """Return the headline that all runs of a comparison share."""
     session = comparison.lanes[0].session
     meta, rows = session.recording.meta, session.rows
     if rows is not None:
@@ -72,54 +72,46 @@ def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
     requests = plural(len(session.recording.requests), "request")
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
-    if short:
-        gpus = _gpus(gpu, num_gpus, short=True)
-        return [f"the same {requests}, one clock", *notes, f"{model} on {gpus}", f"{size} each", *_untimed(meta)]
-    gpus = _gpus(gpu, num_gpus, short=False)
-    return [
-        f"the same {requests} on one clock",
-        *notes,
-        f"{model} on {gpus}",
-        f"{size} for KV in each",
-        *_untimed(meta),
-    ]
+    clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")
+    gpus = _gpus(gpu, num_gpus, short=short)
+    return [f"the same {requests}{clock}", *notes, f"{model} on {gpus}", memory, *_untimed(meta)]
 
 
 def _model(meta: Meta) -> str:
-    """What a model is called, without who publishes it."""
+    """Return the model's name without its publisher."""
     return str(meta.model.get("name", "unknown model")).rpartition("/")[2]
 
 
 def _times(meta: Meta) -> list[str]:
-    """Whose step times a simulation has, where they are not vLLM's, as those of all runs of a comparison are."""
+    """Name the engine of simulated step times if it is not vLLM."""
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
 def _untimed(meta: Meta) -> list[str]:
-    """What is not in the step times of a simulation."""
+    """Name what the simulated step times leave out."""
     missing = re.sub(r" \([^)]*\)", "", untimed_in(str(meta.engine.get("step_time", ""))))
     return [f"not timed: {missing}"] if missing else []
 
 
 def _num_gpus(session: Session) -> int:
-    """GPUs that serve one model together."""
+    """Return the number of GPUs that serve the model together."""
     return _told(session, "tensor_parallel_size") * _told(session, "pipeline_parallel_size")
 
 
 def _told(session: Session, name: str) -> int:
-    """A parallel size; a recorded engine says it of itself."""
+    """Return a parallel size, which a recorded engine or the model states."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 
 def _in_which(session: Session) -> str:
-    """Which GPUs have the bytes of the pool: each of those that share a layer, one of each stage added up."""
+    """Tell which GPUs hold the pool's bytes: the sum of all pipeline stages, or each GPU of a tensor-parallel group."""
     if _told(session, "pipeline_parallel_size") > 1:
         return f" in {_told(session, 'pipeline_parallel_size')} stages"
     return " on each" if _told(session, "tensor_parallel_size") > 1 else ""
 
 
 def _gpus(name: str, number: int, *, short: bool) -> str:
-    """Which GPUs, and how many where there are several."""
+    """Return the GPU's name, with the number of GPUs if there are several."""
     name = name.removeprefix("NVIDIA ") if short else name
     return f"{number} x {name}" if number > 1 else name
 

@@ -1,4 +1,4 @@
-"""What the last step did to the pool, in words: for those who saw the lights, and those who cannot."""
+"""Changes of the pool in the last step, as text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NAMED = 2
-"""Requests that are named one by one; of more, the number."""
+"""Largest number of requests that are listed by name."""
 
 
 def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
-    """Parts of a line about the step before the current frame, each with the paint that it has in the picture; the
-    first in at most `room` characters, if it can be.
+    """Return parts of a line about the step before the current frame, each with its paint in the picture. The first
+    part has at most `room` characters if possible.
     """
     replay, frame = session.replay, session.player.frame
     if frame < session.before.num_stood_for:
@@ -46,7 +46,9 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
 
 
 def _preemptions(session: Session, frame: int, room: int) -> list[tuple[Change | None, str]]:
-    """Who was preempted in the step, why, what was lost, and for whom: apart where there is no room for all."""
+    """Return the preempted requests, the reason, the loss and the requests that took the memory; in two parts if one is
+    too long.
+    """
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:
         return []

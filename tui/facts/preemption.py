@@ -1,4 +1,4 @@
-"""What a preemption was for, what its victim lost, and what that costs."""
+"""Cause and cost of a preemption."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NAMED = 2
-"""Requests that are named one by one."""
+"""Largest number of requests that are listed by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A request lost its memory in the step before `frame`."""
+    """The preemption of a request in the step before `frame`."""
 
     frame: int
     num_units: int
     """Units that the victim held."""
     num_tokens: int
-    """Tokens that had been computed for the victim, and must be computed again."""
+    """Tokens that must be recomputed for the victim."""
     takers: tuple[str, ...]
-    """The requests that were given memory in that step."""
+    """Ids of the requests that allocated memory in that step."""
 
 
 def last_preemption(session: Session, request: int) -> Preemption | None:
-    """The last one of `request` up to the current frame; None where it was never preempted."""
+    """Return the last preemption of `request` up to the current frame; None if it was never preempted."""
     events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
     happened = events.frame[events.frame <= session.player.frame]
     return preemption_at(session, request, int(happened[-1])) if len(happened) else None
 
 
 def preemption_at(session: Session, request: int, frame: int) -> Preemption:
-    """What `request` lost in the step before `frame`, and who was given memory in it."""
+    """Return the preemption of `request` in the step before `frame`."""
     replay, tables, memory = session.replay, session.replay.ledger.tables, session.recording.memory
     since, until = int(replay.frame_seq[max(frame - 1, 0)]), int(replay.frame_seq[frame])
     begin, end = np.searchsorted(memory.seq, (since, until), side="right")
@@ -56,17 +56,17 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 
 def lack(session: Session) -> str:
-    """Why memory is taken away: blocks run out; extents may not fit between others, though slots are free."""
+    """Return the reason for a preemption: no free block, or no run of free slots that is long enough."""
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
 def named(takers: tuple[str, ...]) -> str:
-    """The requests that were given memory: one or two by name, of more the number."""
+    """Return the names of the requests that took the memory, or their number if there are many."""
     return plural(len(takers), "request") if len(takers) > _NAMED else " and ".join(takers)
 
 
 def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
-    """What the last preemption of a request took from it and why, as labels and values."""
+    """Return the cause and the cost of a request's last preemption, as labels and values."""
     found = last_preemption(session, request)
     if found is None:
         return []

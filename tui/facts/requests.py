@@ -1,4 +1,4 @@
-"""What there is to say about a request: lines of label and value, without any layout."""
+"""Text about a request: lines of label and value, without layout."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class RequestFacts:
     """A request at the current frame."""
 
     state: str
-    """`waiting`, `running`, ... in words that fit a line."""
+    """State in words: `waiting`, `running`, ..."""
     holds: bool
-    """Whether it has memory now."""
+    """Whether the request holds memory now."""
     prompt_tokens: int
     generated_tokens: int
-    """Outputs so far, with those whose KV a preemption took."""
+    """Output tokens so far; a preemption does not reduce them."""
     output_tokens: int
-    """Outputs over the whole recording."""
+    """Output tokens of the whole recording."""
     computed: int
-    """Slots of its table that are written."""
+    """Slots of its table that have been written."""
     full: int
-    """Slots that it will have written at most."""
+    """Slots that the request will have written in the end."""
     pad: int
     num_units: int
     preemptions: int
-    """Times that it has been preempted so far."""
+    """Preemptions so far."""
     slots: tuple[int, ...]
     """Slots of its units by state, in the order of `SlotState`."""
 
 
 def request_facts(session: Session, request: int) -> RequestFacts:
-    """Everything about `request` that changes with time."""
+    """Return the facts of `request` at the current frame."""
     replay, requests = session.replay, session.recording.requests
     _, addresses = replay.block_table(request)
     holds = len(addresses) > 0
@@ -68,26 +68,26 @@ def request_facts(session: Session, request: int) -> RequestFacts:
 
 
 def _last_step(session: Session) -> int:
-    """The last step that has been scheduled at the current frame."""
+    """Return the index of the last step scheduled by the current frame."""
     return min(session.replay.frame, session.replay.num_frames - 2)
 
 
 def _computes_again(session: Session, request: int) -> bool:
-    """Whether the step under way computes tokens that `request` has had computed before."""
+    """Tell whether the current step recomputes tokens of `request`."""
     progress, step = session.replay.progress, _last_step(session)
     begin = progress.begins_at(request, step)
     return begin is not None and begin < progress.most(request, step - 1)
 
 
 def _preemptions(session: Session, request: int) -> int:
-    """Times that `request` has been preempted so far: it lost its memory, and that was not its end."""
+    """Count the preemptions of `request` so far: releases of its memory before its end."""
     in_all = int(session.recording.requests.preemptions[request])
     lost = sum(end <= session.replay.frame for _, end in session.residencies(request))
     return min(lost + _preemptions_before(session, request, in_all), in_all)
 
 
 def _preemptions_before(session: Session, request: int, in_all: int) -> int:
-    """Those of `in_all` preemptions that happened before the session's first frame."""
+    """Count the preemptions among `in_all` that happened before the session's first frame."""
     if not session.before.num_stood_for:
         return 0
     replay, held = session.replay, session.replay.ledger.tables.residencies
@@ -110,7 +110,7 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
 
 
 def _doing(session: Session, request: int, computed: int) -> str:
-    """What a request does that holds memory."""
+    """Describe the work of a request that holds memory."""
     replay = session.replay
     if computed > replay.full[request]:
         return "complete, row is held"
@@ -123,7 +123,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
 
 
 def _comes_from_host(session: Session, request: int) -> bool:
-    """Whether blocks of `request` are being copied back from host memory: until then it waits."""
+    """Tell whether blocks of `request` are loading from host memory; it waits until they arrive."""
     copies, frame = session.recording.copies, session.replay.frame
     if copies is None:
         return False
@@ -132,7 +132,7 @@ def _comes_from_host(session: Session, request: int) -> bool:
 
 
 def place_in_row(session: Session, request: int) -> str:
-    """Where a sequence stands in the rows of a training batch."""
+    """Describe the place of a sequence in the rows of a training batch."""
     _, addresses = session.replay.block_table(request)
     if not len(addresses) or session.rows is None:
         return "in no row yet"
@@ -143,19 +143,16 @@ def place_in_row(session: Session, request: int) -> str:
 
 
 def request_lines(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """A request, as labels and values."""
+    """Return a request as labels and values."""
     requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
     limit = int(requests.max_tokens[request])
+    at_most = f", at most {limit:,}" if limit > facts.output_tokens else ""
     noun = "tokens" if len(session.replay.groups) > 1 else "slots"
     lines = [
         ("state", facts.state),
         ("prompt", plural(facts.prompt_tokens, "token")),
         *_padding(facts),
-        (
-            "output",
-            f"{facts.generated_tokens:,} of {facts.output_tokens:,}"
-            + (f", at most {limit:,}" if limit > facts.output_tokens else ""),
-        ),
+        ("output", f"{facts.generated_tokens:,} of {facts.output_tokens:,}{at_most}"),
         ("written", f"{min(facts.computed, facts.full):,} of {facts.full:,} {noun}"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
         *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
@@ -176,7 +173,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _padding(facts: RequestFacts) -> list[tuple[str, str]]:
-    """Slots of a row of a batch that are no token of the request, as label and value; nothing where there is none."""
+    """Return the padding slots of a request's row as label and value; empty if there are none."""
     behind = max(facts.computed - facts.full, 0)
     texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (behind, "after")) if number]
     return [("padding", ", ".join(texts))] if texts else []
@@ -187,7 +184,9 @@ def _times(so_far: int, in_all: int) -> str:
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:
-    """Slots of a request's units that will never be read, and their share; bytes where a slot is one."""
+    """Return the wasted slots of a request's units, and their share; bytes if units are shared by several kinds of
+    layers.
+    """
     wasted = sum(
         facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
     )

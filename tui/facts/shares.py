@@ -1,4 +1,4 @@
-"""Which of a request's units others hold too, and who they are."""
+"""Shared units of a request, and the other holders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NAMED = 2
-"""Requests that are named one by one."""
+"""Largest number of requests that are listed by name."""
 
 
 def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
-    """How many units of `request` are shared, and with whom, as labels and values; nothing where none is."""
+    """Return the number of shared units of `request` and the other holders, as labels and values; empty if none is
+    shared.
+    """
     replay, tables = session.replay, session.replay.ledger.tables
     _, addresses = replay.block_table(request)
     shared = np.unique(addresses[replay.refs[addresses - replay.first_unit] > 1])

@@ -1,4 +1,4 @@
-"""What one step reads and how long it takes, launched from a captured graph or kernel by kernel."""
+"""Bytes and duration of one step, launched from a captured graph or kernel by kernel."""
 
 from __future__ import annotations
 
@@ -16,61 +16,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """One step at the current frame of a session, taken for one that generates a token per sequence."""
+    """Cost of a decode step at the current frame: one new token per sequence."""
 
-    num_sequences: int
-    context_tokens: int
+    num_sequences: int = 0
+    context_tokens: int = 0
     """Tokens whose keys and values the step reads."""
-    weight_bytes: float
-    """Weights that the step reads, however many sequences it has."""
-    kv_bytes: int
-    """Keys and values that it reads."""
-    weights_s: float
-    """Seconds to read the weights at the rate that memory is really read at."""
-    kv_s: float
+    weight_bytes: float = 0.0
+    """Bytes of weights that the step reads, for any number of sequences."""
+    kv_bytes: int = 0
+    """Bytes of keys and values that the step reads."""
+    weights_s: float = 0.0
+    """Seconds to read the weights at the measured memory bandwidth."""
+    kv_s: float = 0.0
     """Seconds to read the keys and values."""
-    reading_s: float
-    """Seconds to read both at the rate that memory is really read at."""
-    gpu_s: float
+    reading_s: float = 0.0
+    """Seconds to read both at the measured memory bandwidth."""
+    gpu_s: float = 0.0
     """Seconds on the GPU alone."""
-    captured_s: float
+    captured_s: float = 0.0
     """Seconds from one decision to the next, with the whole step launched at once from a captured graph."""
-    eager_s: float
+    eager_s: float = 0.0
     """Seconds from one decision to the next, with every kernel launched by the host."""
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
-        """The cost of the step at the session's frame with vLLM on `machine`; all zero where no request runs."""
+        """Return the cost of the step at the session's frame with vLLM on `machine`; all zero if no request runs."""
         live = session.replay.live_requests()
         num_sequences, context_tokens = len(live), int(session.replay.computed(live).sum())
         if not num_sequences:
-            return _NOTHING
+            return cls()
         shape = StepShape(num_sequences, num_sequences, 0, context_tokens, 0)
         captured = machine.step_time(shape)
         eager = replace(machine, max_captured_tokens=0).step_time(shape)
+        kv_s = machine.context_token_s * context_tokens
         return cls(
             num_sequences=num_sequences,
             context_tokens=context_tokens,
             weight_bytes=model.weight_bytes_on_gpu,
             kv_bytes=context_tokens * model.kv_bytes_per_token,
             weights_s=machine.weights_s,
-            kv_s=machine.context_token_s * context_tokens,
-            reading_s=machine.weights_s + machine.context_token_s * context_tokens,
+            kv_s=kv_s,
+            reading_s=machine.weights_s + kv_s,
             gpu_s=captured.gpu_s,
             captured_s=captured.alone_s,
             eager_s=eager.alone_s,
         )
-
-
-_NOTHING = StepCost(
-    num_sequences=0,
-    context_tokens=0,
-    weight_bytes=0,
-    kv_bytes=0,
-    weights_s=0.0,
-    kv_s=0.0,
-    reading_s=0.0,
-    gpu_s=0.0,
-    captured_s=0.0,
-    eager_s=0.0,
-)

@@ -1,4 +1,4 @@
-"""What a run is about: its most telling moment, and a headline computed from it."""
+"""Story of a run: its most telling moment, and a headline computed from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsim.metrics.waiting import Limits
 
 from ..look.words import percent, plural, seconds
 from ..playback.events import EventKind
-from ..playback.story import Story
+from ..playback.session import Story
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NONE_LEFT: Final = 1.05
-"""A gap of less counts as none."""
+"""Ratio of speeds below which the remaining gap counts as none."""
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SOME_WAIT: Final = 0.5
-"""Requests that wait on average from which on it is told."""
+"""Average number of waiting requests from which the story mentions them."""
 _TELLING: Final = 0.05
-"""Share of the pool from which waste is what a run is about."""
+"""Share of the pool from which waste is the story."""
 
 
 def story_of(session: Session) -> Story:
-    """The story of a run that is known to its end."""
+    """Return the story of a complete run."""
     steps = session.recording.steps
     waiting = session.counts("waiting")
     preempted = np.flatnonzero(steps.preempted > 0)
@@ -63,12 +63,12 @@ def story_of(session: Session) -> Story:
 
 
 def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
-    """A story that begins at `frame`, and whose parts are about all of the run."""
+    """Return a story of the whole run that begins to play at `frame`."""
     return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
 def story_of_comparison(comparison: Comparison) -> Story:
-    """How much faster the fastest run is than the slowest, and how many sequences each serves at a time."""
+    """Return the story of a comparison: the speed ratio of the fastest and the slowest run, and their average batch."""
     slow, fast = comparison.lanes[0], comparison.lanes[-1]
     slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
     if slow.session.rows is not None or fast_s <= 0 or slow is fast:
@@ -84,7 +84,7 @@ def story_of_comparison(comparison: Comparison) -> Story:
 
 
 def _because_of_memory(comparison: Comparison) -> list[str]:
-    """How much of the gap between the first and the last run would be gone with memory for everything."""
+    """Return the part of the gap between the first and the last run that ample memory would close."""
     slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1]:
         return []
@@ -96,7 +96,7 @@ def _because_of_memory(comparison: Comparison) -> list[str]:
 
 
 def _when_full(session: Session) -> list[str]:
-    """From when to when the pool has next to no free memory."""
+    """Return the time span in which the pool has almost no free memory."""
     steps = session.recording.steps
     full = np.flatnonzero(steps.free_units <= max(_FULL * session.replay.num_units, 1))
     if not len(full):
@@ -110,13 +110,13 @@ def _when_full(session: Session) -> list[str]:
 
 
 def _waiting(session: Session) -> list[str]:
-    """How many wait on average, over time."""
+    """Return the average number of waiting requests over time."""
     mean = _mean(session, "waiting")
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
 def _held_back_by(session: Session) -> list[str]:
-    """The limit of the scheduler that keeps most requests waiting, if any does."""
+    """Return the scheduler limit that keeps most requests waiting; empty if none does."""
     meta, steps = session.recording.meta, session.recording.steps
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
@@ -135,20 +135,20 @@ def _held_back_by(session: Session) -> list[str]:
 
 
 def _mean(session: Session, column: str) -> float:
-    """The mean over time of a column of the steps."""
+    """Return the mean over time of a column of the steps."""
     return _mean_of(session, getattr(session.recording.steps, column))
 
 
 def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
-    """The mean over time of a value for each step."""
+    """Return the mean over time of a value for each step."""
     spans_s = np.diff(session.times_s)
     total_s = float(spans_s.sum())
     return float((values * spans_s).sum()) / total_s if total_s else 0.0
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
-    """Go to the most telling moment, or play from a little before it, and follow the request that it happens to: the
-    one that is preempted, or else the newest.
+    """Go to the most telling moment, or play from shortly before it, and follow its request: the preempted one, or else
+    the newest.
     """
     story, player = story_of(session), session.player
     player.go_to_frame(story.frame)

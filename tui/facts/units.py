@@ -1,4 +1,4 @@
-"""What there is to say about a unit of the pool: lines of label and value, without any layout."""
+"""Text about a unit of the pool: lines of label and value, without layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
-    """A unit of the pool, as labels and values."""
+    """Return a unit of the pool as labels and values."""
     replay = session.replay
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     slots = replay.slots(np.array([unit]))[0]
@@ -51,7 +51,7 @@ def _counted(state: SlotState, number: int) -> str:
 
 
 def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
-    """Which tokens of its prompt or answer have their slots in a unit, counted from 1, as label and value."""
+    """Return the tokens of a prompt or answer in a unit, counted from 1, as label and value."""
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:
         return "its row", "before the prompt"
@@ -60,14 +60,14 @@ def _place_in_text(session: Session, request: int, begin: int, length: int) -> t
 
 
 def unit_heading(session: Session, unit: int) -> str:
-    """What a unit is called: `block 412`."""
+    """Return the name of a unit: `block 412`."""
     return f"{session.unit_name} {unit + session.replay.first_unit:,}"
 
 
 def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, str]]:
-    """What there is to know about a unit beyond the moment: who shares it, what it is known by, who had it before.
+    """Return the history of a unit as labels and values: its holders, its prefix hash, its former holders.
 
-    The last `num_stays` of those are named.
+    The last `num_stays` former holders are named.
     """
     replay, frame = session.replay, session.player.frame
     past = [stay for stay in session.stays(unit) if stay.begin_frame <= frame]
@@ -91,7 +91,7 @@ def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, s
 
 
 def unit_summary(session: Session, unit: int) -> str:
-    """A unit in one line."""
+    """Describe a unit in one line."""
     values = dict(unit_lines(session, unit))
     number = unit + session.replay.first_unit
     return f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}"

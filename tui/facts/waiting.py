@@ -1,4 +1,4 @@
-"""What the head of the queue waits for: the batch, the tokens of a step, or memory, and how much of that there is."""
+"""Reason why the head of the queue waits: the batch, the tokens of a step, or memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def kept_by(session: Session) -> tuple[str, ...]:
-    """Why the head of the queue waits now, in long words and in shorter ones; empty where none waits or it is not
-    known.
+    """Return the reason why the head of the queue waits now, in long and in short words; empty if no request waits or
+    the reason is unknown.
 
-    After the last step nothing is scheduled, which says nothing.
+    No reason is known after the last step: nothing is scheduled.
     """
     meta, steps, step = session.recording.meta, session.recording.steps, session.replay.frame
     if step >= len(steps) or not steps.waiting[step]:
@@ -43,7 +43,7 @@ def kept_by(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
-    """What the head of the queue needs, and what is free."""
+    """Return the memory that the head of the queue needs, and the free memory."""
     waiting = session.replay.waiting_requests()
     head = int(waiting[0]) if len(waiting) else None
     need = None if head is None else units_needed(session, head)
@@ -68,8 +68,8 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
 
 
 def units_needed(session: Session, request: int) -> int | None:
-    """Units that a waiting request takes to begin: blocks for all of its tokens so far, cached ones among them, or its
-    reservation; None where that is not known.
+    """Return the units that a waiting request needs to begin: blocks for all its tokens so far, including cached ones,
+    or its reservation; None if unknown.
     """
     replay, requests = session.replay, session.recording.requests
     tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
@@ -88,5 +88,5 @@ def units_needed(session: Session, request: int) -> int | None:
 
 
 def _of_group(group: KVCacheGroup, tokens: int, limits: Limits) -> int:
-    """Blocks of one group that a request of so many tokens takes to begin."""
+    """Return the blocks of one group that a request of `tokens` tokens needs to begin."""
     return min(group.blocks_for(tokens, limits.max_num_batched_tokens), -(-tokens // group.block_size))

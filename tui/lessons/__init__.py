@@ -17,12 +17,12 @@ _FOLDER = Path(__file__).parent
 
 
 def all_lessons() -> list[Lesson]:
-    """The lessons that come with kvsim, by number."""
+    """Return the lessons that come with kvsim, by number."""
     return sorted(map(read_lesson, _FOLDER.glob("*.toml")), key=lambda lesson: lesson.number)
 
 
 def find_lesson(name: str) -> Lesson:
-    """The lesson with this number, or the one in the file of this name.
+    """Return the lesson with this number, or the one in the TOML file of this name.
 
     Raises:
         UnknownNameError: there is none.

@@ -44,11 +44,11 @@ _NAMES_SHOWN = 6
 
 
 class UnknownFigureError(ValueError):
-    """A figure that a caption names and that cannot be computed."""
+    """Error for a figure that a caption names and that cannot be computed."""
 
 
 class Figures:
-    """Everything that can be said about the current frame of `session`, and of other runs by their labels."""
+    """The figures of the current frame of `session`, and of other runs by their labels."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Figures:
         self._climb = ladder
 
     def fill(self, text: str) -> str:
-        """`text` with its figures in place.
+        """Return `text` with its figures in place.
 
         Raises:
             UnknownFigureError: it names one that is not there.
@@ -131,7 +131,7 @@ class Figures:
         }
 
     def _host(self) -> dict[str, str]:
-        """The second tier; nothing where there is none."""
+        """Return the figures of host memory; an empty dictionary without host memory."""
         host, frame = self._session.host, self._session.player.frame
         if host is None:
             return {}

@@ -18,9 +18,8 @@ from ..playback.comparison import Comparison
 from ..playback.session import Session
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
-from .captions import Caption
 from .figures import Figures, UnknownFigureError
-from .lesson import CaptionSpec, Lesson, Run
+from .lesson import Caption, CaptionSpec, Lesson, Run
 from .moments import UnknownMomentError, frame_of
 from .rows import Rows
 from .table import LessonError
@@ -66,40 +65,37 @@ class Guided:
     def show(self, frame: int) -> None:
         """Go to a frame of the player."""
         self.player.go_to_frame(frame)
-        if self.comparison is not None:
-            self.comparison.show()
-        else:
-            self.sessions[0].show()
+        (self.comparison or self.sessions[0]).show()
 
     @property
     def color_by(self) -> ColorBy:
-        """What colour means at first: what the lesson says; or else whose memory it is, where runs are compared."""
+        """Return the first meaning of colour: the lesson's; without one, the owner where runs are compared."""
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)
 
     def cost(self, session: Session) -> StepCost:
-        """What the step at the session's frame takes on this lesson's machine."""
+        """Return the cost of the step at the session's frame on this lesson's machine."""
         return StepCost.of(session, self.lesson.model, self._step_times("vllm"))
 
     def _step_times(self, engine: str) -> Roofline:
-        """Fitted to recordings of this model on this GPU where kvsim has any; else what follows from the GPU's card."""
+        """Return step times: fitted to recordings of the model on the GPU if there are any, or else computed from the
+        GPU's hardware profile.
+        """
         gpu, model = self.lesson.gpu, self.lesson.model
         profile = profiles.match(gpu, model, engine)
-        if profile is not None:
-            return profile.times
-        return from_card(card_of(gpu), gpu, model, engine)
+        return from_card(card_of(gpu), gpu, model, engine) if profile is None else profile.times
+
+    def _machine(self, times: Roofline) -> Machine:
+        lesson = self.lesson
+        return Machine(gpu=lesson.gpu, model=lesson.model, kv_bytes=lesson.kv_bytes, step_time=times)
 
     def _simulate(self, run: Run) -> Recording:
         lesson = self.lesson
-        alone = len(lesson.runs) == 1
-        machine = Machine(
-            gpu=lesson.gpu,
-            model=lesson.model,
-            kv_bytes=lesson.kv_bytes,
-            # Where runs are compared, all have the step times of one engine: they differ in what is compared.
-            step_time=self._step_times("hf-dynamic" if isinstance(run.policy, Static) and alone else "vllm"),
-        )
+        # Compared runs have the step times of one engine: they differ in what is compared.
+        is_alone = len(lesson.runs) == 1
+        engine = "hf-dynamic" if isinstance(run.policy, Static) and is_alone else "vllm"
+        machine = self._machine(self._step_times(engine))
         try:
             if isinstance(run.policy, Rows):
                 return run.policy.record(lesson.workload, machine)
@@ -108,25 +104,22 @@ class Guided:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
 
     def _linked(self, policy: Policy) -> Policy:
-        """`policy` with the link to host memory that the lesson's GPU has, where it uses one."""
+        """Return `policy` with the host link of the lesson's GPU, if it uses host memory."""
         if not isinstance(policy, Paged) or not policy.cache.kv_offloading_size:
             return policy
         link: dict[str, Any] = dict(host_link(card_of(self.lesson.gpu)))
         return replace(policy, cache=replace(policy.cache, **link))
 
     def _climb(self) -> list[Climbed]:
-        """The ladder with the lesson's requests, machine and limits, climbed once."""
+        """Return the ladder with the lesson's requests, machine and limits; compute it once."""
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
             paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
             batch = next((policy.scheduler.batch_size for policy in policies if isinstance(policy, Static)), 8)
             times = self._step_times("vllm")
-            machine = Machine(
-                gpu=self.lesson.gpu, model=self.lesson.model, kv_bytes=self.lesson.kv_bytes, step_time=times
-            )
             self._climbed = climb(
                 self.lesson.workload,
-                machine,
+                self._machine(times),
                 rungs(paged.scheduler, block_size=paged.cache.block_size, batch_size=batch),
                 lambda rung: times if rung.captured else times.uncaptured(),
             )

@@ -1,4 +1,4 @@
-"""What a lesson is: a scenario, and what there is to say about it."""
+"""Data classes of a lesson: a scenario and its captions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One policy that the requests are put through."""
+    """One policy that serves the lesson's requests."""
 
     label: str
     policy: Policy | Rows
@@ -27,22 +27,34 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as it stands in the file: its moment is a phrase, its figures are names."""
+    """A caption as the file states it: its moment is a phrase, its figures are names."""
 
     key: str
-    """The place in the file, for messages."""
+    """Place in the file, for error messages."""
     at: str
     title: str
     text: str
     run: int
-    """Number of the run whose moment and figures it is about."""
+    """Index of the run that supplies the moment and the figures."""
     follow: str | None
-    """The request whose memory stays lit until the next caption; all memory where none is named."""
+    """Id of the request whose memory stays lit until the next caption; None lights all memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caption:
+    """A caption whose moment has been found in the run, with its figures in place."""
+
+    frame: int
+    """The frame of the player that plays the lesson."""
+    title: str
+    text: str
+    follow: str | None = None
+    """The id of the followed request; None lights the whole pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A scenario and what there is to say about it."""
+    """A scenario and its captions."""
 
     number: int
     file: Path
@@ -54,16 +66,16 @@ class Lesson:
     runs: tuple[Run, ...]
     workload: Workload
     try_this: str
-    """A thing to try at the end; empty for nothing."""
+    """Exercise at the end; may be empty."""
     shows_schedule: bool
-    """Whether who is served when is drawn below the pools."""
+    """Whether a schedule of the requests is drawn below the pools."""
     color_by: ColorBy | None
-    """The first meaning of colour, where it is not the usual one."""
+    """First meaning of colour; None for the default."""
     shows_step: bool
     """Whether the cost of a step is drawn beside the pool."""
     captions: tuple[CaptionSpec, ...]
 
     @property
     def heading(self) -> str:
-        """Number and title."""
+        """Return the number and the title."""
         return f"Lesson {self.number}: {self.title}"

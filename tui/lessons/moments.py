@@ -41,11 +41,11 @@ _OF_REQUEST = {
 
 
 class UnknownMomentError(ValueError):
-    """A phrase that is not a moment, or a moment that does not come; the message says which."""
+    """Error for a phrase that names no moment, or a moment that does not come; the message says which."""
 
 
 def frame_of(session: Session, phrase: str) -> int:
-    """The first frame at which `phrase` is true.
+    """Return the first frame at which `phrase` is true.
 
     Raises:
         UnknownMomentError: it never is, or is not one of the phrases.

@@ -156,7 +156,7 @@ def _policy(table: Table, name: str) -> Policy | Rows:
 
 
 def _workload(lesson: Table, name: str) -> Workload:
-    """The requests that are listed, or as many as are to be generated."""
+    """Return the listed requests, or generate the requested number."""
     if not lesson.has("generate"):
         return Workload.from_requests([_request(table) for table in lesson.tables("request")], name=name)
     table = lesson.table("generate")

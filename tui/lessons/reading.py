@@ -1,4 +1,4 @@
-"""A lesson for people who read: its captions, each with a still picture of the pools at that moment."""
+"""A lesson as text: its captions, each with a still picture of the pools at that moment."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from ..pool.host_map import title_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.style import Style
+
     from ..look.states import Symbols
     from ..playback.session import Session
-    from .captions import Caption
     from .guided import Guided
+    from .lesson import Caption
 
 _WIDTH, _HEIGHT = 78, 8
 
 
 def as_text(guided: Guided, symbols: Symbols) -> str:
-    """The lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
+    """Return the lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
     lesson = guided.lesson
     parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, textwrap.fill(_machine(guided), _WIDTH), ""]
     for number, caption in enumerate(guided.captions, start=1):
@@ -32,18 +34,20 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
         title = f"{number}. {caption.title}"
         parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
         for name, session in _pools(guided):
-            lines = still(session, symbols, _WIDTH, _HEIGHT)
-            parts += [name, *("".join(character for character, _ in line).rstrip() for line in lines)]
-            parts += [legend(session, symbols), ""]
+            parts += [name, *_characters(still(session, symbols, _WIDTH, _HEIGHT)), legend(session, symbols), ""]
             if session.host is not None:
-                lines = host_still(session, symbols, _WIDTH, 1)
-                parts += [title_of(session.host, session.replay.frame)]
-                parts += [*("".join(character for character, _ in line).rstrip() for line in lines), ""]
+                lines = _characters(host_still(session, symbols, _WIDTH, 1))
+                parts += [title_of(session.host, session.replay.frame), *lines, ""]
     return "\n".join(parts)
 
 
+def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
+    """Return the characters of each line, without their styles."""
+    return ["".join(character for character, _ in line).rstrip() for line in lines]
+
+
 def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
-    """The lesson as Markdown, and its figures: SVG texts by the names that the Markdown gives them."""
+    """Return the lesson as Markdown, and its figures: SVG texts by file name."""
     lesson, figures = guided.lesson, {}
     parts = [f"# {lesson.heading}", "", lesson.summary, "", _machine(guided), ""]
     for number, caption in enumerate(guided.captions, start=1):
@@ -56,7 +60,7 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
 
 
 def _machine(guided: Guided) -> str:
-    """What the lesson runs on, and where its times come from."""
+    """Describe the machine, and where the step times come from."""
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
         return f"Model {lesson.model.name}."
@@ -66,7 +70,7 @@ def _machine(guided: Guided) -> str:
 
 
 def _pools(guided: Guided) -> list[tuple[str, Session]]:
-    """What each pool is called under a caption, and its session."""
+    """Return the title of each pool and its session."""
     named = []
     for run, session in zip(guided.lesson.runs, guided.sessions, strict=True):
         rows, frame = session.rows, session.player.frame

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_LISTED = 12
-"""Blocks of a table that are listed one by one."""
+"""Largest number of blocks that a table lists one by one."""
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
-    """Everything that can be said of the request called `name` at the current frame; nothing where there is none."""
+    """Return all figures of the request called `name` at the current frame; none if there is no such request."""
     requests, replay = session.recording.requests, session.replay
     rows = np.flatnonzero(requests.id == name)
     if not len(rows):
@@ -57,7 +57,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
 
 
 def layer_figures(session: Session) -> dict[str, str]:
-    """The kinds of layers of a model with windows; nothing of a model whose layers are alike."""
+    """Return the figures of the kinds of layers; none for a model without windows."""
     pool, kinds = session.recording.meta.pool, layer_kinds(session.replay)
     windows = [kind for kind in kinds if kind.group.window is not None]
     if not windows:
@@ -76,7 +76,7 @@ def layer_figures(session: Session) -> dict[str, str]:
 
 
 def _tables(session: Session, request: int) -> dict[str, str]:
-    """What a request has in its tables by kind of layers, where there are windows."""
+    """Return the blocks of a request by kind of layers; none for a model without windows."""
     rows = table_rows(session, request, 1)
     windows = [row for row in rows if row.kind.group.window is not None]
     if not windows:
@@ -89,6 +89,6 @@ def _tables(session: Session, request: int) -> dict[str, str]:
 
 
 def _lost(session: Session, request: int) -> dict[str, str]:
-    """What the last preemption of a request took from it; nothing where it was never preempted."""
+    """Return the loss of a request's last preemption; none if it was never preempted."""
     found = last_preemption(session, request)
     return {} if found is None else {"lost_blocks": f"{found.num_units:,}", "lost_tokens": f"{found.num_tokens:,}"}

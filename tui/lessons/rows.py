@@ -1,4 +1,4 @@
-"""Rows of a training batch as a recording: one sequence is laid down in every step, and what stays empty is padding."""
+"""Rows of a training batch as a recording: each step writes one sequence; empty slots are padding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """One sequence to a row, or as many as fit; rows are as wide as the longest sequence and its end token."""
+    """One sequence in each row, or all that fit; a row is as wide as the longest sequence and its end token."""
 
     PADDED: ClassVar[str] = "padded"
     PACKED: ClassVar[str] = "packed"
     packed: bool
 
     def record(self, workload: Workload, machine: Machine) -> Recording:
-        """Lay down every prompt with its answer and an end token, in slots as many as `machine` keeps tokens.
+        """Write every prompt with its answer and an end token into the token slots of `machine`.
 
-        A step takes a second of a clock that means nothing.
+        Each step takes one second of an arbitrary clock.
 
         Raises:
             UsageError: there are more rows than room.

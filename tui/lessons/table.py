@@ -1,4 +1,4 @@
-"""Tables of a lesson file, read so that no key is missed, mistyped or left over."""
+"""Tables of a lesson file; missing, mistyped and unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class LessonError(KvsimError):
-    """A lesson file that cannot be right; the sentence names the file and the key."""
+    """Error in a lesson file; the sentence names the file and the key."""
 
 
 class Table:
-    """A table of the file, from which every key is taken once; a key that is not taken is a mistake."""
+    """A table of the file. Each key is read once; a key that is never read is an error."""
 
     def __init__(self, file: Path, key: str, values: dict[str, Any]) -> None:
         self.key = key
@@ -25,57 +25,57 @@ class Table:
         self._asked: list[str] = []
 
     def error(self, key: str, sentence: str) -> LessonError:
-        """What is wrong with a key, as an error to raise."""
+        """Return an error about a key."""
         where = f"{self.key}.{key}" if self.key else key
         return LessonError(f"{self._file}, {where}: {sentence}.")
 
     def text(self, key: str, otherwise: str | None = None) -> str:
-        """A text; required unless there is something `otherwise`."""
+        """Return a text; the key is required if `otherwise` is None."""
         return str(self._take(key, str, "text", otherwise))
 
     def whole(self, key: str, otherwise: int | None = None) -> int:
-        """A whole number; required unless there is something `otherwise`."""
+        """Return a whole number; the key is required if `otherwise` is None."""
         return int(self._take(key, int, "a whole number", otherwise))
 
     def number(self, key: str, otherwise: float) -> float:
-        """A number."""
+        """Return a number."""
         return float(self._take(key, (int, float), "a number", otherwise))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A truth value."""
+        """Return a truth value."""
         return bool(self._take(key, bool, "true or false", default))
 
     def choice(self, key: str, allowed: list[str] | tuple[str, ...], otherwise: str | None = None) -> str:
-        """One of the texts that are `allowed`."""
+        """Return one of the `allowed` texts."""
         value = self.text(key, otherwise)
         if value not in allowed:
             raise self.error(key, f"should be {' or '.join(allowed)}, not {value!r}")
         return value
 
     def named(self, key: str, find: Callable[[str], Any]) -> Any:
-        """What `find` finds under a name."""
+        """Return the object that `find` finds under the text of a key."""
         try:
             return find(self.text(key))
         except UnknownNameError as error:
             raise self.error(key, str(error).rstrip(".")) from error
 
     def has(self, key: str) -> bool:
-        """Whether the key is there."""
+        """Tell whether the key is in the table."""
         return key in self._values
 
     def table(self, key: str) -> Table:
-        """A table inside this one."""
+        """Return the nested table of a key."""
         return Table(self._file, key, self._take(key, dict, "a table", None))
 
     def tables(self, key: str) -> list[Table]:
-        """A list of tables, at least one."""
+        """Return a list of tables, at least one."""
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")
         return [Table(self._file, f"{key} {number}", value) for number, value in enumerate(values, start=1)]
 
     def end(self) -> None:
-        """Complain about the first key that was never asked for."""
+        """Raise an error for the first key that was never read."""
         for key in self._values:
             raise self.error(key, f"is not a key of this table; there are {', '.join(self._asked)}")
 

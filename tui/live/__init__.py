@@ -1,1 +1,1 @@
-"""Servers that are followed while they run: a screen over a growing recording, and one over /metrics."""
+"""Screens of running servers: one over a growing recording, and one over /metrics."""

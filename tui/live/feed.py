@@ -1,4 +1,4 @@
-"""Where a growing recording comes from. It knows nothing of terminals."""
+"""Protocol of the source of a growing recording."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _POLL_S = 0.2
 
 
 class Feed(Protocol):
-    """A server that is being followed, such as by `kvsim.live.feed.LiveFeed`."""
+    """A followed server, such as `kvsim.live.feed.LiveFeed`."""
 
     name: str
     ended: str | None
-    """The reason why there will be no more, as a sentence; None while there may be."""
+    """Reason for the end of the feed, as a sentence; None while it goes on."""
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since it was heard last."""
+        """Return the seconds since the last event."""
 
     def recent(self) -> Excerpt | None:
-        """The last steps, and all since it was asked last; None before the first."""
+        """Return the last steps, and all since the previous call; None before the first step."""
 
     def whole(self) -> Excerpt | None:
-        """All that was heard and kept; None before the first step."""
+        """Return all kept steps; None before the first."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 def first_excerpt(feed: Feed) -> Excerpt:
-    """Wait for the first step of `feed`.
+    """Wait for the first step of `feed`, and return it.
 
     Raises:
         RecordingError: it ended before.

@@ -1,6 +1,6 @@
-"""A server that cannot be restarted, seen through its Prometheus metrics: how full, how many, how long; no blocks.
+"""Screen over a server's Prometheus metrics: usage, requests and times; no blocks.
 
-The metrics do not say which blocks are whose, so none are drawn.
+The metrics do not say which request holds which block, so no pool is drawn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 _QUIET_S = 5.0
-"""Seconds without an answer from which on it is said."""
+"""Seconds without an answer from which the headline says so."""
 
 
 class Words(Widget):
@@ -58,7 +58,7 @@ class Words(Widget):
         self._write = write
 
     def render(self) -> Text:
-        """The lines, in the theme's colours."""
+        """Return the lines in the theme's colours."""
         lines = self._write(self.size.width, self.size.height)
         for line in lines:
             line.style = self._style(line.style)
@@ -70,7 +70,7 @@ class Words(Widget):
 
 
 class MetricsApp(Careful, App[None]):
-    """Shows what `feed` says, until a person quits."""
+    """Application that shows the metrics of `feed`."""
 
     CSS_PATH = "../kvsim.tcss"
     TITLE = "kvsim"
@@ -94,7 +94,7 @@ class MetricsApp(Careful, App[None]):
         self.theme = THEMES[0].name
 
     def compose(self) -> ComposeResult:
-        """A line above, four panels, the keys below."""
+        """Compose the headline, four panels and the key line."""
         plain = self.symbols.ascii
         yield Headline(self.symbols)
         with Vertical(id="metrics"):
@@ -109,12 +109,12 @@ class MetricsApp(Careful, App[None]):
         yield KeyLine(self.symbols)
 
     def on_mount(self) -> None:
-        """Begin to follow."""
+        """Start polling."""
         self._polls = self.set_interval(POLL_S, self.poll)
         self.poll()
 
     def poll(self) -> None:
-        """Show what the feed has now."""
+        """Show the newest metrics of the feed."""
         self._looks = self._feed.looks()
         self._load = load_of(self._looks)
         if self._feed.ended is not None and self._ended is None:
@@ -127,7 +127,7 @@ class MetricsApp(Careful, App[None]):
             panel.refresh()
 
     def file_name(self) -> str:
-        """What to call a file about this moment, without its ending."""
+        """Return a file name for this moment, without its ending."""
         return f"metrics-{file_stem(self._feed.name)}"
 
     def action_save(self) -> None:
@@ -140,7 +140,7 @@ class MetricsApp(Careful, App[None]):
             self.notify(f"Saved {target}.", markup=False)
 
     def _tell(self) -> None:
-        """Say whether this is the present, whose, and for how long it has been watched."""
+        """Update the headline and the titles: connection, model and time span."""
         name, now = printable(self._feed.name), self._load.now
         quiet_s = self._feed.quiet_s
         ended = [f"ENDED: {self._ended}"] if self._ended is not None else []

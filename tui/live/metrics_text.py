@@ -1,4 +1,4 @@
-"""A server's load in words and bars, for a panel of some width. It knows nothing of terminals."""
+"""A server's load as lines of text and bars for a panel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from rich.text import Text
 
+from ..look.stack import columns
+from ..look.states import COLOR
 from ..look.words import milliseconds, plural
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from kvsim.live.metrics import Histogram, ServerMetrics
 
 _LABEL_WIDTH: Final = 13
-_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
 _TIMES: Final = {
     "ttft": "first token",
@@ -30,7 +31,7 @@ _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 def cache_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
-    """How full the pool is: in words, as a bar, and where it is heading."""
+    """Return the usage of the pool: in words, and as a bar."""
     now = load.now
     parts = [f"{100 * now.usage:.1f}% in use"]
     if now.num_blocks is not None:
@@ -42,12 +43,12 @@ def cache_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
         parts.append(f"{now.num_engines} engines, the fullest {100 * now.fullest_usage:.1f}%")
     filled = round(8 * width * now.usage)
     whole, rest = divmod(filled, 8)
-    bar = "#" * round(width * now.usage) if plain else "█" * whole + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
+    bar = "#" * round(width * now.usage) if plain else "█" * whole + (COLOR.right[rest] if rest else "")
     return [Text(_fitting(parts, width, plain=plain), "strong"), Text(bar.ljust(width, "." if plain else "░"), "bar")]
 
 
 def forecast(load: Load) -> str:
-    """Where the pool is heading, as a few words; empty where that cannot be said."""
+    """Return when the pool will be full, in a few words; empty if unknown."""
     if load.is_full:
         return "full"
     if load.full_in_s is None:
@@ -56,7 +57,7 @@ def forecast(load: Load) -> str:
 
 
 def request_lines(load: Load, width: int) -> list[Text]:
-    """Who runs, who waits, who was preempted, and what comes out."""
+    """Return counts of requests, preemptions and tokens as lines."""
     now = load.now
     held = f", {now.deferred:,} of them held back by something else than room" if now.deferred else ""
     hits = "" if load.hit_share is None else f", {100 * load.hit_share:.0f}% of prompt tokens found in the prefix cache"
@@ -72,7 +73,7 @@ def request_lines(load: Load, width: int) -> list[Text]:
 
 
 def time_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
-    """The times of the last minute: means, and the bounds between which quantiles lie, as exact as buckets are."""
+    """Return a table of times in the last minute: means, and quantiles as ranges between bucket bounds."""
     head = _LABEL_WIDTH * " " + "".join(
         title.rjust(column)
         for title, column in zip(("requests", "mean", "p50", "p90", "p99"), _columns(width), strict=True)
@@ -87,7 +88,7 @@ def time_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
 
 
 def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
-    """Usage, running and waiting over time, one under the other, in `height` lines altogether."""
+    """Return charts of usage, running and waiting over time, in `height` lines altogether."""
     if height < 3:
         return []
     series = (
@@ -96,27 +97,20 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
         ("waiting", [float(look.waiting) for look in looks], None, ""),
     )
     heights = [height // 3 + (number < height % 3) for number in range(3)]
+    marks = _PLAIN_EIGHTHS if plain else COLOR.up
     lines = []
     for (name, values, top, top_name), rows in zip(series, heights, strict=True):
         highest = top or max(*values, 1.0)
         label = name if rows == 1 else f"{name}, {top_name or f'{highest:,.0f}'}"
-        bars = _bars(_sampled(values, width - _LABEL_WIDTH - 1), highest, rows, plain=plain)
-        for row, bar in enumerate(bars):
+        bars = columns(np.array(_sampled(values, width - _LABEL_WIDTH - 1)), highest, rows).tolist()
+        for row, eighths in enumerate(bars):
+            bar = "".join(marks[eighth] for eighth in eighths)
             lines.append(Text.assemble(((label if row == 0 else "").ljust(_LABEL_WIDTH + 1), "label"), (bar, "bar")))
     return lines
 
 
-def _bars(values: list[float], highest: float, rows: int, *, plain: bool) -> list[str]:
-    marks = _PLAIN_EIGHTHS if plain else _EIGHTHS
-    eighths = np.clip(np.round(8 * rows * np.array(values) / highest), 0, 8 * rows).astype(int)
-    eighths = np.where((eighths == 0) & (np.array(values) > 0), 1, eighths)
-    return [
-        "".join(marks[min(max(value - 8 * row, 0), 8)] for value in eighths.tolist()) for row in reversed(range(rows))
-    ]
-
-
 def _sampled(values: list[float], width: int) -> list[float]:
-    """The last values, one for each column: the highest of those that share one."""
+    """Return one value for each column: the maximum of the values in it."""
     width = max(width, 1)
     if len(values) <= width:
         return values
@@ -148,7 +142,7 @@ def _span(low_s: float, high_s: float, dash: str) -> str:
 
 
 def _about(seconds: float) -> str:
-    """A time to come, as exactly as it is known: to a digit."""
+    """Return a predicted time, rounded to its precision."""
     for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
         if seconds < 90 * length_s:
             return f"{max(step * round(seconds / length_s / step), step):,} {unit}"
@@ -164,7 +158,7 @@ def _labelled(label: str, value: str, width: int) -> Text:
 
 
 def _fitting(parts: list[str], width: int, *, plain: bool) -> str:
-    """`parts` in a line, without the last ones where they do not fit."""
+    """Return `parts` in a line, without the last ones if they do not fit."""
     separator = " - " if plain else " · "
     while len(parts) > 1 and len(separator.join(parts)) > width:
         parts = parts[:-1]

@@ -1,4 +1,4 @@
-"""What a screen that follows a server has seen: charts grow at their end, and sessions over the last steps pass."""
+"""History of a followed server: charts that grow, and the sessions that supplied them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kvsim.live.tail import Excerpt
 
 MAX_FRAMES: Final = 50_000
-"""Frames before a session's own that its charts show."""
+"""Largest number of frames before a session's own in its charts."""
 
 
 class Past:
-    """Opens one excerpt after the other, each with the charts and the counts of what came before it.
+    """Opens one excerpt after the other, each with the charts and totals of the time before it.
 
-    A frame is taken over as the last session that has it shows it, a thousand steps later: by then it is known which of
-    its reserved slots are used.
+    Each frame is taken from the last session that contains it, a thousand steps later: only then are the used reserved
+    slots known.
     """
 
     def __init__(self, latest: Session | None = None) -> None:
@@ -30,7 +30,7 @@ class Past:
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:
-        """A session over `excerpt`, whose charts begin with what was opened before.
+        """Return a session over `excerpt`, whose charts begin with earlier excerpts.
 
         Raises:
             RecordingError: it contradicts itself.

@@ -1,4 +1,4 @@
-"""The screen over a recording that is still growing."""
+"""Screen over a growing recording."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 _GROWTH: Final = 8
-"""The part of what is shown to who has gone back, one in so many, that comes before it is shown anew."""
+"""The whole recording is opened again when it has grown by one part in this number."""
 QUIET_S: Final = 5.0
-"""Seconds without an event from which on it is said: an idle server, or one that is no more."""
+"""Seconds without an event from which the headline says so: the server is idle or gone."""
 
 
 class Live(Watch):
-    """Follows `feed`: its last frame, unless the user has gone back to look at something.
+    """Follows `feed`: its last frame, unless the user has gone back.
 
-    Who follows is shown the last steps, below charts that grow at their end. Who goes back is shown all that is kept:
-    it is opened for that, and again when it has become an eighth longer.
+    At the present, the session has the last steps and charts that grow. Further back, it has all kept steps and is
+    opened again when they have grown by an eighth.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
@@ -49,11 +49,11 @@ class Live(Watch):
         self._go_to_present()
 
     def on_mount(self) -> None:
-        """Begin to follow."""
+        """Start polling."""
         self._polls = self.set_interval(POLL_S, self.poll)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """LIVE in front, and for how long nothing was heard; or that the server has hung up, or is not followed."""
+        """Return the headline with the state of the connection in front."""
         long, short = super().headline()
         name = printable(self._feed.name)
         if self._ended is not None:
@@ -63,13 +63,13 @@ class Live(Watch):
         return [f"LIVE {name}", *quiet, *long], [f"LIVE {name}", *quiet, *short]
 
     def show_transport(self) -> None:
-        """That it follows the server, while it does."""
+        """Show whether the screen follows the server."""
         if self._scrubber is not None:
             self._scrubber.following = self._is_at_present() and self._ended is None
         super().show_transport()
 
     async def poll(self) -> None:
-        """Take over what has been recorded since the last time."""
+        """Take over new steps."""
         follows = self._is_at_present()
         try:
             session = await asyncio.to_thread(self._newer, follows=follows)
@@ -83,7 +83,7 @@ class Live(Watch):
             self._end(self._feed.ended)
 
     def action_go(self, share: int) -> None:
-        """Go to the beginning of what is kept (0) or the end (1)."""
+        """Go to the beginning of the kept steps (0) or the end (1)."""
         self._go(lambda: super(Live, self).action_go(share), further_back=not share)
 
     def action_step(self, frames: int) -> None:
@@ -96,11 +96,11 @@ class Live(Watch):
         self._go(lambda: super(Live, self).action_event(direction), further_back=is_first)
 
     def go_to_time(self, time_s: float) -> None:
-        """Show the frame of a moment."""
+        """Show the frame at a time."""
         self._go(lambda: super(Live, self).go_to_time(time_s), further_back=time_s < self.player.begin_s)
 
     def _go(self, move: Callable[[], None], *, further_back: bool) -> None:
-        """Move the clock; where that goes further back than the last steps, in all that is kept."""
+        """Move the clock; open all kept steps first if it goes further back than the last ones."""
         if further_back and self._has_more:
             self.run_worker(self._open_all(move), exclusive=True)
         else:
@@ -118,11 +118,11 @@ class Live(Watch):
 
     @property
     def _has_more(self) -> bool:
-        """Whether there are frames before those of the session."""
+        """Tell whether there are frames before those of the session."""
         return self.session.before.charts is not None
 
     def _newer(self, *, follows: bool) -> Session | None:
-        """What to show from now on: the last steps to who `follows`; None where that has not changed."""
+        """Return the session to show: the last steps if the screen `follows`; None if nothing has changed."""
         excerpt = self._feed.recent()
         if excerpt is not None and excerpt.end_step != self._present.end_step:
             self._present = self._past.open(excerpt)
@@ -144,7 +144,7 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _take(self, session: Session) -> None:
-        """Show `session` in place of the present one, at the same moment or at its end."""
+        """Show `session` in place of the present one, at the same time or at its end."""
         old, player = self.session, self.session.player
         follows = self._is_at_present()
         session.player.take_over(player)
@@ -167,12 +167,12 @@ class Live(Watch):
         return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 
     def _go_to_present(self) -> None:
-        """Show the last step: the frame after it stands for an end that has not come."""
+        """Show the last step, not the frame after it, which has no meaning yet."""
         self.player.go_to_frame(self.player.last_frame - 1)
 
     @staticmethod
     def _same_request(old: Session, new: Session) -> int | None:
-        """The followed request in the new recording, which may have begun afresh without it."""
+        """Return the followed request in the new recording; None if it is gone."""
         if old.followed is None:
             return None
         rows = np.flatnonzero(new.recording.requests.id == old.request_name(old.followed))

@@ -1,1 +1,1 @@
-"""How things look: words for figures, states and their colours, bars of eighths, themes."""
+"""Appearance: number formats, states and their colours, bars of eighths, themes."""

@@ -1,4 +1,4 @@
-"""Figures three lines tall, for what should be read from across the room."""
+"""Large digits, three lines tall."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FONT: Final = {
     " ": ("   ", "   ", "   "),
 }
 WIDTH: Final = 4
-"""Columns of a character, with the gap behind it."""
+"""Columns of a character, with the gap after it."""
 
 
 def tall(text: str) -> tuple[str, str, str]:
-    """The three lines of `text`, which is made of digits, blanks and percent signs."""
+    """Return the three lines of `text`, which has digits, blanks and percent signs."""
     first, second, third = (" ".join(_FONT[character][line] for character in text) for line in range(HEIGHT))
     return first, second, third

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 EIGHTHS: Final = 8
-"""A cell is divided into eighths, by height or by width: that is what characters can show."""
+"""Number of parts that characters can show of a cell, by height or by width."""
 
 
 def stacked(
@@ -37,10 +37,10 @@ def stacked(
 
 
 def columns(values: npt.NDArray[Any], most: float, height: int) -> npt.NDArray[np.int64]:
-    """Draw `values` as columns of `height` cells, `most` filling them: shape (height, values), top row first, in
+    """Draw `values` as columns of `height` cells, with `most` at full height: shape (height, values), top row first, in
     eighths.
 
-    A value that is not 0 is never drawn as nothing.
+    A value above 0 is drawn with at least one eighth.
     """
     eighths = np.rint(np.asarray(values) / max(most, 1e-300) * height * EIGHTHS)
     eighths = np.maximum(eighths, np.asarray(values) > 0)

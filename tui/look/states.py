@@ -1,8 +1,7 @@
-"""How the eight states of a slot are called and drawn.
+"""Names and colours of the eight states of a slot.
 
-Where colour means state, the colours keep the hues of Okabe and Ito's colour-blind safe set, moved apart
-in luminance until they stay distinct in greyscale; where there is no colour, each state has its own glyph, and where
-there is no Unicode, its own letter.
+In colour by state, the hues are those of Okabe and Ito's colour-blind safe set, with luminances changed to be distinct
+in greyscale. Without colour each state has its own glyph, and without Unicode its own letter.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from kvsim.memory.waste import SlotState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLook:
-    """One state, as people read and see it."""
+    """Text and appearance of one state."""
 
     meaning: str
-    """The words of the legend, in at most 20 characters."""
+    """Legend, in at most 20 characters."""
     color: str
     glyph: str
     letter: str
@@ -46,37 +45,37 @@ STACK: Final = (
     SlotState.CACHED,
     SlotState.FREE,
 )
-"""The order in which bars and charts pile the states up: use first, then waste, then what is left."""
+"""Order of the states in bars and charts: use first, then waste, then free memory."""
 
 VOID_COLOR: Final = "#12151a"
-"""The background of dark pictures, and dark ink on light colours."""
+"""Background of dark pictures, and dark ink on light colours."""
 LIGHT_INK: Final = "#ffffff"
 _LIGHT: Final = 100
-"""Luminance from which dark ink is read more easily than light ink."""
+"""Luminance from which dark ink has more contrast than light ink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """The colours of pictures on a dark or on a light background."""
+    """Colours of pictures on a dark or a light background."""
 
     states: dict[SlotState, str]
     hues: tuple[str, ...]
-    """Hues that tell owners apart. Neighbours differ in hue and in lightness, whatever eyes look at them."""
+    """Hues of owners. Neighbours differ in hue and in lightness, also for colour-blind readers."""
     shared: str
-    """Colour of units that several requests hold at once, and of those that the most hold."""
+    """Colour of shared units, and of units with the most holders."""
     shared_by_two: str
-    """Colour of units that two requests hold, where the number is told."""
+    """Colour of units with two holders, where colour means the number of holders."""
     aged: str
-    """Colour of units that have been held longest; new ones have that of tokens. Free memory is grey beside it."""
+    """Colour of the units held longest; new ones have the colour of tokens."""
     changes: tuple[str, str, str, str]
-    """Colours of units that have just been taken, freed, hit, evicted."""
+    """Colours of units that have just been taken, freed, hit or evicted."""
     free_glyph: str
-    """Free memory as a glyph: a dot in its area's colour would not be seen."""
+    """Colour of free memory drawn as a glyph."""
     void: str
     cursor: str
 
     def on(self, background: str, ink: str) -> Palette:
-        """The palette on another background of the same kind: free memory stands out from it, in its own tone."""
+        """Return the palette for another background of the same kind, with free memory in its tone."""
         free = next(
             color
             for share in range(10, 101)
@@ -86,7 +85,7 @@ class Palette:
 
 
 LEAST_CONTRAST: Final = 1.65
-"""The least contrast between free memory and the background."""
+"""Smallest contrast between free memory and the background."""
 
 DARK: Final = Palette(
     states={state: look.color for state, look in LOOKS.items()},
@@ -119,11 +118,11 @@ LIGHT: Final = Palette(
     void="#f9fafb",
     cursor="#000000",
 )
-"""The hues of states, ordered the other way round in luminance: what is in use stands out from the paper."""
+"""Colours with the luminance order reversed: used memory has the highest contrast."""
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours as WCAG 2 defines it: 1 to 21."""
+    """Return the contrast ratio of two colours as WCAG 2 defines it: 1 to 21."""
     low, high = sorted(_luminance(color) for color in (one, other))
     return (high + 0.05) / (low + 0.05)
 
@@ -137,43 +136,43 @@ def _luminance(color: str) -> float:
 
 
 def luma(color: str) -> float:
-    """How light `color` looks without its hue, 0 to 255 (ITU-R BT.601)."""
+    """Return the luminance of `color`, 0 to 255 (ITU-R BT.601)."""
     red, green, blue = channels_of(color)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink_on(color: str) -> str:
-    """Dark or light ink, whichever is read more easily on `color`."""
+    """Return dark or light ink, whichever has more contrast with `color`."""
     return VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
 
 
 @dataclass(slots=True, kw_only=True)
 class Symbols:
-    """The characters that a terminal can show, and the colours of the present theme: the one thing that may change."""
+    """Characters that a terminal can show, and the palette of the theme, which alone may change."""
 
     color: bool
-    """Whether states are told apart by colour; if not, by glyph."""
+    """Whether colour, not a glyph, tells the states apart."""
     states: str
     """One character per state, in the order of `SlotState`."""
     up: str
     """Nine characters, from empty to full, growing from the bottom."""
     right: str
-    """Nine characters, from empty to full, growing from the left; empty where a bar is drawn with `states`."""
+    """Nine characters, from empty to full, growing from the left; empty if bars are drawn with `states`."""
     dot: str
     dash: str
     arrow: str
     track: str
     held: str
-    """The track while the followed request holds memory."""
+    """Track of the time in which the followed request holds memory."""
     knob: str
     times: str
     cut: str
-    """Ends a text that did not fit."""
+    """End of a text that did not fit."""
     palette: Palette = DARK
 
     @property
     def ascii(self) -> bool:
-        """Whether nothing but ASCII may be drawn."""
+        """Tell whether only ASCII may be drawn."""
         return self.cut.isascii()
 
 

@@ -1,4 +1,4 @@
-"""The look of everything around the pictures."""
+"""Themes of the interface around the pictures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ THEMES: Final = (
 
 
 def palette_of(theme: Theme) -> Palette:
-    """The colours of pictures in `theme`, on its own background."""
+    """Return the palette of pictures in `theme`, on its background."""
     palette = DARK if theme.dark else LIGHT
     colors = theme.to_color_system().generate()
     try:

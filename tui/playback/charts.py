@@ -1,4 +1,4 @@
-"""What charts over time are drawn from, frame by frame; and what a session knows of the time before its first frame."""
+"""Series of the charts over time, frame by frame, and totals of the time before a session's first frame."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Charts:
-    """One row per frame, in their order."""
+    """Series with one row per frame, in order."""
 
     times_s: FloatArray
     """Times at which the frames begin, in seconds."""
     slots: npt.NDArray[np.int64]
-    """Slots of the pool by state: shape (num_frames, 8), or without rows where they have not been added up."""
+    """Slots of the pool by state: shape (num_frames, 8); no rows before they are added up."""
     running: IntArray
     """Requests in the batch."""
     waiting: IntArray
     """Requests in the queue."""
     events: Events
-    """Events, by the number of the row that shows each first."""
+    """Events, by the first row that shows each."""
 
     def __len__(self) -> int:
         return len(self.times_s)
 
     def rows(self, begin: int, end: int | None = None) -> Charts:
-        """The rows [begin, end), or all from `begin` on."""
+        """Return the rows [begin, end), or all from `begin` on."""
         some = slice(begin, end)
         return Charts(
             times_s=self.times_s[some],
@@ -45,7 +45,7 @@ class Charts:
         )
 
     def followed_by(self, later: Charts) -> Charts:
-        """These rows, and those of `later` behind them, whose requests have numbers of their own."""
+        """Return these rows followed by those of `later`, whose request numbers are different ones."""
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),
             slots=np.concatenate((self.slots, later.slots)),
@@ -57,16 +57,16 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Before:
-    """What came before the first frame that a session can show."""
+    """Totals of the time before the first frame that a session can show."""
 
     first_step: int
-    """The number that its server gave to the step of that frame."""
+    """Number of the first frame's step on its server."""
     num_stood_for: int = 0
-    """Frames, from that one on, that are shown for all that happened before; 0 or 1."""
+    """Number of first frames that summarize all that happened before: 0 or 1."""
     charts: Charts | None = None
-    """The frames before those that follow; None where they are not known, and charts begin with the first."""
+    """Charts of earlier frames; None if unknown."""
     num_finished: int = 0
     num_refused: int = 0
     num_preempted: int = 0
     tokens_served: int = 0
-    """Tokens of answers that were put out to requests which had gone by then."""
+    """Output tokens of requests that have left."""

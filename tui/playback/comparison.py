@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _SHORTEST_PLAY_S = 8.0
-"""Wall seconds that the fastest run takes at the speed that the player begins with: the others show the gap."""
+"""Wall seconds in which the fastest run plays at the initial speed; the others take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class Lane:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more happens in it."""
+        """Tell whether the run has ended."""
         return self.session.player.at_end
 
 
 class Comparison:
-    """Runs side by side; `show` moves all of them to the player's clock. A run that is over stays as it ended.
+    """Runs side by side; `show` moves all of them to the player's clock. A run that has ended keeps its last frame.
 
-    The slowest to finish comes first, so that the eye ends on the best.
+    The slowest run comes first.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Comparison:
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
-        """Output tokens per second of each lane with memory for everything; empty where that is not known."""
+        """Output tokens per second of each lane with ample memory; empty if unknown."""
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
             np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),
@@ -71,11 +71,11 @@ class Comparison:
         self.show()
 
     def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
-        """The player's frames that begin at, or first after, moments of the runs."""
+        """Return the player's frames that begin at, or first after, the given times."""
         return np.searchsorted(self.player.times_s, times_s)
 
     def learn(self, ample_tokens_per_s: Sequence[float]) -> None:
-        """Take over how fast the runs would be with memory for everything, in the order in which they were given."""
+        """Set the speeds with ample memory, in the order of the recordings."""
         self.ample_tokens_per_s = tuple(ample_tokens_per_s[place] for place in self._order)
 
     def show(self) -> None:

@@ -1,6 +1,6 @@
-"""What happened to requests and to cached prefixes during a recording, as a list to read and to jump along.
+"""Events of requests and of cached prefixes in a recording, as a list to read and to navigate.
 
-Arrivals are left out: the queue shows them, and every request has one.
+Arrivals are left out: the queue shows them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(IntEnum):
-    """What happened."""
+    """Kind of an event."""
 
     FINISHED = 0
     PREEMPTED = 1
@@ -28,15 +28,15 @@ class EventKind(IntEnum):
     REFUSED = 2
     """A request will never be served."""
     ABORTED = 3
-    """A request was given up."""
+    """A request was aborted by its client."""
     IDLE = 4
     """A request's answer is complete, but its row is held until the batch ends."""
     EVICTED = 5
-    """Free units that still kept a prefix have lost it, to make room; no request loses memory."""
+    """Free units lost their cached prefix to make room; no request loses memory."""
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
-"""The kinds that tell of a shortage; everything is supposed to finish."""
+"""Kinds of events that indicate a shortage."""
 
 
 WORDS: Final = {
@@ -47,11 +47,11 @@ WORDS: Final = {
     EventKind.IDLE: "is padding now",
     EventKind.EVICTED: "evicted",
 }
-"""Names of what happened, as lists and legends say them."""
+"""Names of the kinds in lists and legends."""
 
 
 class EventFilter(Enum):
-    """Which events are listed and jumped to; the value is what people read."""
+    """Selection of events to list and to navigate; the value is its label."""
 
     ALL = "all events"
     SHORTAGES = "preemptions, refusals"
@@ -65,7 +65,7 @@ class Events:
     """One row per event, in the order in which they happened."""
 
     frame: IntArray
-    """The first frame that shows it."""
+    """First frame that shows the event."""
     kind: npt.NDArray[np.uint8]
     request: IntArray
     """`NO_OWNER` for an eviction."""
@@ -77,35 +77,35 @@ class Events:
 
     @property
     def notable(self) -> Events:
-        """The events worth stopping at: shortages, or everything where there never is one."""
+        """Return the events to stop at: shortages, or all events if there is no shortage."""
         shortages = self.of_kinds(NOTABLE)
         return shortages if len(shortages) else self
 
     def of_kinds(self, kinds: tuple[EventKind, ...]) -> Events:
-        """The events of some kinds."""
+        """Return the events of some kinds."""
         return self._rows(np.isin(self.kind, kinds))
 
     def rows_at(self, frame: int, kind: EventKind) -> IntArray:
-        """The requests that an event of one kind happens to in one frame."""
+        """Return the requests with an event of `kind` at `frame`."""
         begin, end = np.searchsorted(self.frame, (frame, frame + 1))
         requests: IntArray = self.request[begin:end][self.kind[begin:end] == kind]
         return requests
 
     def of_request(self, request: int) -> Events:
-        """The events of one request."""
+        """Return the events of one request."""
         return self._rows(self.request == request)
 
     def between(self, begin: int, end: int) -> Events:
-        """The events of the frames [begin, end), which are counted from `begin`."""
+        """Return the events of the frames [begin, end), with frames counted from `begin`."""
         events = self._rows((self.frame >= begin) & (self.frame < end))
         return replace(events, frame=events.frame - begin)
 
     def of_others(self) -> Events:
-        """The same events, of nobody who has a number here."""
+        """Return the events without their requests."""
         return replace(self, request=np.full(len(self), NO_OWNER, np.int64))
 
     def followed_by(self, later: Events, num_frames: int) -> Events:
-        """These events, and behind them those of a run that goes on after `num_frames` frames."""
+        """Return these events and then those of a run that continues after `num_frames` frames."""
         return Events(
             frame=np.concatenate((self.frame, later.frame + num_frames)),
             kind=np.concatenate((self.kind, later.kind)),
@@ -117,12 +117,12 @@ class Events:
         return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows], count=self.count[rows])
 
     def up_to(self, frame: int) -> int:
-        """How many events have happened at `frame`."""
+        """Return the number of events up to `frame`."""
         return int(np.searchsorted(self.frame, frame, side="right"))
 
 
 def events_of(replay: Replay) -> Events:
-    """All events of the replayed recording."""
+    """Return all events of the replayed recording."""
     requests, memory = replay.recording.requests, replay.recording.memory
     rows = memory.ends
     request = memory.request[rows].astype(np.int64)
@@ -155,7 +155,7 @@ def events_of(replay: Replay) -> Events:
 
 
 def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
-    """The frames in which cached units are evicted, and how many in each: an event for every unit could not be read."""
+    """Return the frames with evictions, and the number of evicted units in each."""
     memory = replay.recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
     frames = np.searchsorted(replay.frame_seq, memory.seq[rows])
@@ -164,7 +164,7 @@ def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:
-    """The rows of static batches that end before their batch does, and the frame from which each is padding."""
+    """Return the requests that end before their static batch, and the first frame at which each is padding."""
     recording = replay.recording
     if recording.meta.policy_name != "static":
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Who has held one unit of the pool, and when: its generations."""
+"""History of one unit of the pool: its holders over time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """One request in one unit."""
+    """One stay of a request in one unit."""
 
     request: int
     generation: int
-    """Number of times that the unit had been filled afresh when the stay began, this time included."""
+    """Number of times the unit was filled, up to and including this stay."""
     begin_frame: int
     end_frame: int
-    """The first frame in which it has gone."""
+    """First frame after the stay."""
 
 
 def stays(replay: Replay, unit: int) -> list[Stay]:
-    """Everyone who ever holds `unit` (from 0 in address order), in order of arrival."""
+    """Return all stays in `unit` (from 0 in address order), in order of arrival."""
     tables = replay.ledger.tables
     address = unit + replay.first_unit
     rows = np.flatnonzero((tables.address <= address) & (address < tables.address + tables.length))

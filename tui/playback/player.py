@@ -1,6 +1,6 @@
-"""The transport: which frame is shown, and how recorded time follows the wall clock.
+"""Playback clock: the current frame, and recorded time as a function of wall time.
 
-The player knows times and frame numbers only. It knows nothing of terminals, and nothing of what a frame shows.
+The player knows times and frame numbers only, not the contents of a frame.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ DEFAULT_PLAY_S = 45.0
 """Wall seconds that a whole recording takes at the speed that the player begins with."""
 _MANTISSAS = (1.0, 2.0, 5.0)
 _SPEED_RANGE = 12
-"""Number of times that the speed may be raised or lowered from where it began: four powers of ten either way."""
+"""Number of speed changes allowed in either direction: four powers of ten."""
 
 
 def speed_at(index: int) -> float:
-    """The speed with number `index` on the scale 1, 2, 5, 10, ...; number 0 is 1."""
+    """Return the speed at `index` of the scale 1, 2, 5, 10, ...; index 0 is 1."""
     return _MANTISSAS[index % 3] * 10.0 ** (index // 3)
 
 
 def speed_index(speed: float) -> int:
-    """The number of the fastest speed on the scale that is not above `speed`, which must be positive."""
+    """Return the index of the fastest speed that is at most `speed`, which must be positive."""
     first = 3 * math.floor(math.log10(speed))
     # A speed that is a hair below a step because of rounding still means that step.
     return max(index for index in range(first - 1, first + 4) if speed_at(index) <= speed * 1.000001)
@@ -50,14 +50,14 @@ class Player:
         self.playing = False
         self.frame = 0
         self.clock_s = self.begin_s
-        """Recorded time that the picture stands for; inside the current frame while playing."""
+        """Recorded time of the picture in seconds; inside the current frame while playing."""
         span_s = self.duration_s - self.begin_s if span_s is None else span_s
         self._default_index = speed_index(max(span_s, 1e-6) / DEFAULT_PLAY_S)
         self._index = self._default_index
 
     @property
     def notable(self) -> IntArray:
-        """The frames that `jump` stops at, ascending."""
+        """Return the frames at which `jump` stops, ascending."""
         return self._notable
 
     @notable.setter
@@ -69,17 +69,17 @@ class Player:
 
     @property
     def speed(self) -> float:
-        """Recorded seconds per wall second."""
+        """Return recorded seconds per wall second."""
         return speed_at(self._index)
 
     @property
     def last_frame(self) -> int:
-        """The frame after the last step."""
+        """Return the index of the frame after the last step."""
         return len(self.times_s) - 1
 
     @property
     def at_end(self) -> bool:
-        """Whether there is nothing left to play."""
+        """Tell whether the current frame is the last one."""
         return self.frame == self.last_frame
 
     def toggle(self) -> None:
@@ -131,9 +131,7 @@ class Player:
         return True
 
     def take_over(self, other: Player) -> None:
-        """Stand where `other` stands, which plays another part of the same run, and be as much faster or slower than at
-        first as that is.
-        """
+        """Take over the position and the relative speed of `other`, which plays another part of the same run."""
         self.playing = other.playing
         self.go_to_time(other.clock_s)
         self._index = self._default_index + other._index - other._default_index

@@ -1,4 +1,4 @@
-"""How many tokens of answers a run has put out, frame by frame."""
+"""Output tokens of a run, frame by frame."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
-    """Tokens put out before each frame, also before a recording that begins in the middle to those who were there then:
-    int64[num_frames].
+    """Return the output tokens before each frame, including those before the recording began for requests that were
+    running then: int64[num_frames].
 
-    A token counts once, when it first comes out: what a preempted request computes again is no progress.
+    A token counts when it is first sampled; tokens that are recomputed after a preemption do not count again.
     """
     schedule, requests = replay.recording.schedule, replay.recording.requests
     repeats = schedule.repeats.astype(np.int64)

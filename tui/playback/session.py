@@ -1,4 +1,4 @@
-"""One recording opened for watching: everything that the panels read, and who is being followed."""
+"""One recording opened for watching: the data of all panels, and the followed request."""
 
 from __future__ import annotations
 
@@ -29,16 +29,30 @@ if TYPE_CHECKING:
     from kvsim.recording.model import Recording
     from kvsim.recording.tables import IntArray
 
-    from .story import Story
+_KINDS = {
+    EventFilter.SHORTAGES: NOTABLE,
+    EventFilter.EVICTIONS: (EventKind.EVICTED,),
+    EventFilter.FINISHES: (EventKind.FINISHED, EventKind.IDLE),
+}
+"""Kinds of events that a filter selects, where it selects by kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The moment at which a run should begin to play, and a headline about the whole run."""
+
+    frame: int
+    parts: tuple[str, ...]
+    """Parts of the headline, from the most to the least important."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsNow:
-    """How far the rows of a training batch have been filled."""
+    """Fill of the rows of a training batch."""
 
     row_tokens: int
     num_rows: int
-    """Rows begun."""
+    """Rows with at least one sequence."""
     num_placed: int
     num_sequences: int
     num_tokens: int
@@ -49,7 +63,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """The text without the word for what is counted."""
+        """Return the text without the word for what is counted."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property
@@ -58,7 +72,7 @@ class RowsNow:
 
 
 class Session:
-    """The state behind the screen. `show` moves the replay to the player's frame; nothing else moves it.
+    """State of the screen. Only `show` moves the replay, to the player's frame.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -74,53 +88,54 @@ class Session:
         self.recording = self.replay.recording
         self.before = before if before is not None else Before(first_step=0)
         self.slots = np.zeros((0, len(SlotState)), np.int64)
-        """Slots of the pool by state, one row per frame; without rows until they are `added_up`."""
+        """Slots of the pool by state, one row per frame; no rows before `add_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """Times at which the frames begin, in seconds."""
         self.events = events_of(self.replay)
         self.charts = self._charts()
-        """Rows that charts over time are drawn from: all frames, and those before them that are known."""
+        """Series of the charts over time: all frames, and known frames before them."""
         if not later:
             self.add_up()
         self.player = Player(self.times_s, self.events.notable.frame)
         self.event_filter = EventFilter.ALL
         self.listed_events = self.events
-        """The events that the filter lets through."""
+        """Events that the filter selects."""
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
-        """The request that a person wants to see more of."""
+        """Followed request."""
         self.story: Story | None = None
-        """The story of the run, if the screen should tell it."""
+        """Story that the screen shows; None for none."""
         self.selected: int | None = None
         """The unit under the cursor, from 0 in address order."""
         self.hovered: int | None = None
         """The unit under the mouse."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
-        self._breakdown = (-1, np.zeros(len(SlotState), np.int64))
+        self._breakdown = (-1, self.slots)
         self.show()
 
     def add_up(self) -> None:
-        """Split the pool at every frame: as much work as everything else together, and nothing that the pool needs.
+        """Count the slots by state at every frame. This takes as long as opening does; the pool itself does not need
+        it.
 
-        Another thread may do this.
+        Thread-safe.
         """
         self.replay.warm_up()
         self.slots = waste(self.replay).slots
         self.charts = self._charts()
 
     def step_number(self, frame: int) -> int:
-        """The number of the step that `frame` shows; that which its server gave it, where one is followed."""
+        """Return the number of the step that `frame` shows; the server's number for a live server."""
         return self.before.first_step - self.before.num_stood_for + frame
 
     @property
     def end_step(self) -> int:
-        """The number of the step behind the last."""
+        """Return the number of the step after the last."""
         return self.step_number(len(self.recording.steps))
 
     @property
     def num_frames_before(self) -> int:
-        """Rows of `charts` before that of the first frame."""
+        """Return the number of rows of `charts` before the first frame."""
         return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_stood_for
 
     def _charts(self) -> Charts:
@@ -137,38 +152,32 @@ class Session:
 
     @property
     def added_up(self) -> bool:
-        """Whether `slots` is known."""
+        """Tell whether `slots` has been computed."""
         return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
-        """List and jump to some events only."""
+        """Restrict the list of events and the jumps to some events."""
         self.event_filter = which
         self.listed_events = self.events_through(which)
         jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
         self.player.notable = jumps.frame
 
     def events_through(self, which: EventFilter) -> Events:
-        """The events that a filter would let through."""
-        match which:
-            case EventFilter.ALL:
-                return self.events
-            case EventFilter.SHORTAGES:
-                return self.events.of_kinds(NOTABLE)
-            case EventFilter.EVICTIONS:
-                return self.events.of_kinds((EventKind.EVICTED,))
-            case EventFilter.FINISHES:
-                return self.events.of_kinds((EventKind.FINISHED, EventKind.IDLE))
-            case EventFilter.FOLLOWED:
-                return self.events.of_kinds(()) if self.followed is None else self.events.of_request(self.followed)
+        """Return the events that `which` selects."""
+        if which is EventFilter.ALL:
+            return self.events
+        if which is EventFilter.FOLLOWED and self.followed is not None:
+            return self.events.of_request(self.followed)
+        return self.events.of_kinds(_KINDS.get(which, ()))
 
     @property
     def capacity(self) -> int:
-        """Slots in the pool."""
+        """Return the number of slots in the pool."""
         return self.replay.num_units * self.replay.unit_slots
 
     @property
     def rows(self) -> RowsNow | None:
-        """The rows of a training batch at the current frame; None where requests are served."""
+        """Return the rows of a training batch at the current frame; None for a serving run."""
         policy = self.recording.meta.policy
         if "row_tokens" not in policy:
             return None
@@ -184,12 +193,12 @@ class Session:
 
     @property
     def unit_name(self) -> str:
-        """What this recording's engine calls a unit of its pool."""
+        """Return the engine's name for a unit of its pool."""
         return "block" if self.replay.unit_tokens > 1 else "slot"
 
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
-        """Slots of the pool by state at the current frame: shape (8,)."""
+        """Return the slots of the pool by state at the current frame: shape (8,)."""
         frame = self.player.frame
         if self.added_up:
             slots: npt.NDArray[np.int64] = self.slots[frame]
@@ -203,24 +212,24 @@ class Session:
 
     @cached_property
     def served(self) -> npt.NDArray[np.int64]:
-        """Tokens of answers put out before each frame."""
+        """Return the output tokens before each frame."""
         return self.before.tokens_served + tokens_served(self.replay)
 
     @cached_property
     def finish_times_s(self) -> npt.NDArray[np.float64]:
-        """Times at which requests finished, in seconds, ascending."""
+        """Return the times at which requests finished, in seconds, ascending."""
         finished_s = self.recording.requests.finished_s
         return np.sort(finished_s[~np.isnan(finished_s)])
 
     @property
     def num_finished(self) -> int:
-        """Requests that have finished at the player's clock."""
+        """Count the requests that have finished at the player's clock."""
         finished = int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
         return self.before.num_finished + finished
 
     @property
     def num_idle(self) -> int:
-        """Rows of a static batch whose answer is complete at the current frame, and which are held all the same."""
+        """Count the rows of a static batch that are held although their answer is complete."""
         live = self.replay.live_requests()
         if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
             return 0
@@ -228,8 +237,9 @@ class Session:
 
     @property
     def num_held_back(self) -> int:
-        """Requests that wait at the current frame and hold blocks all the same, with host memory: they load, or a step
-        under way still uses what they gave back."""
+        """Count the waiting requests that hold blocks, with host memory: their blocks are loading, or the current step
+        still uses released blocks.
+        """
         steps, step = self.recording.steps, self.replay.frame
         if self.recording.copies is None or not 0 <= step < len(steps):
             return 0
@@ -237,23 +247,23 @@ class Session:
 
     @property
     def num_refused(self) -> int:
-        """Requests that have been refused at the player's clock."""
+        """Count the requests that have been refused at the player's clock."""
         requests = self.recording.requests
         refused = (requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)
         return self.before.num_refused + int(refused.sum())
 
     @property
     def num_preempted(self) -> int:
-        """Preemptions up to the current frame."""
+        """Count the preemptions up to the current frame."""
         return self.before.num_preempted + int(self.recording.steps.preempted[: self.player.frame + 1].sum())
 
     @cached_property
     def host(self) -> HostMemory | None:
-        """What stands in host memory, step by step; None where blocks are not offloaded."""
+        """Return the contents of host memory, step by step; None without offloading."""
         return host_memory(self.recording)
 
     def num_put_out(self, request: int) -> int:
-        """Output tokens of `request` so far, with those whose KV a preemption took."""
+        """Return the output tokens of `request` so far; a preemption does not reduce them."""
         requests, replay = self.recording.requests, self.replay
         reached = replay.progress.most(request, min(replay.frame, replay.num_frames - 2)) - int(replay.pad[request])
         # The step that computes the last prompt token puts out the first new one.
@@ -265,12 +275,12 @@ class Session:
         self.replay.seek(self.player.frame)
 
     def counts(self, column: str) -> IntArray:
-        """A column of the steps, with 0 for the frame after the last one."""
+        """Return a column of the steps, and 0 for the frame after the last step."""
         steps: IntArray = getattr(self.recording.steps, column)
         return np.append(steps, np.zeros(1, steps.dtype))
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
-        """The spans of frames in which `request` holds memory: first frame, and the first one after."""
+        """Return the spans of frames in which `request` holds memory: first frame, and first frame after."""
         held = self.replay.ledger.tables.residencies
         mine = held.request == request
         births, deaths = held.birth_seq[mine], held.death_seq[mine]
@@ -278,18 +288,18 @@ class Session:
         return list(zip(*frames.tolist(), strict=True))
 
     def stays(self, unit: int) -> list[Stay]:
-        """Everyone who ever holds `unit`, in order; remembered for the unit that was asked for last."""
+        """Return all stays in `unit`, in order; the last answer is cached."""
         if self._stays[0] != unit:
             self._stays = (unit, stays(self.replay, unit))
         return self._stays[1]
 
     def request_name(self, request: int) -> str:
-        """What the recording calls a request."""
+        """Return the id of a request."""
         return str(self.recording.requests.id[request])
 
 
 def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Names of requests, safe to draw."""
+    """Return request ids that are safe to draw."""
     letters = np.ascontiguousarray(ids).view(np.uint32)
     if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
         return np.array([printable(name) for name in ids.tolist()])
@@ -297,7 +307,7 @@ def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 
 def _printable(recording: Recording) -> Recording:
-    """`recording` with every name and note safe to draw: they come from a file, or from a server."""
+    """Return `recording` with safe names and notes; the originals come from a file or a server."""
     meta, requests = recording.meta, recording.requests
     return replace(
         recording,

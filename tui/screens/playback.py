@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..lessons import Guided
     from ..look.states import Symbols
     from ..playback.player import Player
-    from ..playback.story import Story
+    from ..playback.session import Story
     from .host import Host
 
 _TICKS_PER_PANEL_UPDATE = 8

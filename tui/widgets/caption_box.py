@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from textual.geometry import Size
 
-    from ..lessons.captions import Caption
+    from ..lessons.lesson import Caption
     from ..look.states import Symbols
 
 

@@ -40,18 +40,18 @@ class ScheduleChart(Widget):
     def render_line(self, y: int) -> Strip:
         """One request."""
         width = max(self.size.width - _NAME, 1)
-        line = schedule(self._session, width, self._end_s)[y]
+        line = schedule(self._session, width, self._end_s)[y].tolist()
         colors, glyphs = paint_colors(self._symbols.palette), paint_glyphs(self._symbols)
         paints = {
             Doing.NOTHING: None,
             Doing.WAITING: SlotState.FREE,
-            Doing.RUNNING: OWNER + hue_of(line.request),
+            Doing.RUNNING: OWNER + hue_of(y),
             Doing.IDLE: SlotState.PADDING,
         }
         clock = min(int(self._clock.clock_s / self._end_s * width), width - 1)
-        name = self._session.request_name(line.request)[:_NAME].ljust(_NAME)
+        name = self._session.request_name(y)[:_NAME].ljust(_NAME)
         segments = [Segment(name, self.get_component_rich_style("schedule--text"))]
-        for column, doing in enumerate(line.doing.tolist()):
+        for column, doing in enumerate(line):
             paint = paints[Doing(doing)]
             if column == clock:
                 segments.append(Segment("│" if self._symbols.color else "|", Style(color=self._symbols.palette.cursor)))

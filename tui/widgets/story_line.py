@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
-    from ..playback.story import Story
+    from ..playback.session import Story
 
 _HINTS = ("space plays or pauses, o changes colours, enter follows a request", "space play, o colours, enter follow")
 
