@@ -15,37 +15,52 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
-    """Check that a request begins behind the prefix that it shares, and that what a step copies is what was copied.
-
-    One whose blocks come from the host begins when they are there, in a later step, and is not looked at.
+    """Check that a request begins behind the prefix that it shares or loads, and that the steps count what is copied.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
     """
-    schedule, file = recording.schedule, folder / "schedule.parquet"
-    rows, step = _first_rows(recording, stays)
-    found = rows >= 0
-    hits = _hits(recording, stays)[found]
-    before, rows, step = schedule.computed_before[rows[found]].astype(np.int64), rows[found], step[found]
-    if recording.copies is not None:
-        _check_copies(recording, recording.copies, folder)
-    if not recording.meta.policy.get("swap_gib"):
-        agree(before, hits, file, "computed_before", "memory.parquet", rows)
-    else:
+    schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
+    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
+    rows = _first_rows(recording, stays.birth_request, step)
+    found = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
+    hits = _hits(recording, stays)
+    if copies is not None:
+        _check_copies(recording, copies, folder)
+        hits += _loaded_units(copies, stays.birth_request, step) * recording.meta.pool.unit_tokens
+    hits, rows, step = hits[found], rows[found], step[found]
+    before = schedule.computed_before[rows].astype(np.int64)
+    if recording.meta.policy.get("swap_gib"):
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
         _check_swaps(recording, step, before, hits, folder / "steps.parquet")
+        return
+    if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
+        hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
+    agree(before, hits, file, "computed_before", "memory.parquet", rows)
 
 
-def _first_rows(recording: Recording, stays: Stays) -> tuple[IntArray, IntArray]:
-    """The row of the schedule in which each stay begins, -1 where it waits for its blocks, and the step."""
-    schedule, steps = recording.schedule, recording.steps
-    num_keys = len(steps) + 1
-    step = np.searchsorted(steps.schedule_seq, stays.birth_seq)
+def _first_rows(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
+    """Find the row of the schedule in which each stay begins to compute, -1 where it ends before."""
+    schedule, num_keys = recording.schedule, len(recording.steps) + 1
     order = stable_order(schedule.request, len(recording.requests))
-    key = np.append(schedule.request[order].astype(np.int64) * num_keys + schedule.step[order], -1)
-    wanted = stays.birth_request.astype(np.int64) * num_keys + step
-    at = np.searchsorted(key[:-1], wanted)
-    return np.where(key[at] == wanted, np.append(order, -1)[at], -1), step
+    key = np.append(schedule.request[order].astype(np.int64) * num_keys + schedule.step[order], _NEVER)
+    begins = request.astype(np.int64) * num_keys + step
+    at = np.searchsorted(key[:-1], begins)
+    in_order = np.append(np.sort(begins), _NEVER)
+    next_begins = np.minimum(in_order[np.searchsorted(in_order, begins, side="right")], (request + 1) * num_keys)
+    return np.where(key[at] < next_begins, np.append(order, -1)[at], -1)
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
+    """Count the units that each of the requests began to load in its step."""
+    is_load = copies.kind == CopyKind.LOAD
+    num_keys = int(max(copies.begun_step.max(initial=0), step.max(initial=0))) + 1
+    loaded = np.sort(copies.request[is_load].astype(np.int64) * num_keys + copies.begun_step[is_load])
+    wanted = request.astype(np.int64) * num_keys + step
+    return np.searchsorted(loaded, wanted, side="right") - np.searchsorted(loaded, wanted)
 
 
 def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 class Stays(NamedTuple):
     """The moments at which requests begin to hold memory, and at which they give all of it back."""
 
+    birth_row: IntArray
     birth_request: IntArray
     birth_seq: IntArray
     end_request: IntArray
@@ -30,19 +31,22 @@ class Stays(NamedTuple):
         """Find when requests hold memory. What moves gives its memory back when it takes another, and stays."""
         memory = recording.memory
         if recording.meta.pool.groups:
-            residencies = tables_of_groups(memory, len(recording.requests))[0].residencies
-            birth_request, birth_seq = residencies.request, residencies.birth_seq
+            births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
         else:
             births = np.flatnonzero((memory.position == 0) & (memory.kind <= MemoryKind.SHARE))
-            birth_request, birth_seq = memory.request[births], memory.seq[births]
-        ends = memory.ends
+        rows, num_births = np.concatenate((births, memory.ends)), len(births)
         num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
-        birth = birth_request.astype(np.int64) * num_seqs + birth_seq
-        end = memory.request[ends].astype(np.int64) * num_seqs + memory.seq[ends]
-        begins, leaves = ~np.isin(birth, end), ends[~np.isin(end, birth)]
+        key = memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows]
+        moments, number = np.unique(key, return_inverse=True)
+        more = np.bincount(number[:num_births], minlength=len(moments))
+        more -= np.bincount(number[num_births:], minlength=len(moments))
+        last_row = np.zeros(len(moments), np.int64)
+        np.maximum.at(last_row, number, rows)
+        begins, leaves = last_row[more > 0], last_row[more < 0]
         return cls(
-            birth_request[begins], birth_seq[begins], memory.request[leaves], memory.seq[leaves], memory.step[leaves]
-        )
+            begins, memory.request[begins], memory.seq[begins], memory.request[leaves], memory.seq[leaves],
+            memory.step[leaves],
+        )  # fmt: skip
 
 
 def check_queue(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:

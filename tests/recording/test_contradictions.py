@@ -51,6 +51,10 @@ POLICIES: dict[str, tuple[Policy, int]] = {
     "swap": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, swap_gib=1.0)), 90),
     "offload": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, kv_offloading_size=0.02)), 100),
     "contiguous": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.LIMIT, fit="best")), 100),
+    "compacted": (
+        Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.LIMIT, fit="next", compaction=True)),
+        160,
+    ),
     "doubling": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.DOUBLING)), 100),
     "static": (Static(scheduler=StaticSettings(batch_size=4, max_model_len=64)), 400),
 }
