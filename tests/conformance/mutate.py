@@ -77,7 +77,7 @@ def run(mutation: Mutation, copy: Path, engine: str, *, first: bool) -> Counter[
         return failed + Counter({"does not end": 1})
     if done.returncode < 0:  # compiled code writes where it should not
         return failed + Counter({f"signal {-done.returncode}": 1})
-    if bool(failed) != (done.returncode == 1):
+    if bool(failed) != (done.returncode == 1) or "ERROR collecting" in done.stdout:
         raise RuntimeError(f"the suite could not be run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return failed
 
