@@ -21,19 +21,19 @@ def render(app: Host, size: tuple[int, int]) -> str:
     async def draw() -> str:
         async with app.run_test(size=size) as pilot:
             await drawn(pilot)
-            return svg_of(app)
+            return svg_of(app.screen, app.symbols)
 
     return asyncio.run(draw())
 
 
 def save_picture(app: Host, playback: PlaybackScreen) -> None:
     """Save what is on the screen as SVG in the current folder."""
-    _save(app, playback, svg_of(app), "svg")
+    _save(app, playback, svg_of(app.screen, app.symbols), "svg")
 
 
 def save_png(app: Host, playback: PlaybackScreen) -> None:
     """Save it as PNG; as SVG, with advice, where there is no converter."""
-    svg = svg_of(app)
+    svg = svg_of(app.screen, app.symbols)
 
     def keep(png: bytes | None) -> None:
         if png is not None:

@@ -75,7 +75,7 @@ def test_charts_that_grow_are_those_of_everything(file: Path, every: int) -> Non
         np.testing.assert_array_equal(charts.slots, expected.slots)
         for name in ("frame", "kind", "count"):
             np.testing.assert_array_equal(getattr(charts.events, name), getattr(expected.events, name))
-        for frame in (session.before.num_stood_for, session.player.last_frame):
+        for frame in (session.before.num_summary_frames, session.player.last_frame):
             for each in (session, everything):
                 each.player.go_to_frame(frame + each.player.last_frame - session.player.last_frame)
                 each.show()
@@ -102,7 +102,7 @@ def test_where_steps_are_missing_charts_begin_anew() -> None:
     session = past.open(later)
     assert later.first_step > first.end_step
     assert session.before.charts is None
-    assert session.step_number(session.before.num_stood_for) == later.first_step
+    assert session.step_number(session.before.num_summary_frames) == later.first_step
 
 
 @asynccontextmanager

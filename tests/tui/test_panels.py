@@ -198,7 +198,7 @@ async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., Kv
     app = make_app(tiny)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        png = picture_file.png_of(picture_file.svg_of(app))
+        png = picture_file.png_of(picture_file.svg_of(app.screen, app.symbols))
         text = app.screen._compositor.render_strips()[0].text.rstrip()
     assert png is not None
     pixels = matplotlib.image.imread(io.BytesIO(png))

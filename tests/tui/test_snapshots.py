@@ -44,7 +44,7 @@ async def _draw(app: KvsimApp, size: tuple[int, int], *keys: str) -> str:
     async with app.run_test(size=size) as pilot:
         await pilot.press(*keys)
         await drawn(pilot)
-        return svg_of(app)
+        return svg_of(app.screen, app.symbols)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
@@ -114,7 +114,7 @@ async def test_light(
         await pilot.pause()
         await pilot.press("right")
         await drawn(pilot)
-        assert svg_of(app) == picture
+        assert svg_of(app.screen, app.symbols) == picture
 
 
 async def test_list_of_lessons(make_app: Callable[..., KvsimApp], tiny: Recording, picture: SnapshotAssertion) -> None:

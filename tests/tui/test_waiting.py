@@ -17,7 +17,7 @@ from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.facts.waiting import kept_by, units_needed
+from kvsim_tui.facts.waiting import units_needed, wait_reason
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.queue import Queue
@@ -37,7 +37,7 @@ def test_the_head_of_the_queue_needs_more_blocks_than_are_free(shipped: Callable
     for frame in range(0, session.player.last_frame, 37):
         session.player.go_to_frame(frame)
         session.show()
-        texts = kept_by(session)
+        texts = wait_reason(session)
         needs = [re.fullmatch(r"(?:(\S+) )?needs ([\d,]+) blocks?, ([\d,]+) free", text) for text in texts]
         for match in filter(None, needs):
             head = int(session.replay.waiting_requests()[0])
@@ -59,7 +59,7 @@ def test_the_head_of_the_queue_needs_blocks_of_every_group() -> None:
     head, groups = int(session.replay.waiting_requests()[0]), session.recording.meta.pool.groups
     need = sum(-(-900 // group.block_size) for group in groups)
     assert units_needed(session, head) == need
-    assert kept_by(session)[1] == f"needs {need:,} blocks, {int((session.replay.owner == NO_OWNER).sum()):,} free"
+    assert wait_reason(session)[1] == f"needs {need:,} blocks, {int((session.replay.owner == NO_OWNER).sum()):,} free"
 
 
 def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[str], Recording]) -> None:
@@ -77,7 +77,7 @@ def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[
 def test_a_reservation_needs_slots_in_a_row() -> None:
     guided = Guided(find_lesson("1"))
     guided.show(guided.captions[1].frame)
-    assert kept_by(guided.sessions[0]) == (
+    assert wait_reason(guided.sessions[0]) == (
         "E needs 16,384 slots in a row, 2,280 free",
         "needs 16,384 in a row, 2,280 free",
     )

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from kvsim.files.atomic import whole_file
 
@@ -25,16 +25,6 @@ _PATIENCE: Final = 100
 """Largest number of event-loop turns to wait for a screen; it usually needs one."""
 
 
-class Drawn(Protocol):
-    """Protocol of an application with symbols."""
-
-    symbols: Symbols
-
-    @property
-    def screen(self) -> Screen[Any]:
-        """Return the top screen."""
-
-
 async def drawn(pilot: Pilot[None]) -> None:
     """Wait until the screen has drawn itself; its key line is drawn last."""
     for _ in range(_PATIENCE):
@@ -44,10 +34,9 @@ async def drawn(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def svg_of(app: Drawn) -> str:
-    """Return what `app` shows now as SVG."""
-    lines = app.screen._compositor.render_strips()
-    return svg_of_lines(lines, app.symbols.palette.void)
+def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
+    """Return what `screen` shows now as SVG, on the background of `symbols`."""
+    return svg_of_lines(screen._compositor.render_strips(), symbols.palette.void)
 
 
 def png_of(svg: str) -> bytes | None:

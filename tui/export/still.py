@@ -17,6 +17,8 @@ from ..pool.paint import ColorBy
 from ..pool.tiling import one_cell
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from rich.style import Style
 
     from ..look.states import Symbols
@@ -39,16 +41,19 @@ def still(
         has_slots=len(replay.groups) == 1,
     )
     canvas.tiling = tilings[best_level(tilings, height)]
-    brush = Brush(symbols)
-    return [[brush[key] for key in row] for row in canvas.draw(0, canvas.height).tolist()]
+    return _drawn(canvas.draw(0, canvas.height), symbols)
 
 
 def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
     """Return the map of host memory now, in `height` lines of `width` characters; no lines without host memory."""
     if session.host is None:
         return []
-    brush = Brush(symbols)
     keys = map_keys(session.host, session.replay.frame, width, height, half_blocks=symbols.color)
+    return _drawn(keys, symbols)
+
+
+def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str, Style]]]:
+    brush = Brush(symbols)
     return [[brush[key] for key in row] for row in keys.tolist()]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
     from ..pool.kinds import LayerKind
 
-LET_GO, HELD, AHEAD = range(3)
+RELEASED, HELD, AHEAD = range(3)
 """States of a part of a sequence in a table: released or never held, held, not computed yet."""
 
 
@@ -27,7 +27,7 @@ class TableRow:
     kind: LayerKind
     num_held: int
     """Blocks held in all of these tables."""
-    num_let_go: int
+    num_released: int
     """Blocks that these tables no longer need."""
     parts: tuple[int, ...]
     """States of equal parts of the sequence in the first table, from the first token to the last."""
@@ -43,7 +43,7 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
             TableRow(
                 kind=kind,
                 num_held=sum(map(len, held)),
-                num_let_go=sum(_num_before(positions) for positions in held),
+                num_released=sum(_num_before(positions) for positions in held),
                 parts=_parts(np.sort(held[0]), kind.group.block_size, int(replay.full[request]), num_parts),
             )
         )
@@ -81,4 +81,4 @@ def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num
         high = int(np.searchsorted(edges, min(begin + block_size, tokens), side="left"))
         held[min(low, num_parts - 1) : max(high, low + 1)] = True
     reached = np.flatnonzero(held).max(initial=-1)
-    return tuple(HELD if held[part] else LET_GO if part < reached else AHEAD for part in range(num_parts))
+    return tuple(HELD if held[part] else RELEASED if part < reached else AHEAD for part in range(num_parts))

@@ -48,7 +48,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
         units += f" for {len(replay.groups)} kinds of layers"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
-    each = _in_which(session)
+    each = _memory_place(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
     return [
         _origin(session, engine),
@@ -95,19 +95,19 @@ def _untimed(meta: Meta) -> list[str]:
 
 def _num_gpus(session: Session) -> int:
     """Return the number of GPUs that serve the model together."""
-    return _told(session, "tensor_parallel_size") * _told(session, "pipeline_parallel_size")
+    return _parallel_size(session, "tensor_parallel_size") * _parallel_size(session, "pipeline_parallel_size")
 
 
-def _told(session: Session, name: str) -> int:
+def _parallel_size(session: Session, name: str) -> int:
     """Return a parallel size, which a recorded engine or the model states."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 
-def _in_which(session: Session) -> str:
+def _memory_place(session: Session) -> str:
     """Tell which GPUs hold the pool's bytes: the sum of all pipeline stages, or each GPU of a tensor-parallel group."""
-    if _told(session, "pipeline_parallel_size") > 1:
-        return f" in {_told(session, 'pipeline_parallel_size')} stages"
-    return " on each" if _told(session, "tensor_parallel_size") > 1 else ""
+    if _parallel_size(session, "pipeline_parallel_size") > 1:
+        return f" in {_parallel_size(session, 'pipeline_parallel_size')} stages"
+    return " on each" if _parallel_size(session, "tensor_parallel_size") > 1 else ""
 
 
 def _gpus(name: str, number: int, *, short: bool) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..look.words import plural
+from ..look.words import listed, plural
 from ..playback.events import EventKind
 from ..pool.changes import changes_between
 from ..pool.paint import Change
-from .preemption import lack, named, preemption_at
+from .preemption import lack, preemption_at
 
 if TYPE_CHECKING:
     from ..playback.session import Session
-
-_NAMED = 2
-"""Largest number of requests that are listed by name."""
 
 
 def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
@@ -22,7 +19,7 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
     part has at most `room` characters if possible.
     """
     replay, frame = session.replay, session.player.frame
-    if frame < session.before.num_stood_for:
+    if frame < session.before.num_summary_frames:
         return [(None, f"{plural(int((replay.refs > 0).sum()), session.unit_name)} were held before it")]
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
@@ -40,8 +37,8 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
             parts.append((change, f"{plural(len(units), unit)} {verb}"))
     finished = session.events.rows_at(frame, EventKind.FINISHED)
     if len(finished):
-        names = ", ".join(session.request_name(int(request)) for request in finished[:_NAMED])
-        parts.append((None, f"{names if len(finished) <= _NAMED else plural(len(finished), 'request')} finished"))
+        names = [session.request_name(request) for request in finished.tolist()]
+        parts.append((None, f"{listed(names, 'request')} finished"))
     return parts or [(None, f"no {unit} taken or freed")]
 
 
@@ -54,12 +51,11 @@ def _preemptions(session: Session, frame: int, room: int) -> list[tuple[Change |
         return []
     found = [preemption_at(session, victim, frame) for victim in victims]
     names = [session.request_name(victim) for victim in victims]
-    who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
     units = plural(sum(each.num_units for each in found), session.unit_name)
     tokens = plural(sum(each.num_tokens for each in found), "token")
     takers = tuple(name for name in dict.fromkeys(name for each in found for name in each.takers) if name not in names)
-    gave_way = f"gave way to {named(takers)}" if takers else ""
-    begin, lost = f"{lack(session)}: {who} preempted", f"lost {units}, {tokens}"
+    gave_way = f"gave way to {listed(takers, 'request', ' and ')}" if takers else ""
+    begin, lost = f"{lack(session)}: {listed(names, 'request')} preempted", f"lost {units}, {tokens}"
     whole = f"{begin}, {gave_way}, {lost}"
     if gave_way and len(whole) <= room:
         return [(Change.FREED, whole)]

@@ -9,14 +9,11 @@ import numpy as np
 
 from kvsim.recording.tables import MemoryKind
 
-from ..look.words import plural, seconds
+from ..look.words import listed, plural, seconds
 from ..playback.events import EventKind
 
 if TYPE_CHECKING:
     from ..playback.session import Session
-
-_NAMED = 2
-"""Largest number of requests that are listed by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +57,6 @@ def lack(session: Session) -> str:
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
-def named(takers: tuple[str, ...]) -> str:
-    """Return the names of the requests that took the memory, or their number if there are many."""
-    return plural(len(takers), "request") if len(takers) > _NAMED else " and ".join(takers)
-
-
 def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
     """Return the cause and the cost of a request's last preemption, as labels and values."""
     found = last_preemption(session, request)
@@ -72,5 +64,5 @@ def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
         return []
     when = seconds(float(session.times_s[found.frame]), session.player.duration_s / 1000)
     lost = f"{plural(found.num_units, session.unit_name)}, {plural(found.num_tokens, 'token')}"
-    gave_way = [("gave way to", named(found.takers))] if found.takers else []
+    gave_way = [("gave way to", listed(found.takers, "request", " and "))] if found.takers else []
     return [("at", when), ("because", lack(session)), *gave_way, ("lost", lost)]

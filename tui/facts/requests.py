@@ -67,14 +67,10 @@ def request_facts(session: Session, request: int) -> RequestFacts:
     )
 
 
-def _last_step(session: Session) -> int:
-    """Return the index of the last step scheduled by the current frame."""
-    return min(session.replay.frame, session.replay.num_frames - 2)
-
-
 def _computes_again(session: Session, request: int) -> bool:
     """Tell whether the current step recomputes tokens of `request`."""
-    progress, step = session.replay.progress, _last_step(session)
+    replay = session.replay
+    progress, step = replay.progress, min(replay.frame, replay.num_frames - 2)
     begin = progress.begins_at(request, step)
     return begin is not None and begin < progress.most(request, step - 1)
 
@@ -88,7 +84,7 @@ def _preemptions(session: Session, request: int) -> int:
 
 def _preemptions_before(session: Session, request: int, in_all: int) -> int:
     """Count the preemptions among `in_all` that happened before the session's first frame."""
-    if not session.before.num_stood_for:
+    if not session.before.num_summary_frames:
         return 0
     replay, held = session.replay, session.replay.ledger.tables.residencies
     gave_back = (held.request == request) & (held.death_seq <= replay.frame_seq[-1])

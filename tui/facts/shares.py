@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..look.words import plural
+from ..look.words import listed, plural
 
 if TYPE_CHECKING:
     from ..playback.session import Session
-
-_NAMED = 2
-"""Largest number of requests that are listed by name."""
 
 
 def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
@@ -29,5 +26,4 @@ def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
     holds = np.searchsorted(shared, begin + tables.length[runs]) > np.searchsorted(shared, begin)
     others = [row for row in np.unique(tables.request[runs][holds]).tolist() if row != request]
     names = [session.request_name(row) for row in others]
-    who = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "request")
-    return [("shares", plural(len(shared), session.unit_name)), ("with", who)]
+    return [("shares", plural(len(shared), session.unit_name)), ("with", listed(names, "request"))]

@@ -82,9 +82,9 @@ def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, s
     resolution_s = session.player.duration_s / 1000
     for stay in [stay for stay in past if stay.end_frame <= frame][: -num_stays - 1 : -1]:
         begin, end = (seconds(float(session.times_s[at]), resolution_s) for at in (stay.begin_frame, stay.end_frame))
-        since = f"{begin} to" if stay.begin_frame >= session.before.num_stood_for else "until"
+        since = f"{begin} to" if stay.begin_frame >= session.before.num_summary_frames else "until"
         lines.append(("before", f"{session.request_name(stay.request)}, {since} {end}"))
-    if past and replay.unit_tokens > 1 and not session.before.num_stood_for:
+    if past and replay.unit_tokens > 1 and not session.before.num_summary_frames:
         so_far, in_all = past[-1].generation, session.stays(unit)[-1].generation
         lines.append(("filled", f"{so_far:,} of {in_all:,} times"))
     return lines

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def kept_by(session: Session) -> tuple[str, ...]:
+def wait_reason(session: Session) -> tuple[str, ...]:
     """Return the reason why the head of the queue waits now, in long and in short words; empty if no request waits or
     the reason is unknown.
 

@@ -84,7 +84,7 @@ def _tables(session: Session, request: int) -> dict[str, str]:
     return {
         "full_blocks": f"{sum(row.num_held for row in rows if row not in windows):,}",
         "window_blocks": f"{sum(row.num_held for row in windows):,}",
-        "let_go": f"{sum(row.num_let_go for row in windows):,}",
+        "let_go": f"{sum(row.num_released for row in windows):,}",
     }
 
 

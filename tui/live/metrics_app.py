@@ -133,7 +133,7 @@ class MetricsApp(Careful, App[None]):
     def action_save(self) -> None:
         """Save what is on the screen as SVG in the current folder."""
         try:
-            target = save_new(svg_of(self), self.file_name(), "svg")
+            target = save_new(svg_of(self.screen, self.symbols), self.file_name(), "svg")
         except UsageError as error:
             self.notify(str(error), severity="error", markup=False)
         else:

@@ -39,21 +39,21 @@ class Past:
         return self._latest
 
     def _before(self, excerpt: Excerpt) -> Before:
-        nothing = Before(first_step=excerpt.first_step, num_stood_for=excerpt.num_before)
+        nothing = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
         if (latest := self._latest) is None:
             return nothing
         old = latest.before
-        end = old.num_stood_for + excerpt.first_step - old.first_step
-        if not old.num_stood_for <= end <= latest.player.last_frame:
+        end = old.num_summary_frames + excerpt.first_step - old.first_step
+        if not old.num_summary_frames <= end <= latest.player.last_frame:
             return nothing  # it goes further back, or not far enough
-        if end == old.num_stood_for:
+        if end == old.num_summary_frames:
             return old
         charts = latest.charts.rows(0, latest.num_frames_before + end)
         requests = latest.recording.requests
         gone = ~np.isin(requests.id, printable_ids(excerpt.recording.requests.id))
         return Before(
             first_step=excerpt.first_step,
-            num_stood_for=excerpt.num_before,
+            num_summary_frames=excerpt.num_before,
             charts=charts.rows(max(len(charts) - MAX_FRAMES, 0)),
             num_finished=old.num_finished + int((~np.isnan(requests.finished_s[gone])).sum()),
             num_refused=old.num_refused + int((requests.status[gone] == RequestStatus.REFUSED).sum()),

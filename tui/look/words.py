@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 block`, `1,204 blocks`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(names: Sequence[str], noun: str, between: str = ", ") -> str:
+    """Return one or two names, or the number of names if there are more: `first, second`, `3 requests`."""
+    return between.join(names) if len(names) <= 2 else plural(len(names), noun)
 
 
 def gib(num_bytes: int) -> str:

@@ -51,7 +51,7 @@ class Charts:
             slots=np.concatenate((self.slots, later.slots)),
             running=np.concatenate((self.running, later.running)),
             waiting=np.concatenate((self.waiting, later.waiting)),
-            events=self.events.of_others().followed_by(later.events, len(self)),
+            events=self.events.followed_by(later.events, len(self)),
         )
 
 
@@ -61,7 +61,7 @@ class Before:
 
     first_step: int
     """Number of the first frame's step on its server."""
-    num_stood_for: int = 0
+    num_summary_frames: int = 0
     """Number of first frames that summarize all that happened before: 0 or 1."""
     charts: Charts | None = None
     """Charts of earlier frames; None if unknown."""

@@ -100,16 +100,15 @@ class Events:
         events = self._rows((self.frame >= begin) & (self.frame < end))
         return replace(events, frame=events.frame - begin)
 
-    def of_others(self) -> Events:
-        """Return the events without their requests."""
-        return replace(self, request=np.full(len(self), NO_OWNER, np.int64))
-
     def followed_by(self, later: Events, num_frames: int) -> Events:
-        """Return these events and then those of a run that continues after `num_frames` frames."""
+        """Return these events and then those of a run that continues after `num_frames` frames.
+
+        Requests have other numbers there, so these events lose theirs.
+        """
         return Events(
             frame=np.concatenate((self.frame, later.frame + num_frames)),
             kind=np.concatenate((self.kind, later.kind)),
-            request=np.concatenate((self.request, later.request)),
+            request=np.concatenate((np.full(len(self), NO_OWNER, np.int64), later.request)),
             count=np.concatenate((self.count, later.count)),
         )
 

@@ -126,7 +126,7 @@ class Session:
 
     def step_number(self, frame: int) -> int:
         """Return the number of the step that `frame` shows; the server's number for a live server."""
-        return self.before.first_step - self.before.num_stood_for + frame
+        return self.before.first_step - self.before.num_summary_frames + frame
 
     @property
     def end_step(self) -> int:
@@ -136,7 +136,7 @@ class Session:
     @property
     def num_frames_before(self) -> int:
         """Return the number of rows of `charts` before the first frame."""
-        return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_stood_for
+        return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_summary_frames
 
     def _charts(self) -> Charts:
         own = Charts(
@@ -148,7 +148,7 @@ class Session:
         )
         if self.before.charts is None:
             return own
-        return self.before.charts.followed_by(own.rows(self.before.num_stood_for))
+        return self.before.charts.followed_by(own.rows(self.before.num_summary_frames))
 
     @property
     def added_up(self) -> bool:

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from ..facts.block_runs import block_runs
-from ..facts.group_tables import AHEAD, HELD, LET_GO, table_rows, uniform_words
+from ..facts.group_tables import AHEAD, HELD, RELEASED, table_rows, uniform_words
 from ..look.words import plural
 from .panel import Panel
 
@@ -107,11 +107,11 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
     def _group_rows(self, request: int) -> list[Strip]:
         """A row of blocks for each kind of layers: what is held of the sequence, and what its window has let go."""
         width = max(self.size.width - 2, 8)
-        glyphs = {LET_GO: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
+        glyphs = {RELEASED: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
         strips = []
         for row in table_rows(self.session, request, width):
             sample = self.sample(row.kind.paint)
-            let_go = f", {row.num_let_go:,} let go" if row.num_let_go else ""
+            let_go = f", {row.num_released:,} let go" if row.num_released else ""
             strips += [
                 Strip([sample, self.text(f" {row.kind.words}", "strong")]),
                 Strip([Segment("".join(glyphs[part] for part in row.parts), sample.style)]),

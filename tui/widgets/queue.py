@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvsim.recording.tables import RequestStatus
 
-from ..facts.waiting import kept_by, units_needed
+from ..facts.waiting import units_needed, wait_reason
 from ..look.words import ending, plural
 from ..pool.paint import OWNER, hue_of
 from .panel import Panel
@@ -103,7 +103,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
         height = self.size.height
         waiting, running = self._everybody()
-        reasons = [self._fitting(kept_by(self.session))] if len(waiting) else []
+        reasons = [self._fitting(wait_reason(self.session))] if len(waiting) else []
         height -= len(reasons)
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
         shown_waiting = self._around(waiting, min(room, len(waiting)))
