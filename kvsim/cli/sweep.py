@@ -106,10 +106,9 @@ def command(
         raise
     if figure is not None:
         from kvsim.plots import save
-        from kvsim.plots.host_memory import AXIS, draw_host_memory
-        from kvsim.plots.sweep import draw_sweep
+        from kvsim.plots.sweep import HOST_MEMORY, draw_host_memory, draw_sweep
 
-        picture = draw_host_memory(output) if list(axes) == [AXIS] else draw_sweep(output, list(axes))
+        picture = draw_host_memory(output) if list(axes) == [HOST_MEMORY] else draw_sweep(output, list(axes))
         save(picture, figure, made_by="sweep")
     facts = {
         "done": outcome.num_done,

@@ -1,1 +1,1 @@
-"""What everything that shows something has in common: text that was made safe, and colours."""
+"""Shared by all output: functions that make text from outside safe to show, and colours."""

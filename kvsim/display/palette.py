@@ -1,7 +1,7 @@
-"""Colours that the screen and the figures have in common: whose memory it is.
+"""Colours of requests in the interface and in figures.
 
-A request's hue comes from its row in the recording, so that it is the same everywhere. Neighbours in time differ in hue
-and in lightness, whatever eyes look at them.
+The hue of a request depends on its row in the recording, so that it is the same everywhere. Consecutive hues differ in
+lightness, too, and are distinct with any colour blindness.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HUES_ON_LIGHT: Final = (
 NUM_HUES: Final = len(HUES_ON_DARK)
 
 TINT_SHARE: Final = 0.62
-"""Share of the background in the tint of slots that an owner has not written yet."""
+"""Share of the background colour in the tint of reserved slots."""
 
 
 def mixed(color: str, other: str, share: float) -> str:
-    """`color` with a `share` of `other`, 0 to 1."""
+    """Mix `color` with a `share` of `other`, 0 to 1."""
     channels = zip(channels_of(color), channels_of(other), strict=True)
     return "#" + "".join(f"{round(front + (back - front) * share):02x}" for front, back in channels)
 
 
 def channels_of(color: str) -> tuple[int, int, int]:
-    """Red, green and blue of `#rrggbb`, 0 to 255."""
+    """Return red, green and blue of `#rrggbb`, 0 to 255."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return red, green, blue

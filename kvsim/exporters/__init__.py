@@ -1,4 +1,4 @@
-"""Recordings for other programs: trace viewers, data frames, and simulators that read published request streams."""
+"""Exports of recordings: for trace viewers, data frames, and simulators that read published traces."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ EXPORTERS: dict[str, Callable[[Recording, Path], Path]] = {
     "mooncake": _stream(write_mooncake),
     "burstgpt": _stream(write_burstgpt),
 }
-"""Name on the command line -> what writes it. `csv` and `parquet` write a folder, the others a file."""
+"""Functions that write exports, by name on the command line. `csv` and `parquet` write a folder, the others a file."""
 
 __all__ = ["EXPORTERS", "write_azure", "write_burstgpt", "write_mooncake", "write_perfetto", "write_tables"]

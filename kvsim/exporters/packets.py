@@ -1,8 +1,7 @@
-"""Protocol Buffers by the column: a million messages that have the same fields are encoded in a few array operations.
+"""Vectorized encoding of Protocol Buffers: many messages with the same fields at once.
 
-A part of a message is `Bytes`: for each of n messages, a few bytes. Parts stand beside each other, one inside another,
-or in some of the messages only; `joined` writes them out, message after message. Callers know the numbers of fields
-from the schema.
+`Bytes` has a part of each of n messages. Parts may be concatenated, nested, or present in some messages only; `joined`
+writes them message by message. Callers take field numbers from the schema.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ _SEVEN = 7
 _MORE = 0x80
 
 Bytes: TypeAlias = list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]]
-"""Pieces from left to right. Column i of a matrix (width, n) has the bytes of message i, of which so many, the first
-ones, count (n). Where all messages have the same, n is 1."""
+"""Pieces from left to right: a matrix (width, n) with the bytes of message i in column i, and the lengths (n) of the
+columns. If all messages are equal, n is 1."""
 
 
 def number(field: int, values: IntArray | int) -> Bytes:
-    """A whole number in `field`: one for each message, int64[n], or the same one in all."""
+    """Encode an integer in `field`: one for each message, int64[n], or the same one in all."""
     return [_tag(field, _VARINT), _varints(np.atleast_1d(np.asarray(values, np.int64)))]
 
 
 def message(field: int, parts: Sequence[Bytes]) -> Bytes:
-    """A message inside the other, made of `parts`, in `field`."""
+    """Encode a nested message of `parts` in `field`."""
     inside = [piece for part in parts for piece in part]
     length = np.zeros(1, np.int64)
     for _, lengths in inside:
@@ -39,12 +38,12 @@ def message(field: int, parts: Sequence[Bytes]) -> Bytes:
 
 
 def where(present: npt.NDArray[np.bool_], part: Bytes) -> Bytes:
-    """`part` in those messages in which it is `present`, and nothing in the others."""
+    """Keep `part` in the messages in which it is `present`."""
     return [(matrix, lengths * present) for matrix, lengths in part]
 
 
 def joined(parts: Sequence[Bytes]) -> bytes:
-    """All parts of the first message, then those of the second, and so on."""
+    """Return all parts of the first message, then those of the second, and so on."""
     pieces = [piece for part in parts for piece in part]
     shape = sum(len(matrix) for matrix, _ in pieces), max(lengths.size for _, lengths in pieces)
     bytes_of, counts = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
@@ -61,15 +60,15 @@ def _tag(field: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.i
 
 
 def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Seven bits a byte, the low ones first; all but the last byte have the eighth. Negative ones take ten bytes."""
+    """Encode varints: seven bits per byte, low bits first, with a continuation bit; ten bytes for negative values."""
     rest = values.view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // _SEVEN))
     bytes_of, lengths = np.empty((width, len(values)), np.uint8), np.ones(len(values), np.int32)
     for place in range(width):
         bytes_of[place] = rest  # the low eight bits
         rest = rest >> np.uint64(_SEVEN)
-        goes_on = rest > 0
-        lengths += goes_on
+        has_more = rest > 0
+        lengths += has_more
         bytes_of[place] &= _MORE - 1
-        bytes_of[place] |= goes_on.view(np.uint8) << np.uint8(_SEVEN)
+        bytes_of[place] |= has_more.view(np.uint8) << np.uint8(_SEVEN)
     return bytes_of, lengths

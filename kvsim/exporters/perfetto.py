@@ -1,7 +1,7 @@
-"""A recording as a Perfetto trace: what the engine did, what each request waited for, and where the memory was.
+"""Perfetto traces of recordings: engine steps, phases of requests, and memory by state.
 
-Open the file at https://ui.perfetto.dev. Times are nanoseconds from the recording's first event; nothing in the file
-depends on when or where it was written.
+Open the file at https://ui.perfetto.dev. Times are nanoseconds from the recording's first event. Equal recordings make
+equal files.
 """
 
 from __future__ import annotations
@@ -27,26 +27,24 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""The most requests that get a track each; of more, a track is a lane that serves one after the other: the viewer
-cannot draw more.
-"""
+"""Most requests with a track each. With more, requests share lanes, because the viewer cannot draw more tracks."""
 _ENGINE, _REQUESTS, _POOL, _HOST = 1, 2, 3, 4
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
-"""Rows that are written at once: so many columns stay in a processor's cache."""
+"""Rows that are written at once; their columns fit into the CPU cache."""
 _NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
 _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 
 
 def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write `recording` as the trace file `path`, which appears when it is whole.
+    """Write `recording` atomically as the trace file `path`.
 
-    - `engine`: a slice per step, from the later of its schedule and the output before it to its own output (an engine
-      that schedules ahead has overlapping steps, and slices must not overlap); preemptions are instants.
-    - `requests`: for each, a slice of waiting, one of its prompt and one of its answer.
-    - `KV pool`: a counter in bytes per state, and counters of sequences running and requests waiting.
-    - `host memory`, where blocks are offloaded: what stands there, what goes there and what comes back, in bytes.
+    - `engine`: a slice per step, from its schedule, or the previous output if that is later, to its output (slices must
+      not overlap, and steps of an asynchronous scheduler do); preemptions are instants.
+    - `requests`: a slice each for waiting, prompt and answer.
+    - `KV pool`: a counter in bytes per state, and counters of running sequences and waiting requests.
+    - `host memory`, with offloading: the bytes there, on their way there, and on their way back.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -77,10 +75,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 class _Trace:
-    """Packets of one trace, written as they come. Equal recordings make equal files: track numbers are fixed.
-
-    Names stand in the file once and are numbers elsewhere. What there is much of is written by the column.
-    """
+    """Writer of the packets of one trace. Names are interned; frequent packets are encoded in bulk."""
 
     def __init__(self, file: BinaryIO) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415  brings protobuf
@@ -101,7 +96,7 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Announce a track; of a counter, whether it counts bytes or anything else."""
+        """Write the descriptor of a track. For counters, `counts_bytes` tells the unit."""
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:
@@ -112,7 +107,7 @@ class _Trace:
         self._write(packet)
 
     def event_names(self, names: Iterable[str]) -> list[int]:
-        """What slices and instants of these names are called in the file."""
+        """Return the interned numbers of event names."""
         return self._numbers(self._event_names, list(names), "event_names")
 
     def slices(
@@ -123,27 +118,24 @@ class _Trace:
         end_s: FloatArray,
         notes: Mapping[str, IntArray],
     ) -> list[Bytes]:
-        """Slices with numbers beside them, one in each row; none where it would last no time, or never ended."""
+        """Encode a slice with `notes` for each row, except for slices without duration or end."""
         event, note = self._in_event, self._in_note
         lasts = end_s > begin_s
         begin_s, end_s = np.where(lasts, begin_s, 0.0), np.where(lasts, end_s, 0.0)
         numbers = self._numbers(self._note_names, list(notes), "debug_annotation_names")
         about = [
-            message(
-                event["debug_annotations"],
-                [number(note["name_iid"], called), number(note["int_value"], values)],
-            )
-            for called, values in zip(numbers, notes.values(), strict=True)
+            message(event["debug_annotations"], [number(note["name_iid"], name_iid), number(note["int_value"], values)])
+            for name_iid, values in zip(numbers, notes.values(), strict=True)
         ]
         begins = self._events(begin_s, uuid, self._begins, [*about, number(event["name_iid"], name)])
         return [where(lasts, begins), where(lasts, self._events(end_s, uuid, self._ends, []))]
 
     def instants(self, uuid: int, name: IntArray, time_s: FloatArray, happens: npt.NDArray[np.bool_]) -> list[Bytes]:
-        """Something that happens at one moment, in those rows in which it does."""
+        """Encode an instant for each row in which it `happens`."""
         return [where(happens, self._events(time_s, uuid, self._happens, [number(self._in_event["name_iid"], name)]))]
 
     def write(self, parts: list[Bytes]) -> None:
-        """Write what these parts have in the first row, then in the second, and so on."""
+        """Write the parts of the first row, then those of the second, and so on."""
         self._file.write(joined(parts))
 
     def counter(
@@ -156,7 +148,7 @@ class _Trace:
         parent: int | None = None,
         is_bytes: bool = False,
     ) -> None:
-        """A track of a value over time; a value that stays is not written again."""
+        """Write a track of a value over time; equal successive values are written once."""
         self.track(uuid, name, parent=parent, counts_bytes=is_bytes)
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))
         for rows in _parts(len(changed)):
@@ -165,7 +157,7 @@ class _Trace:
             self.write([self._events(time_s[at], uuid, self._counts, [value])])
 
     def _events(self, time_s: FloatArray, uuid: IntArray | int, kind: int, more: list[Bytes]) -> Bytes:
-        """A packet in each row, with an event of this kind on its track."""
+        """Encode a packet for each row, with an event of `kind` on its track."""
         packet, event = self._in_packet, self._in_event
         inside = [number(event["type"], kind), number(event["track_uuid"], uuid), *more]
         return message(
@@ -179,7 +171,7 @@ class _Trace:
         )
 
     def _numbers(self, known: dict[str, int], names: list[str], kind: str) -> list[int]:
-        """The numbers of these names; new ones are announced."""
+        """Return the interned numbers of `names`, and write new ones to the file."""
         new = [name for name in dict.fromkeys(names) if name not in known]
         if new:
             packet = self._packet(sequence_flags=self._packet.SEQ_NEEDS_INCREMENTAL_STATE)
@@ -199,7 +191,7 @@ def _numbers_of_fields(kind: Any) -> dict[str, int]:
 
 
 def _parts(count: int) -> list[slice]:
-    """So many rows, some at a time."""
+    """Split `count` rows into slices."""
     return [slice(begin, begin + _ROWS_AT_ONCE) for begin in range(0, count, _ROWS_AT_ONCE)]
 
 
@@ -221,7 +213,7 @@ def _write_steps(trace: _Trace, recording: Recording) -> None:
 
 
 def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
-    """What stands in host memory, and what crosses the link, in bytes."""
+    """Write counters of host memory and of copies under way, in bytes."""
     host = host_memory(recording)
     if host is None:
         return
@@ -263,7 +255,7 @@ def _write_requests(trace: _Trace, recording: Recording) -> None:
 
 
 def _lanes(order: list[int], arrival_s: FloatArray, end_s: FloatArray) -> list[int]:
-    """The lane of each request in `order`: the lowest one that is free when it arrives."""
+    """Return the lane of each request in `order`: the lowest one that is free when it arrives."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = []

@@ -1,4 +1,4 @@
-"""The requests of a recording in the formats of published traces, for other simulators and load generators."""
+"""Requests in the formats of published traces, for other simulators and load generators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """CSV as Azure's traces: times to 100 nanoseconds, counted from the beginning of 1970 since no date is known."""
+    """Write a CSV file like Azure's traces, with times in units of 100 ns from 1970 on, since the date is unknown."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
 
     def lines() -> Iterator[str]:
@@ -36,7 +36,7 @@ def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """CSV as BurstGPT, whose requests name a model and a kind of log; both are made up here and say so."""
+    """Write a CSV file like BurstGPT, with placeholders for the model and the kind of log."""
 
     def lines() -> Iterator[str]:
         yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -47,13 +47,13 @@ def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """JSON Lines as Mooncake's traces: whole milliseconds, and one id per 512 prompt tokens.
+    """Write a JSON Lines file like Mooncake's traces, with whole milliseconds and an id per 512 prompt tokens.
 
-    Two prompts have an id in common where they are known to share everything up to its end. A unit of which that is not
-    known, the last and partial one included, has an id of its own.
+    Prompts share an id if they are known to be equal up to its end. Other units, including the last partial one, have
+    unique ids.
 
     Raises:
-        UsageError: the workload's hashes are of units that neither divide 512 tokens nor are a multiple of them.
+        UsageError: the workload's hash units neither divide 512 tokens nor are multiples of them.
     """
     unit = workload.hash_unit_tokens
     if HASH_TOKENS % unit and unit % HASH_TOKENS:
@@ -80,12 +80,12 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
-    """What stands for each full unit of 512 tokens whose prefix is known."""
+    """Return a key for each full unit of 512 tokens with a known prefix."""
     if HASH_TOKENS % unit == 0:
         each = HASH_TOKENS // unit
         return [("hash", value) for value in hashes[each - 1 :: each]]
     each = unit // HASH_TOKENS
-    # A unit of many 512s says nothing about where inside it two prompts part, unless all of it is equal.
+    # A hash of a larger unit tells only whether all of it is equal.
     full = min(len(hashes) * each, prompt_tokens // HASH_TOKENS)
     return [("hash", hashes[place // each], place % each) for place in range(full)]
 

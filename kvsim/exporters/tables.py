@@ -1,4 +1,4 @@
-"""A recording as tables for a spreadsheet or a data frame: CSV, or Parquet, in a folder."""
+"""Recordings as folders of CSV or Parquet tables, for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
 def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
     """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
 
-    The first four are those of the recording; requests have their latencies beside them. `pool` has a row per step with
-    the slots in each of the eight states. In CSV, lists are numbers with spaces between them, and a text
-    that a spreadsheet would run as a formula has an apostrophe in front of it, as spreadsheets themselves write it.
+    The first four are tables of the recording, with latencies added to `requests`. `pool` has a row per step with the
+    slots in each of the eight states. CSV files have lists as numbers separated by spaces, and an apostrophe before
+    texts that a spreadsheet would run as a formula.
 
     Raises:
         RecordingError: the recording has no steps.
         UsageError: the folder exists, or cannot be written.
     """
-    target = Path(path)
     tables = {
         "requests": _columns(recording.requests) | _latencies(recording),
         **{table.name: _columns(table) for table in (recording.steps, recording.schedule, recording.memory)},
         "pool": _pool(recording),
     }
-    with whole_folder(target) as folder:
+    with whole_folder(path) as folder:
         folder.mkdir()
         for name, columns in tables.items():
             _write(columns, folder / f"{name}.{form}")
-    return target
+    return Path(path)
 
 
 def _columns(table: Table) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def _write(columns: dict[str, Any], file: Path) -> None:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A cell that begins so is a formula to a spreadsheet, which runs it."""
+"""Prefixes of cells that spreadsheets run as formulas."""
 
 
 def _array(values: Any, *, as_text: bool) -> pa.Array:
@@ -98,5 +97,5 @@ def _array(values: Any, *, as_text: bool) -> pa.Array:
     if values.dtype.kind == "U":
         texts = values.tolist()
         return from_texts([f"'{text}" if text.startswith(_FORMULA) else text for text in texts] if as_text else texts)
-    # An unknown time is an empty cell, not the word nan.
+    # Unknown times are empty cells.
     return from_numpy(values, pa.from_numpy_dtype(values.dtype), nan_is_missing=True)

@@ -1,4 +1,4 @@
-"""Axes and what is drawn on them where matplotlib's own way takes long: steps, logarithmic axes, minor ticks."""
+"""Faster replacements for slow parts of matplotlib: step lines, logarithmic axes, minor ticks."""
 
 from __future__ import annotations
 
@@ -24,27 +24,19 @@ def stairs(
     values: FloatArray,
     edges: FloatArray,
     *,
-    line: tuple[str, Any],
+    line: dict[str, Any],
     width_pt: float,
     label: str,
     baseline: float | None = None,
 ) -> None:
-    """What `axes.stairs` draws. Of a patch, that one looks for the extremes of every edge as if it were a curve.
+    """Draw steps as `axes.stairs` does, but without its slow search for the extremes of every edge.
 
-    Args:
-        axes: where it is drawn.
-        values: heights of the steps.
-        edges: where they begin and end, one more than steps.
-        line: colour and dashes.
-        width_pt: width of the line in points.
-        label: name in a legend.
-        baseline: height from which the first step rises and to which the last one falls; None to begin and end there.
+    The steps have the heights `values` between consecutive `edges`. The first step rises from `baseline` and the last
+    one falls to it, unless it is None. `line` has the colour and dashes.
     """
-    color, dashes = line
-    foot: Any = baseline  # the stubs do not know that there need be none
-    patch = StepPatch(
-        values, edges, baseline=foot, edgecolor=color, fill=False, linestyle=dashes, linewidth=width_pt, label=label
-    )
+    foot: Any = baseline  # the type stubs do not allow None
+    style = {"edgecolor": line["color"], "linestyle": line["linestyle"], "linewidth": width_pt, "label": label}
+    patch = StepPatch(values, edges, baseline=foot, fill=False, **style)
     axes.add_artist(patch)
     axes.update_datalim(np.concatenate((np.column_stack((edges[:-1], values)), np.column_stack((edges[1:], values)))))
     if baseline is not None:
@@ -54,7 +46,7 @@ def stairs(
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> None:
-    """Make an axis logarithmic, with its numbers written out: 0.01, 1 and 100, at two ticks or more."""
+    """Make an axis logarithmic, with at least two ticks and plain numbers: 0.01, 1 and 100."""
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log"})
     axis.set_major_locator(LogLocator(numticks=max_ticks))
@@ -66,7 +58,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> Non
 
 
 def marked(axis: Axis, locator: Locator) -> Artist:
-    """Draw the minor ticks of an axis at the places of `locator`, as one line of marks."""
+    """Draw the minor ticks of an axis at the places of `locator`, as a single artist."""
     axis.set_minor_locator(locator)
     low, high = sorted(axis.get_view_interval())
     places = np.asarray(axis.get_minorticklocs())

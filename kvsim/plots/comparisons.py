@@ -1,6 +1,6 @@
-"""How a run answers to one setting: throughput against memory and block size, prefix hits against capacity.
+"""Runs that differ in one setting: throughput over memory and block size, prefix hits over capacity.
 
-A point is a run: a recording, or a row of a table that a sweep wrote.
+Each run is a point: a recording, or a row of a sweep's table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _ALIKE = 0.98
-"""Runs whose speeds lie in a wider ratio than this differ."""
+"""Share of the best throughput above which block sizes count as equally good."""
 _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
@@ -37,21 +37,21 @@ class Point:
     """One run as a point of a figure; its field names are the columns of a table of them."""
 
     series: str
-    """Points of one series are joined: the policy, as a rule."""
+    """Label of the line that joins the point with others, usually the policy."""
     kv_bytes: float
-    """The pool."""
+    """Size of the pool in bytes."""
     unit_tokens: int
-    """The block size; 1 where memory is not handed out in blocks."""
+    """Block size in tokens; 1 for policies without blocks."""
     output_tokens_per_s: float
     unused_percent: float
-    """Percent of the pool, mean over time, that is held and never written, padding, or in useless pieces."""
+    """Percent of the pool that is wasted, mean over time: never written, padding, expired or external."""
     hit_percent: float
-    """Percent of the prompt tokens that were found in the prefix cache."""
+    """Percent of the prompt tokens that were prefix-cache hits."""
     source: str = ""
 
     @classmethod
     def of(cls, recording: Recording) -> Point:
-        """The point that a recording makes."""
+        """Summarize `recording` as a point."""
         summary, pool = summarize(recording), recording.meta.pool
         return cls(
             series=policy_label(recording.meta.policy),
@@ -65,7 +65,7 @@ class Point:
 
 
 def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
-    """The points in a CSV or Parquet table whose columns are the fields of `Point`; others are ignored.
+    """Read points from a CSV or Parquet table whose columns are the fields of `Point`; ignore other columns.
 
     Raises:
         UsageError: it cannot be read, or lacks a column.
@@ -96,7 +96,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Output tokens per second against the size of the KV pool, a line per policy.
+    """Draw output tokens per second over the size of the KV pool, with a line per policy.
 
     Raises:
         UsageError: there is no run, or there are more than four policies.
@@ -111,7 +111,7 @@ def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: 
 
 
 def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Output tokens per second, and the part of the pool that will never be used, against the block size.
+    """Draw output tokens per second and the wasted share of the pool over the block size.
 
     Raises:
         UsageError: there is no run, or there are more than four policies.
@@ -145,7 +145,7 @@ def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", si
 
 
 def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """The part of the prompt tokens that the prefix cache had, against the size of the pool.
+    """Draw the share of prompt tokens that are prefix hits over the size of the pool.
 
     Raises:
         UsageError: there is no run, or there are more than four policies.
@@ -170,7 +170,7 @@ def _points(runs: Sequence[Recording | Point]) -> list[Point]:
 def _against_capacity(
     points: Sequence[Point], field: str, label: str, title: str, purpose: Purpose, size: Size | None
 ) -> Picture:
-    """A column of the points against the size of the pool."""
+    """Draw one field of the points over the size of the pool."""
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.6)
@@ -183,20 +183,16 @@ def _against_capacity(
 
 
 def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float = 1.0, color: str | None = None) -> None:
-    for series, (line_color, dashes) in zip(dict.fromkeys(point.series for point in points), LINES, strict=False):
+    names = list(dict.fromkeys(point.series for point in points))
+    one_color = {"color": color} if color and len(names) == 1 else {}
+    for series, line in zip(names, LINES, strict=False):
         row = sorted((getattr(point, x) / scale, getattr(point, y)) for point in points if point.series == series)
-        several = len({point.series for point in points}) > 1
-        axes.plot(
-            *zip(*row, strict=True), color=line_color if several or color is None else color, linestyle=dashes,
-            marker="o", clip_on=False, label=series,
-        )  # fmt: skip
+        axes.plot(*zip(*row, strict=True), **(line | one_color), marker="o", clip_on=False, label=series)
 
 
 def _finish(picture: Picture, axes: Axes, points: Sequence[Point], title: str) -> None:
     picture.headline(title, " ".join(dict.fromkeys(point.source for point in points if point.source)))
-    handles = axes.get_legend_handles_labels()[0]
-    if len(handles) > 1:
-        picture.explain_with(handles)
+    picture.explain_lines(axes)
 
 
 def _best(points: Sequence[Point]) -> str:
@@ -222,7 +218,7 @@ def _best_size(points: Sequence[Point]) -> str:
 
 
 def _from_zero(axes: Axes) -> None:
-    """An axis from 0 to a little above its highest point."""
+    """Set the limits of the y axis from 0 to a little above its highest point."""
     top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
     axes.set_ylim(0, 1.1 * top or 1.0)
     axes.yaxis.set_major_formatter("{x:,.6g}")

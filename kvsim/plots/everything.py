@@ -1,4 +1,4 @@
-"""Which figures suit some recordings: the set that `kvsim plot --all` and a report show."""
+"""All kinds of figures, and the choice of those that suit given recordings, for `kvsim plot --all` and reports."""
 
 from __future__ import annotations
 
@@ -54,22 +54,19 @@ OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
 """Figures in which each recording, or each row of a table, is one point."""
 
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
-"""Figures that set a simulation beside the run it is of."""
+"""Figures that compare a measured run with its simulation."""
 
-OF_A_LADDER: dict[str, Callable[..., Picture]] = {"ladder": ladder}
-"""Figures that show the rungs of `kvsim compare --ladder`."""
-
-FIGURES = OF_SEVERAL | OF_A_LADDER | OF_ONE | OF_A_SWEEP | OF_A_PAIR
-"""Name on the command line -> what draws it."""
+FIGURES = OF_SEVERAL | {"ladder": ladder} | OF_ONE | OF_A_SWEEP | OF_A_PAIR
+"""Functions that draw figures, by name on the command line."""
 
 
 def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web") -> Picture:
-    """The figure of `kind` from `runs`.
+    """Draw the figure of `kind` from `runs`.
 
     Raises:
         UnknownNameError: there is no such kind.
-        UsageError: it shows another number of runs.
-        RecordingError: a run has not the data that it shows.
+        UsageError: the kind does not fit the number of runs.
+        RecordingError: a run lacks the data for it.
     """
     check_kind(kind, len(runs))
     points = [Point.of(run) for run in runs] if kind in OF_A_SWEEP else runs
@@ -77,7 +74,7 @@ def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web")
 
 
 def check_kind(kind: str, num_runs: int) -> None:
-    """Make sure that there are figures of `kind`, and that one shows so many runs; raises as `figure_of` does."""
+    """Check that `kind` exists and can show `num_runs` runs; raise as `figure_of` does."""
     if kind not in FIGURES:
         raise UnknownNameError("kind of figure", kind, FIGURES, listed_by="kvsim plot --help")
     if not num_runs:
@@ -99,15 +96,13 @@ class Plan:
     rows: tuple[int, ...]
     """Indices of the recordings that it shows."""
     file_stem: str
-    """Name of its file: the kind, and the recording's name where several have one each."""
+    """Name of its file: the kind, and the recording's name if the figure does not show all recordings."""
     draw: Callable[..., Picture]
-    """Takes `purpose` and `size`."""
+    """Function that draws the figure; it takes `purpose` and `size`."""
 
 
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
-    """The figures that suit `recordings`: what compares them, what shows each, and what they show as a sweep or a
-    pair.
-    """
+    """Choose the figures that suit `recordings`: comparisons, figures of each, and those of a sweep or a pair."""
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
     found = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
@@ -119,7 +114,7 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
             found.append(("hits-capacity", everyone))
     if _varies(recordings, [pool.unit_tokens for pool in pools]):
         found.append(("throughput-block-size", everyone))
-    if is_ladder(list(recordings)):
+    if is_ladder(recordings):
         found.append(("ladder", everyone))
     simulated = [recording.meta.source == "simulation" for recording in recordings]
     if sorted(simulated) == [False, True]:
@@ -139,6 +134,6 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
 
 
 def _varies(recordings: Sequence[Recording], values: Sequence[int]) -> bool:
-    """Whether runs of one policy differ in a value, which makes them a sweep."""
+    """Tell whether runs with the same policy differ in `values`, as in a sweep."""
     labels = [policy_label(recording.meta.policy) for recording in recordings]
     return len(set(zip(labels, values, strict=True))) > len(set(labels))

@@ -1,4 +1,4 @@
-"""Pictures on disk: the same bytes for the same picture, nothing half-written, and the words beside it."""
+"""Writing figures to files: deterministic bytes, atomic writes, and a text description beside each."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _METADATA: dict[str, tuple[str, dict[str, Any]]] = {
     ".svg": ("Creator", {"Date": None}),
     ".pdf": ("Creator", {"Producer": None, "CreationDate": None}),
 }
-"""Field in which a file says what describes it, by ending. No dates and no versions: a picture changes only when what
-it shows does.
+"""Metadata field for the description, and other fields, by file extension. Dates and versions are left out, so that
+equal pictures are equal files.
 """
 
 
 def file_type(path: str | os.PathLike[str]) -> str:
-    """The extension of a figure's file, with its dot.
+    """Return the lower-case extension of a figure's file, with its dot.
 
     Raises:
-        UsageError: it is none that a figure can be written as.
+        UsageError: figures cannot be written in that format.
     """
     kind = Path(path).suffix.lower()
     if kind not in _METADATA:
@@ -37,10 +37,10 @@ def file_type(path: str | os.PathLike[str]) -> str:
 
 
 def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Make sure that `kvsim COMMAND` may write a figure to `path`, and its text beside it.
+    """Check that `kvsim COMMAND` may write a figure to `path`, and its text beside it.
 
     Raises:
-        UsageError: something is there that another command or program wrote, and `overwrite` is not allowed.
+        UsageError: a file of another command or program exists, and `overwrite` is False.
     """
     file_type(path)
     may_replace(path, command, overwrite=overwrite)
@@ -52,16 +52,16 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
 def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True, made_by: str = "plot") -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
 
-    Without `titled`, the title and its room go to the panels: a caption says it. `made_by` is the drawing command.
+    Without `titled`, the title is left out. `made_by` is the command that draws it.
 
     Raises:
-        UsageError: the extension is none of the three, or the file cannot be written.
+        UsageError: the extension is another one, or the file cannot be written.
     """
     target, kind = Path(path), file_type(path)
     if not titled:
         picture.drop_title()
     where, others = _METADATA[kind]
-    # The text takes its name last: a figure without its text is drawn again, a text without a figure is a riddle.
+    # The text is renamed last, so that a text never exists without its figure.
     text = f"{picture.alt_text}\n".encode()
     with whole_file(_words_of(target)) as words:
         words.write_bytes(text)

@@ -1,4 +1,4 @@
-"""The pool as a film: at even moments, the state of every cell and what the run was doing. Nothing is drawn here."""
+"""Data of a film: the state of every cell and the progress of the run at evenly spaced times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.plots.memory_map import sampled_units
-from kvsim.plots.shared import replay_of, waste_of
+from kvsim.plots.sampling import replay_of, waste_of
 from kvsim.plots.words import memory, names_for, number, source_line
 from kvsim.recording import RequestStatus
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 MAX_REELS = 3
-"""Side by side on one clock; a fourth would be too small to see."""
+"""Most recordings in a film; a fourth would be too small."""
 _BEYOND_SHORTEST = 0.25
-"""Share of the shortest run: long enough to see that it has ended and that others go on."""
+"""Time that a film continues after the end of the shortest run, as a share of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500}
-"""Cells of each pool, by how many pools share the width; a pool of up to half as many units again is shown whole."""
+"""Cells per pool, by the number of pools; a pool with up to half as many units again is shown completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reel:
-    """One recording's pool at every moment of a film."""
+    """One recording's pool in every frame of a film."""
 
     name: str
     about: str
-    """The pool in words: its size, and what a cell stands for."""
+    """Description of the pool: its size, and the number of units per cell."""
     states: npt.NDArray[np.uint8]
     """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
     """The request that holds each cell's unit, by its row, -1 where none does: int64[frames, cells]."""
     by_owner: bool
-    """Whether tokens have a hue for each request; a static batch, which is about padding, shows states alone."""
+    """Whether tokens have a hue for each request; static batches are drawn by state only, to show padding."""
     shares_percent: FloatArray
-    """Percent of the whole pool in each state, exactly, not of the cells shown: float64[frames, 8]."""
+    """Percent of the whole pool in each state, not of the sampled cells: float64[frames, 8]."""
     batch: npt.NDArray[np.int64]
-    """Sequences scheduled in the step in force: int64[frames]."""
+    """Sequences scheduled in the current step: int64[frames]."""
     waiting: npt.NDArray[np.int64]
     finished: npt.NDArray[np.int64]
-    """Requests that have finished by then: int64[frames]."""
+    """Requests that have finished: int64[frames]."""
     num_requests: int
     end_s: float
-    """Time at which the run itself ends, in seconds; a shorter run stands still afterwards."""
+    """End of the run in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,26 +60,25 @@ class Film:
     """One to three pools on one clock."""
 
     times_s: FloatArray
-    """float64[frames], evenly spaced."""
+    """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
     source: str
     """The source of the film, as a sentence."""
 
     @property
     def alt_text(self) -> str:
-        """What it shows, in words."""
-        said = [
+        """Description of the film for readers who cannot see it."""
+        pools = [
             f"{reel.name}: {reel.about}; on average {reel.shares_percent[:, 0].mean():.3g}% of it holds live tokens."
             for reel in self.reels
         ]
-        return f"Film of {len(self.reels)} KV pool(s) over {self.times_s[-1]:.4g} seconds. {' '.join(said)}"
+        return f"Film of {len(self.reels)} KV pool(s) over {self.times_s[-1]:.4g} seconds. {' '.join(pools)}"
 
 
 def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float | None = None) -> Film:
-    """The film of one to three recordings, from time 0 to `until_s`.
+    """Sample one to three recordings from time 0 to `until_s`.
 
-    By default it ends with the longest run, or, where that would leave the shortest a flicker at its beginning, a
-    quarter beyond the shortest run's end.
+    By default, the film ends with the longest run, but at most a quarter after the end of the shortest run.
 
     Raises:
         UsageError: there are none or too many recordings, fewer than 2 frames, or no time to show.
@@ -129,7 +128,6 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
 
 def _about(replay: Replay, num_cells: int) -> str:
     pool = replay.recording.meta.pool
-    unit = pool.units_in_words
     per_cell = replay.num_units / num_cells
     sampled = f", one of every {number(per_cell)} shown" if per_cell > 1 else ""
-    return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {unit}{sampled}"
+    return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {pool.units_in_words}{sampled}"

@@ -1,4 +1,4 @@
-"""A film as one page that needs nothing else: a canvas, a play button and a slider, with the data in the page."""
+"""Films as self-contained HTML pages with a canvas, a play button and a slider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEMPLATE = Path(__file__).with_name("film_page.html")
 
 
 def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as a page that plays it, by mouse, touch or keyboard.
+    """Write `film` as an HTML page with controls for mouse, touch and keyboard.
 
     Raises:
         UsageError: the page is larger than `max_bytes`, or cannot be written.
@@ -36,7 +36,7 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
 
 
 def page_of(film: Film, *, frames_per_s: float) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     data = {
         "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
         "framesPerSecond": frames_per_s,

@@ -1,4 +1,4 @@
-"""A film as pictures that move: GIF through Pillow, MP4 through ffmpeg where there is one."""
+"""Films as GIF, through Pillow, and MP4, through ffmpeg."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ if TYPE_CHECKING:
     from kvsim.plots.film import Film, Reel
 
 _PANEL_PX = {1: 640, 2: 420, 3: 320}
-"""Width of each pool by how many there are."""
+"""Width of each pool in pixels, by the number of pools."""
 _MARGIN, _GAP = 16, 20
 _STATES, _HUES, _TINTS = (
     np.array([channels_of(color) for color in colors], np.uint8)
     for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS, OWNER_TINTS)
 )
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
-"""Letters have soft edges; these are all that a GIF's palette needs for them."""
+"""Greys in a GIF's palette for the antialiasing of letters."""
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as a GIF that repeats.
-
-    A file that would be larger than `max_bytes` is written again with every second frame, as often as it takes.
+    """Write `film` as a looping GIF, with every second frame left out until it is at most `max_bytes` large.
 
     Raises:
         UsageError: two frames are larger than that, or the file cannot be written.
     """
-    images = list(_images(film))
+    images = list(frame_images(film))
     with whole_file(path, made_by="animate") as file:
         stride = 1
         while True:
@@ -84,7 +82,7 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
             "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-fflags", "+bitexact", "-flags:v", "+bitexact",
             "-threads", "1", str(file),
         ]  # fmt: skip
-        frames = b"".join(image.convert("RGB").tobytes() for image in _images(film))
+        frames = b"".join(image.convert("RGB").tobytes() for image in frame_images(film))
         done = subprocess.run(command, input=frames, capture_output=True, check=False)
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().splitlines()
@@ -95,22 +93,18 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
     return Path(path)
 
 
-def frame_image(film: Film, frame: int) -> Image.Image:
-    """One frame of `film` as a picture with a palette."""
-    return next(_images(film, frame, frame + 1))
-
-
-def _images(film: Film, begin: int = 0, end: int | None = None) -> Iterator[Image.Image]:
+def frame_images(film: Film) -> Iterator[Image.Image]:
+    """Yield the frames of `film` as images with a palette."""
     layout = _Layout(film)
     palette = Image.new("P", (1, 1))
     palette.putpalette(np.vstack((_STATES, _HUES, _TINTS, _GREYS)).ravel().tolist())
-    for frame in range(begin, len(film.times_s) if end is None else end):
+    for frame in range(len(film.times_s)):
         yield layout.draw(frame).quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Cells of one pool in a panel."""
+    """Layout of the cells of one pool in a panel."""
 
     num_columns: int
     num_rows: int
@@ -118,7 +112,7 @@ class _Grid:
 
     @classmethod
     def of(cls, num_cells: int, width_px: int, max_height_px: int) -> _Grid:
-        """The largest square cells that fit."""
+        """Choose the largest square cells that fit."""
         for cell_px in range(40, 1, -1):
             num_columns = width_px // cell_px
             num_rows = -(-num_cells // num_columns)
@@ -127,7 +121,7 @@ class _Grid:
         raise AssertionError("a panel has fewer cells than pixels")
 
     def picture(self, colors_of_cells: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The cells as colours, with a line between them where there is room for one: uint8[height, width, 3]."""
+        """Draw the cells, with lines between them if they are large enough: uint8[height, width, 3]."""
         colors = np.full((self.num_columns * self.num_rows, 3), 255, np.uint8)
         colors[: len(colors_of_cells)] = colors_of_cells
         picture = colors.reshape(self.num_rows, self.num_columns, 3)
@@ -139,7 +133,7 @@ class _Grid:
 
 
 class _Layout:
-    """Where everything stands in a frame."""
+    """Layout of the parts of a frame."""
 
     def __init__(self, film: Film) -> None:
         self._film = film
@@ -153,20 +147,19 @@ class _Layout:
         self._states = [
             state for state in SlotState if any((reel.shares_percent[:, state] > 0.2).any() for reel in film.reels)
         ]
-        # A letter of this font is about 0.6 of its size wide.
+        # The mean width of a letter is about 0.6 of the font size.
         self._source = textwrap.wrap(film.source, int((self._width - 2 * _MARGIN) / (0.6 * 11)))
         self._grid_top = 84
         self._bar_top = self._grid_top + grid_px + 10
         self._legend_top = self._bar_top + 62
-        columns = max(1, (self._width - 2 * _MARGIN) // 215)
-        self._legend_columns = columns
+        self._legend_columns = columns = max(1, (self._width - 2 * _MARGIN) // 215)
         self._source_top = self._legend_top + 20 * -(-len(self._states) // columns) + 8
         height = self._source_top + 15 * len(self._source) + 10
-        # H.264 wants even numbers.
+        # H.264 requires even numbers.
         self.size = (self._width + self._width % 2, height + height % 2)
 
     def draw(self, frame: int) -> Image.Image:
-        """The picture of one frame, in full colour."""
+        """Draw one frame in full colour."""
         image = Image.new("RGB", self.size, "white")
         pen = ImageDraw.Draw(image)
         film = self._film
@@ -186,7 +179,7 @@ class _Layout:
         return image
 
     def _explain(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
-        """One state of the legend; what requests hold in the colours of some requests too, where those are shown."""
+        """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
         by_owner = {SlotState.TOKEN: OWNER_COLORS, SlotState.RESERVED: OWNER_TINTS}
         label = STATE_LABELS[state]
         pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
@@ -225,7 +218,7 @@ class _Layout:
         pen.text((x, y + 35), answered + in_all, MUTED, self._small)
 
     def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
-        """`text` as far as the panel is wide."""
+        """Shorten `text` to the width of the panel."""
         while text and font.getlength(text) > self._panel_px:
             text = text[:-2].rstrip(" ,") + "…" if len(text) > 2 else ""
         return text

@@ -1,4 +1,4 @@
-"""What was tried to make a load fit: output per second against time per token, with the best of each time as a line."""
+"""Changes tried by `kvsim fit`: output tokens per second over TPOT, with the frontier as a line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from kvsim.fitting import Answer, Outcome
 
 Place = tuple[float, float]
-"""TPOT p99 in milliseconds, and output tokens per second."""
+"""TPOT p99 in milliseconds and output tokens per second."""
 
 
 def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw everything that was simulated for `answer`: what fits filled, what does not hollow, the frontier as a line,
-    the server as it is and the first change that helps named.
+    """Draw every simulated server of `answer`, filled if it fits, with the frontier as a line.
+
+    The current server and the first change that helps have labels.
 
     Raises:
         UsageError: nothing could be simulated.
@@ -33,18 +34,12 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.62)
         axis = picture.subplots()
-        (frontier_color, _), (chosen_color, _) = LINES[:2]
+        frontier_color, chosen_color = (line["color"] for line in LINES[:2])
         for fits, fill, label in ((True, MUTED, "fits"), (False, "none", "does not fit")):
             some = [place for place, each in places if each is fits]
             if some:
-                axis.scatter(
-                    [place[0] for place in some],
-                    [place[1] for place in some],
-                    s=26,
-                    facecolors=fill,
-                    edgecolors=MUTED,
-                    label=label,
-                )
+                x, y = zip(*some, strict=True)
+                axis.scatter(x, y, s=26, facecolors=fill, edgecolors=MUTED, label=label)
         edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
         axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
         named = [("as it is", answer.outcome)]
@@ -65,13 +60,13 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
 
 
 def _on_these_gpus(answer: Answer) -> list[Place]:
-    """Where the server stands, and its changes of settings and types."""
+    """Return the places of the current server and of its changes of settings and types."""
     outcomes = [answer.outcome, *(each.outcome for each in answer.tried if each.change.kind is not Kind.GPUS)]
     return [place for outcome in outcomes if not outcome.error and (place := _place(outcome)) is not None]
 
 
 def frontier(places: Sequence[Place]) -> list[Place]:
-    """The entries of `places` that no other beats in both, from the shortest time on."""
+    """Return the Pareto-optimal `places`, from the shortest time on."""
     found: list[Place] = []
     for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
         if not found or tokens_per_s > found[-1][1]:

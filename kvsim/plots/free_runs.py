@@ -1,4 +1,4 @@
-"""What external fragmentation is: how much of the free memory lies in pieces of which length."""
+"""External fragmentation: a histogram of the free memory by the length of free runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.plots.axes import stairs
-from kvsim.plots.shared import replay_of
+from kvsim.plots.sampling import replay_of
 from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
 from kvsim.replay.free_memory import free_run_lengths_at
@@ -19,28 +19,27 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 _NUM_MOMENTS = 200
-"""Even moments at which the pool is looked at; a histogram's bars do not change visibly with more."""
-
+"""Evenly spaced moments at which the pool is sampled; more would not change the histogram visibly."""
 _HEADROOM = 1.1
-"""Height of the axis over that of the bars, for what is written above them."""
+"""Height of the axis over that of the bars, to leave room for annotations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FreeMemory:
-    """The free memory of a run, in pieces, mean over time."""
+    """Free runs of a recording, mean over time."""
 
     percent_by_length: FloatArray
     """Percent of the free slots in runs of 1, 2-3, 4-7, ... slots."""
     num_runs: float
-    """Pieces at a moment."""
+    """Mean number of free runs at a moment."""
     asked_slots: float
-    """Slots that a request's contiguous reservation asks for, at the median; 0 where memory is handed out in blocks."""
+    """Median slots of a contiguous reservation; 0 for policies that allocate blocks."""
     too_short_percent: float
     """Percent of the free slots in runs shorter than `asked_slots`."""
 
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:
-        """Look at the pool at 200 even moments."""
+        """Sample the pool at 200 evenly spaced moments."""
         capacity = replay.num_units * replay.unit_tokens
         slots, num_runs, short, asked = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
@@ -63,16 +62,10 @@ class FreeMemory:
 def free_runs(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Histogram of the free memory by the length of the free run that it is part of, mean over time.
+    """Draw a histogram of the free memory by the length of its free run, mean over time.
 
-    A policy that hands out single blocks can use a run of any length; one that reserves contiguous memory only runs at
-    least as long as what a request asks for, which a vertical line marks (the median over all requests).
-
-    Args:
-        recordings: at most four, told apart by colour and dashes.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium if left out.
-        names: what to call the recordings; their own names, or their policies, if left out.
+    Paged policies can use runs of any length. Contiguous policies need runs at least as long as a reservation; a
+    vertical line marks the median reservation.
 
     Raises:
         UsageError: there is no recording or more than four, or not one name for each.
@@ -83,32 +76,27 @@ def free_runs(
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.6)
         axes = picture.subplots()
-        for of_run, name, (color, dashes) in zip(free, names, LINES, strict=False):
+        for of_run, name, line in zip(free, names, LINES, strict=False):
             share, slots = of_run.percent_by_length, of_run.asked_slots
             edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
-            line, width_pt = (color, dashes), picture.line_pt
-            stairs(axes, share, edges, line=line, width_pt=width_pt, label=name, baseline=0.0)
+            stairs(axes, share, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
             if slots:
-                axes.axvline(slots, color=color, linestyle=dashes, linewidth=0.8)
+                axes.axvline(slots, **line, linewidth=0.8)
                 axes.annotate(
                     f" one request: {slots:,.0f} ",
                     (slots, 1),
                     xycoords=("data", "axes fraction"),
-                    ha="right" if slots**2 > edges[-1] else "left",  # towards the middle of a logarithmic axis
+                    ha="right" if slots**2 > edges[-1] else "left",  # on the side with more room
                     va="top",
                     color=MUTED,
                     fontsize="small",
                 )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: _power_of_two(value))
-        axes.set(
-            ylim=(0, _HEADROOM * axes.get_ylim()[1]),
-            xlabel="length of a free run (tokens)",
-            ylabel="% of the free memory",
-        )
+        axes.set(xlabel="length of a free run (tokens)", ylabel="% of the free memory")
+        axes.set_ylim(0, _HEADROOM * axes.get_ylim()[1])
         picture.headline(_title(free, names), source_line(recordings))
-        if len(recordings) > 1:
-            picture.explain_with(axes.get_legend_handles_labels()[0])
+        picture.explain_lines(axes)
     picture.alt_text = "Free memory by the length of the free run it is part of, mean over time. " + " ".join(
         f"{name}: free memory lies in {of_run.num_runs:.3g} pieces on average"
         + (f", {of_run.too_short_percent:.3g}% of it too short for one request." if of_run.asked_slots else ".")
@@ -118,7 +106,7 @@ def free_runs(
 
 
 def _power_of_two(slots: float) -> str:
-    """Slots as a person says them: "512", "64K", "2M"."""
+    """Format a number of slots: "512", "64K", "2M"."""
     for unit in ("", "K"):
         if slots < 1024:
             return f"{slots:,.0f}{unit}"

@@ -1,4 +1,4 @@
-"""The ladder: tokens a second from one by one to asynchronous scheduling, and what of every gain is memory."""
+"""The ladder: tokens per second with each optimization added, and the share of each gain that is due to memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from kvsim.plots.style import INK, MUTED, STATE_COLORS, Picture, Purpose, Size, 
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.recording import Recording
 
 KEY = "ladder"
-
-
+"""Key of a rung's results in a recording's metadata."""
 _WORSE: Final = "#c9452d"
 _WORSE_GAIN: Final = 0.995
-"""A gain below this counts as a loss, not as rounding."""
+"""Gain below which a rung counts as slower."""
 _BAR_HEIGHT: Final = 0.5
 
 
 def _gain(rung: dict[str, Any]) -> str:
-    """By how much a rung is faster than the one before, and why: `×0.57: speed ×9.76, memory ×0.06`."""
+    """Format a rung's gain over the previous rung and its factors: `×0.57: speed ×9.76, memory ×0.06`."""
     gain = f"\u00d7{rung['gain']:.2f}"
     if abs(rung["gain"] - 1) < 1 - _WORSE_GAIN:
         return f"{gain}: no difference here"
@@ -36,18 +37,15 @@ def _gain(rung: dict[str, Any]) -> str:
     return f"{gain}: speed \u00d7{rung['time_gain']:.2f}, memory \u00d7{rung['memory_gain']:.2f}"
 
 
-def is_ladder(recordings: tuple[Recording, ...] | list[Recording]) -> bool:
-    """Whether every recording says which rung it is."""
+def is_ladder(recordings: Sequence[Recording]) -> bool:
+    """Tell whether all recordings are rungs of a ladder."""
     return len(recordings) > 1 and all(KEY in recording.meta.extra for recording in recordings)
 
 
 def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Output tokens per second of every rung, solid, and with memory for everything, hollow.
+    """Draw output tokens per second of every rung: solid with its own memory, hollow with unlimited memory.
 
-    Args:
-        recordings: what `kvsim compare --ladder -o FOLDER` wrote, in any order.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium and the number of rungs if left out.
+    The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
 
     Raises:
         RecordingError: a recording is no rung of a ladder.
@@ -77,7 +75,7 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
                 words += f"\n{_gain(rung)}"
             color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
             axes.text(1.03, place, words, va="center", color=color, transform=axes.get_yaxis_transform())
-            # What is new stands above the bar.
+            # The change is written above the bar.
             above = axes.text(0, place - _BAR_HEIGHT / 2, rung["change"], va="bottom", fontsize="x-small", color=MUTED)
             above.set_in_layout(False)
         factor = here[-1] / here[0]

@@ -1,4 +1,4 @@
-"""How long requests took: distributions of the time to the first token, per token after it, and to the last one."""
+"""Latencies of requests: distributions of TTFT, TPOT and end-to-end latency."""
 
 from __future__ import annotations
 
@@ -12,29 +12,21 @@ from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from kvsim.metrics import Latencies
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
 _QUANTILES = np.linspace(0, 1, 501)
-"""A curve through these cannot be told from one through a million requests."""
+"""Quantiles that a curve is drawn through; more would not change it visibly."""
 _NO_LATENCY_S = (1e-3, 1.0)
-"""Limits of an axis, in seconds, where no request took any time: a log axis has no 0."""
-_PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
+"""Axis limits in seconds if every latency is 0, which a log axis cannot show."""
+PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
 
 
 def latency(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Cumulative distributions of TTFT, TPOT and end-to-end latency of the requests that finished, log time axes.
-
-    Args:
-        recordings: at most four, told apart by colour and dashes.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium if left out.
-        names: what to call the recordings; their own names, or their policies, if left out.
+    """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes.
 
     Raises:
         UsageError: there is no recording or more than four, or not one name for each.
@@ -45,9 +37,12 @@ def latency(
     with style(purpose):
         picture = Picture(purpose, size, aspect=1.1 if column else 0.62)
         panels = picture.subplots(*((3, 1) if column else (1, 3)), sharey=not column, squeeze=True)
-        for axes, (title, field) in zip(panels, _PANELS, strict=True):
-            for of_run, name, (color, dashes) in zip(times, names, LINES, strict=False):
-                _draw(axes, getattr(of_run, field), color, dashes, name)
+        for axes, (title, field) in zip(panels, PANELS, strict=True):
+            for of_run, name, line in zip(times, names, LINES, strict=False):
+                known = getattr(of_run, field)
+                known = known[known > 0]  # neither NaN nor 0, which a log axis cannot show
+                curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
+                axes.plot(curve, 100 * _QUANTILES, **line, label=name)
             axes.axhline(50, color=MUTED, linewidth=0.6, zorder=0)
             if not any((getattr(of_run, field) > 0).any() for of_run in times):
                 axes.set_xlim(*_NO_LATENCY_S)
@@ -57,21 +52,14 @@ def latency(
         for axes in panels if column else panels[:1]:
             axes.set_ylabel("% of requests")
         picture.headline(_title(times, names), source_line(recordings))
-        if len(recordings) > 1:
-            picture.explain_with(panels[0].get_lines()[: len(recordings)])
+        picture.explain_lines(panels[0])
     picture.alt_text = "Distributions of the latencies of finished requests. " + " ".join(
         f"{name}, {len(of_run.request):,} requests: "
-        + ", ".join(f"{title} {_sentence(getattr(of_run, field))}" for title, field in _PANELS)
+        + ", ".join(f"{title} {_sentence(getattr(of_run, field))}" for title, field in PANELS)
         + "."
         for name, of_run in zip(names, times, strict=True)
     )
     return picture
-
-
-def _draw(axes: Axes, values_s: FloatArray, color: str, dashes: str, name: str) -> None:
-    known = values_s[values_s > 0]  # NaN is not above 0 either, and no log axis shows 0
-    curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
-    axes.plot(curve, 100 * _QUANTILES, color=color, linestyle=dashes, label=name)
 
 
 def _title(times: list[Latencies], names: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""How long a piece of memory stays in one request's hands, and how many requests use what stands in it."""
+"""Hold times of memory units, and the number of requests that use their content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.axes import log_axis
-from kvsim.plots.shared import replay_of
+from kvsim.plots.sampling import replay_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Pieces of a run that grew for thousands of steps: a curve through more looks no different."""
+"""Most pieces that a growing run is divided into; more would not change a curve visibly."""
 _MAX_USES = 32
-"""The largest number of uses that is told apart: beyond it a curve has nothing to add."""
+"""Largest number of uses that is counted separately."""
 _MOST_ROWS = np.int64(1 << 32)
-"""More rows than a recording has."""
+"""Exclusive upper bound on the rows of a recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lifetimes:
-    """The life of every unit of memory that a run handed out."""
+    """Hold times and uses of all memory units that a run allocated."""
 
     held_s: FloatArray
-    """Seconds that each run of units was in one request's hands; those never given back are left out."""
+    """Seconds for which a request held each run of units; runs that were never freed are left out."""
     num_units: IntArray
-    """Units in each of those runs."""
+    """Number of units in each of those runs."""
     units_by_uses: npt.NDArray[np.int64]
-    """Units whose content was used by 0, 1, 2, ... requests, and at last by 32 or more: int64[33]."""
+    """Units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
 
     def quantiles_s(self) -> FloatArray:
-        """Lifetimes at 501 even shares of the units, from the shortest to the longest; NaN where there is none."""
+        """Return 501 evenly spaced quantiles of the hold time over the units; NaN if there are none."""
         if not len(self.held_s):
             return np.full(len(_QUANTILES), np.nan)
-        if self.num_units.min() == self.num_units.max():  # millions of single blocks: sorting is fast, an order is not
+        if self.num_units.min() == self.num_units.max():  # sort is faster than argsort
             held_s = np.sort(self.held_s)
             share = np.arange(1, len(held_s) + 1) / len(held_s)
         else:
@@ -60,13 +60,13 @@ class Lifetimes:
         return held_s[np.minimum(np.searchsorted(share, _QUANTILES - 1e-12), len(held_s) - 1)]
 
     def used_by_at_least(self) -> FloatArray:
-        """Percent of units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
+        """Return the percent of units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
         at_least = np.cumsum(self.units_by_uses[:0:-1])[::-1].astype(np.float64)
         return 100 * at_least / max(float(at_least[0]), 1.0)
 
 
 def lifetimes_of(replay: Replay) -> Lifetimes:
-    """The lives of the units of a recording."""
+    """Compute the lifetimes of all units of a recording."""
     tables, recording = replay.ledger.tables, replay.recording
     rows, steps_later, num_units = _pieces(tables, int(replay.frame_seq[-1]))
     steps = recording.steps
@@ -87,8 +87,9 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 
 
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
-    """The runs that were given back by then, those that came and went together as one, and those that grew by the step
-    in pieces: run, steps later, units.
+    """Return the runs that were freed until `end_seq`: row, steps after the row's first, and units.
+
+    Runs that were allocated and freed together count as one. Runs that grew step by step are divided into pieces.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -104,7 +105,7 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
 
 
 def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
-    """Units by the number of requests that used what was written in them: 0, 1, 2, ..., at last 32 or more."""
+    """Count units by the number of requests that used their content: 0, 1, 2, ..., and 32 or more."""
     memory, ledger = replay.recording.memory, replay.ledger
     num_units = np.zeros(_MAX_USES + 1, np.int64)
     written = memory.kind == MemoryKind.APPEND
@@ -113,7 +114,7 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
         num_units[1] = (memory.length.astype(np.int64) * memory.repeat).sum(where=written)
     if not ledger.is_shared:
         return num_units
-    # A request that was preempted and finds its own blocks again is no second user.
+    # A preempted request that hits its own blocks again is not a second user.
     row, address, user = (np.concatenate(parts) for parts in zip(*_uses_of_others(replay), strict=True))
     by_content = np.lexsort((user, address, row))
     row, address, user = row[by_content], address[by_content], user[by_content]
@@ -128,7 +129,7 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
 
 
 def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """Whenever a request takes a unit as it is: the row in which its content was written, its address, the request."""
+    """Yield the prefix hits on units: the row in which the content was written, the address, and the request."""
     memory, ledger = replay.recording.memory, replay.ledger
     written_in = np.full(ledger.end_of_pool, -1, np.int64)
     is_found = np.zeros(ledger.end_of_pool, np.bool_)
@@ -136,7 +137,7 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
         kind = memory.kind.take(takes.row)
         written = np.flatnonzero(kind == MemoryKind.APPEND)
         found = np.flatnonzero(kind == MemoryKind.SHARE)
-        # Of what is written here, only what is found here is put in order.
+        # Only units that are hit in this batch need to be sorted.
         is_found[takes.address[found]] = True
         some = np.flatnonzero(is_found.take(takes.address) & (kind != MemoryKind.EVICT))
         is_found[takes.address[found]] = False
@@ -144,22 +145,16 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
         address, is_here = takes.address[some].astype(np.int64), kind[some] == MemoryKind.APPEND
         row = np.where(is_here, takes.row[some], written_in[address])
         row = np.maximum.accumulate(address * _MOST_ROWS + row + 1) - address * _MOST_ROWS - 1
-        # A prefix that was there before the recording began has no first writer.
+        # A prefix from before the recording has no known writer.
         known = ~is_here & (row >= 0)
         yield row[known], address[known], memory.request[takes.row[some[known]]]
-        written_in[takes.address[written]] = takes.row[written]  # of several, the last one stands
+        written_in[takes.address[written]] = takes.row[written]  # the last write of a unit wins
 
 
 def lifetimes(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """How long units are held (cumulative, log time), and what share of them is used by several requests.
-
-    Args:
-        recordings: at most four, told apart by colour and dashes.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium if left out.
-        names: what to call the recordings; their own names, or their policies, if left out.
+    """Draw the cumulative distribution of hold times, and the share of units that several requests use.
 
     Raises:
         UsageError: there is no recording or more than four, or not one name for each.
@@ -174,10 +169,8 @@ def lifetimes(
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.8 if reuse else 0.55)
         panels = picture.subplots(2 if reuse else 1, 1, squeeze=False)[:, 0]
-        for held_s, name, (color, dashes) in zip(curves_s, names, LINES, strict=False):
-            panels[0].plot(
-                np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, color=color, linestyle=dashes, label=name
-            )
+        for held_s, name, line in zip(curves_s, names, LINES, strict=False):
+            panels[0].plot(np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, **line, label=name)
         log_axis(panels[0], "x")
         panels[0].set(ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nhanded out")
         panels[0].set_xlabel("held for at most (s)")
@@ -186,8 +179,7 @@ def lifetimes(
             _draw_reuse(panels[1], lives, marker_pt=2 * picture.line_pt)
         picture.align_ylabels(panels)
         picture.headline(_title(names, medians, shared), source_line(recordings))
-        if len(recordings) > 1:
-            picture.explain_with(panels[0].get_lines())
+        picture.explain_lines(panels[0])
     picture.alt_text = "How long memory is held, and how often its content is used. " + " ".join(
         f"{name}: half of the memory is held for at most {seconds(median)}, "
         f"and {share:.2g}% of it is used by at least two requests."
@@ -197,19 +189,12 @@ def lifetimes(
 
 
 def _draw_reuse(axes: Axes, lives: Sequence[Lifetimes], *, marker_pt: float) -> None:
-    for life, (color, dashes) in zip(lives, LINES, strict=False):
+    for life, line in zip(lives, LINES, strict=False):
         at_least = life.used_by_at_least()
-        shown = at_least > 0
-        axes.plot(
-            np.arange(1, _MAX_USES + 1)[shown],
-            at_least[shown],
-            color=color,
-            linestyle=dashes,
-            marker="o",
-            markersize=marker_pt,
-        )
+        shown = np.flatnonzero(at_least)
+        axes.plot(shown + 1, at_least[shown], **line, marker="o", markersize=marker_pt)
     axes.set(yscale="log", ylim=(None, 150), ylabel="% of memory\nhanded out")
-    axes.set_xlabel("used by at least so many requests")
+    axes.set_xlabel("used by at least this many requests")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(0.5, max(2, *(int(np.flatnonzero(life.units_by_uses).max(initial=1)) for life in lives)) + 0.5)
     axes.yaxis.set_major_formatter("{x:g}")

@@ -1,4 +1,4 @@
-"""The pool as a picture: address against time, coloured by what the memory there is doing."""
+"""Memory map: the pool by address and time, coloured by state and request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from matplotlib.colors import ListedColormap, NoNorm
 from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
-from kvsim.plots.sampling import TimeBins
-from kvsim.plots.shared import replay_of, waste_of
+from kvsim.plots.sampling import TimeBins, replay_of, waste_of
 from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 from kvsim.replay.unfolding import NO_OWNER
@@ -35,20 +34,19 @@ def _colors() -> npt.NDArray[np.uint8]:
 
 
 COLORS = _colors()
-"""Colours of units: for each state that of all such units, then those of units that some request holds, by its hue."""
+"""Colours of units: for each state, the colour without an owner, then one for each hue of an owner."""
 _GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples fill [0, 1) evenly and follow no period, so that no pattern of the pool is mistaken for another."""
+"""Golden ratio; its multiples modulo 1 are even and aperiodic, which avoids aliasing with patterns of the pool."""
 
 
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Every address of the pool over time; a pixel has the colour of the state that most slots of its unit are in.
+    """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
-    Where that is a token, it has the hue of the request that holds the unit, the same as on the screen, and where it is
-    reserved, that hue's tint; in a static batch, whose rows are about padding, states alone.
+    Tokens have the hue of the request that holds the unit, as in the interface, and reserved slots a tint of it. Static
+    batches are drawn by state only, to show padding.
 
-    A row of pixels follows one unit. Where the pool has more units than the picture has rows, it is one of the units
-    that the row stands for, so that each state covers about the area that it should. A column shows the frame in force
-    when it begins. Free slots are free here even where no request in the queue could use them.
+    Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
+    neighbours is sampled. A column shows the frame at its beginning. The state `external` is shown as `free`.
 
     Raises:
         RecordingError: the recording has no steps, or no time passes in it.
@@ -67,7 +65,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
             codes_of(states, owners if by_owner else None),
             cmap=ListedColormap(COLORS / 255),
             norm=NoNorm(),
-            interpolation_stage="data",  # of colours, matplotlib makes four large numbers for each pixel
+            interpolation_stage="data",  # interpolating colours would take four floats per pixel
             origin="lower",
             aspect="auto",
             interpolation="nearest",
@@ -86,7 +84,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
 
 
 def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """The row of `COLORS` for each unit by its state, and of what a request holds by the request, if it is told."""
+    """Return the row of `COLORS` for each unit, by its state and, if `owners` is given, by the hue of its owner."""
     first = states * np.uint8(1 + NUM_HUES)
     if owners is None:
         return first
@@ -95,14 +93,12 @@ def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDAr
 
 
 def colors_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """The colour of each unit by its state, and of what a request holds by the request, if told: uint8[..., 3]."""
+    """Return the colour of each unit, as `codes_of` chooses it: uint8[..., 3]."""
     return COLORS[codes_of(states, owners)]
 
 
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:
-    """The state and the owner of each pixel, at most 800 rows (the lowest address first) by 1,500 columns, and the
-    columns' times.
-    """
+    """Return the state and the owner of each pixel, lowest address first, and the times of the columns."""
     num_rows = min(MAX_ROWS, replay.num_units)
     units = sampled_units(replay.num_units, num_rows)
     bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)
@@ -114,7 +110,7 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeB
 
 
 def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:
-    """One unit of each of `num_rows` equal parts of a pool, at no regular distance; all, where that is as many."""
+    """Sample one unit, at irregular distances, from each of `num_rows` equal parts of a pool."""
     row = np.arange(num_rows)
     return ((row + row * _GOLDEN % 1) * (num_units / num_rows)).astype(np.int64)
 

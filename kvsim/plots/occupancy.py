@@ -1,4 +1,4 @@
-"""How full the pool is, how many sequences run and how many wait: three panels on one clock."""
+"""Occupancy of the pool, batch size and queue over time, in three panels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from kvsim.metrics import Summary, summarize
 from kvsim.plots.axes import stairs
-from kvsim.plots.sampling import TimeBins
-from kvsim.plots.shared import waste_of
+from kvsim.plots.sampling import TimeBins, waste_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, source_line
 
@@ -22,13 +21,7 @@ if TYPE_CHECKING:
 def occupancy(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Occupancy of the pool, sequences in each step and requests waiting, over time; one line per recording.
-
-    Args:
-        recordings: at most four, told apart by colour and dashes.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium if left out.
-        names: what to call the recordings; their own names, or their policies, if left out.
+    """Draw the occupancy of the pool, sequences in each step and waiting requests over time, a line per recording.
 
     Raises:
         UsageError: there is no recording or more than four, or not one name for each.
@@ -46,20 +39,15 @@ def occupancy(
             for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
                 means = scale * bins.mean(slots.time_s, values)
                 stairs(axes, means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
-        panels[0].set(
-            ylabel="%",
-            xlim=(0, max(recording.duration_s for recording in recordings)),
-            ylim=(0, 105),
-            yticks=(0, 50, 100),
-        )
+        end_s = max(recording.duration_s for recording in recordings)
+        panels[0].set(ylabel="%", xlim=(0, end_s), ylim=(0, 105), yticks=(0, 50, 100))
         panels[1].set(ylabel="sequences", ylim=(0, None))
         panels[2].set(ylabel="requests", ylim=(0, max(1.0, panels[2].get_ylim()[1])), xlabel="time (s)")
         for axes, shown in zip(panels, ("KV pool in use", "batch: scheduled in each step", "waiting"), strict=True):
             axes.set_title(shown, loc="left")
         picture.align_ylabels(panels)
         picture.headline(_title(summaries, names), source_line(recordings))
-        if len(recordings) > 1:
-            picture.explain_with(panels[0].get_legend_handles_labels()[0])
+        picture.explain_lines(panels[0])
     picture.alt_text = "Occupancy, batch size and queue over time. " + " ".join(
         f"{name}: {_sentence(summary)}" for name, summary in zip(names, summaries, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Published figures and ours: a panel for each row, with the band around each figure."""
+"""Published figures and their reproductions: a panel for each row, with the tolerance of each figure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from kvsim.published import Outcome
 
-_BAND, _OURS, _FAILED = "#dde1e5", LINES[0][0], LINES[1][0]
+_BAND, _OURS, _FAILED = "#dde1e5", LINES[0]["color"], LINES[1]["color"]
 _BAND_HEIGHT = 0.62
 _ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
-"""Inches on the web that a figure, a panel's title and axis, and the title and legend take."""
+"""Height in inches, on the web, of a row, of a panel's title and axis, and of the figure's title and legend."""
 
 
 def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Published figures as ticks in their bands, ours as dots; crosses are outside.
+    """Draw published figures as ticks in their bands, and ours as dots, or as crosses outside the band.
 
     Raises:
         UsageError: there is no outcome.
@@ -64,26 +64,13 @@ def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", s
 def _draw(axes: Axes, outcome: Outcome) -> None:
     row = outcome.row
     rows = range(len(row.figures))
-    axes.barh(
-        rows,
-        [figure.high - figure.low for figure in row.figures],
-        left=[figure.low for figure in row.figures],
-        height=_BAND_HEIGHT,
-        color=_BAND,
-        linewidth=0,
-    )
+    low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])
+    axes.barh(rows, width, left=low, height=_BAND_HEIGHT, color=_BAND, linewidth=0)
     size = 0.55 * float(axes.yaxis.label.get_fontsize())
     for place, figure, ours in zip(rows, row.figures, outcome.ours, strict=True):
         axes.plot(figure.published, place, color=INK, marker="|", markersize=2 * size, linestyle="")
-        inside = figure.holds(ours)
-        axes.plot(
-            ours,
-            place,
-            color=_OURS if inside else _FAILED,
-            marker="o" if inside else "X",
-            markersize=size,
-            linestyle="",
-        )
+        color, marker = (_OURS, "o") if figure.holds(ours) else (_FAILED, "X")
+        axes.plot(ours, place, color=color, marker=marker, markersize=size, linestyle="")
     left, right = axes.get_xlim()
     units = dict.fromkeys(figure.unit for figure in row.figures if figure.unit)
     axes.set(

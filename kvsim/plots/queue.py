@@ -1,4 +1,4 @@
-"""Who waits, and for how long: the queue over time, and each arrival's wait."""
+"""Waiting requests over time, and the mean wait by time of arrival."""
 
 from __future__ import annotations
 
@@ -17,48 +17,42 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _FAR_APART = 0.05
-"""Mean queues whose ratio is smaller are drawn on logarithmic axes."""
+"""Ratio of mean queue lengths below which axes are logarithmic."""
 _NUM_WAIT_BINS = 120
-"""Wide enough that a bin holds several arrivals, so that the line shows a trend."""
+"""Number of bins; each should hold several arrivals, so that the line shows a trend."""
 
 
 def queue(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Requests waiting over time, and the mean wait of those that arrived then until they were first scheduled.
-
-    Args:
-        recordings: at most four, told apart by colour and dashes.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium if left out.
-        names: what to call the recordings; their own names, or their policies, if left out.
+    """Draw waiting requests over time, and the mean time from arrival to first schedule by time of arrival.
 
     Raises:
         UsageError: there is no recording or more than four, or not one name for each.
         RecordingError: a recording has no steps, or no time passes in it.
     """
     names = names_for(recordings, names, len(LINES))
-    said = []
+    rows = []
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.8)
         panels = picture.subplots(2, 1)
-        for recording, name, (color, dashes) in zip(recordings, names, LINES, strict=False):
+        for recording, name, line in zip(recordings, names, LINES, strict=False):
             steps, bins = recording.steps, TimeBins.of(recording)
             waiting = np.append(steps.waiting, 0).astype(np.int64)
             time_s = np.append(steps.start_s, recording.duration_s)
             means = bins.mean(time_s, waiting)
-            stairs(panels[0], means, bins.edges_s, line=(color, dashes), width_pt=picture.line_pt, label=name)
-            panels[1].plot(*_waits(recording), color=color, linestyle=dashes)
-            said.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))
+            stairs(panels[0], means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
+            panels[1].plot(*_waits(recording), **line)
+            rows.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))
         last_arrival_s = max(float(recording.requests.arrival_s.max(initial=0.0)) for recording in recordings)
         panels[0].set(ylabel="requests", xlim=(0, None), xlabel="time (s)")
         panels[1].set(ylabel="seconds", xlabel="time of arrival (s)")
-        # Requests that all arrive at once make no axis of their own.
+        # If all requests arrive at once, the axis has the limits of the one above.
         panels[1].set_xlim(0, last_arrival_s if last_arrival_s > 1e-6 else panels[0].get_xlim()[1])
         for axes, least in zip(panels, (1.0, 1e-3), strict=True):
             axes.set_ylim(0, max(axes.get_ylim()[1], least))
-        mean_queues = [row[1] for row in said]
-        if min(mean_queues) < _FAR_APART * max(mean_queues):  # the shorter queues would be a line along the axis
+        mean_queues = [row[1] for row in rows]
+        if min(mean_queues) < _FAR_APART * max(mean_queues):
             for axes in panels:
                 axes.set_yscale("symlog", linthresh=1, linscale=0.3)
                 axes.set_ylim(0, None)
@@ -66,27 +60,26 @@ def queue(
         for axes, title in zip(panels, ("requests waiting", "mean wait until first scheduled"), strict=True):
             axes.set_title(title, loc="left")
         picture.align_ylabels(panels)
-        picture.headline(_title(said), source_line(recordings))
-        if len(recordings) > 1:
-            picture.explain_with(panels[0].get_legend_handles_labels()[0])
+        picture.headline(_title(rows), source_line(recordings))
+        picture.explain_lines(panels[0])
     picture.alt_text = "Requests in the queue over time, and how long they wait. " + " ".join(
         f"{name}: {number(mean)} wait on average and {most:,} at most; the mean wait is {_mean(waits_s)}."
-        for name, mean, most, waits_s in said
+        for name, mean, most, waits_s in rows
     )
     return picture
 
 
-def _title(said: list[tuple[str, float, int, FloatArray]]) -> str:
-    if len(said) > 1:
-        names, means, *_ = zip(*said, strict=True)
+def _title(rows: list[tuple[str, float, int, FloatArray]]) -> str:
+    if len(rows) > 1:
+        names, means, *_ = zip(*rows, strict=True)
         return f"Requests waiting on average: {each_named(map(number, means), names)}"
-    if not said[0][2]:
+    if not rows[0][2]:
         return "No request waits"
-    return f"{number(said[0][1])} requests wait on average, {said[0][2]:,} at worst"
+    return f"{number(rows[0][1])} requests wait on average, {rows[0][2]:,} at worst"
 
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
-    """Middles of slices of time in which requests arrived, and their mean wait."""
+    """Return the midpoints of time bins with arrivals, and the mean wait of those arrivals."""
     requests, wait_s = recording.requests, latencies(recording)
     arrival_s = requests.arrival_s[wait_s.request]
     edges = np.linspace(0.0, max(arrival_s.max(initial=0.0), 1e-9), _NUM_WAIT_BINS + 1)

@@ -1,4 +1,4 @@
-"""A race as an SVG that moves: how far each of several runs of the same requests has come, on one clock."""
+"""Animated SVG of the progress of several runs of the same requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _WIDTH, _ROW, _MARGIN = 860, 46, 16
 _LABEL, _RESULT = 210, 200
 _TIMES = 2.5
-"""Duration that the film covers, as a multiple of the fastest run's, if nothing else is asked for."""
+"""Default duration that the film covers, as a multiple of the fastest run's."""
 _POINTS = 48
 
 
 def write_race(
     recordings: Sequence[Recording], path: str | os.PathLike[str], *, length_s: float, until_s: float | None = None
 ) -> Path:
-    """Write a film of `length_s` wall seconds that repeats: for each run a bar of the share of all answers that is out.
+    """Write a looping film of `length_s` seconds with a bar for each run: the share of its output tokens so far.
 
     Raises:
         UsageError: the file cannot be written.
@@ -42,7 +42,7 @@ def write_race(
 
 
 def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
-    """The film as SVG; rungs of a ladder come in their order."""
+    """Return the film as SVG; rungs of a ladder are sorted."""
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
@@ -82,9 +82,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
 
 
 def answered(run: Recording, times_s: FloatArray) -> FloatArray:
-    """The share of all output tokens that are out at each of `times_s`: between a request's first token and its last,
-    evenly.
-    """
+    """Return the share of output tokens emitted at each of `times_s`, interpolated between first and last tokens."""
     requests = run.requests
     done = ~np.isnan(requests.finished_s) & ~np.isnan(requests.first_token_s)
     begin_s, end_s = requests.first_token_s[done], requests.finished_s[done]
@@ -101,7 +99,7 @@ def _result(run: Recording) -> str:
 
 
 def _animate(attribute: str, values: Any, length_s: float) -> str:
-    """Through `values` in nine tenths of the film, and then a rest."""
+    """Return an animation through `values` in the first nine tenths of the film."""
     points = [*(f"{value:.1f}" for value in values), f"{values[-1]:.1f}"]
     times = [f"{0.9 * place / (len(values) - 1):.4f}" for place in range(len(values))] + ["1"]
     return (

@@ -1,6 +1,6 @@
-"""Everything about some recordings on one page: what they are, what happened, figures, and how to repeat it all.
+"""Reports on recordings: metadata, results, figures and the commands that reproduce them.
 
-The page has its figures in it and needs no network; a Markdown file beside it says the same and links to the figures.
+The HTML page contains its figures; a Markdown file with the same text links to them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from kvsim.files.overwriting import replacing_folder
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, summarize
 from kvsim.metrics.summary import hit_words
-from kvsim.plots import STATE_LABELS, plans, save
-from kvsim.plots.shared import waste_of
+from kvsim.plots import plans, save
+from kvsim.plots.sampling import waste_of
+from kvsim.plots.style import STATE_LABELS
 from kvsim.plots.words import distinct_names, label, memory, policy_label, provenance, seconds
 from kvsim.profiles import extrapolation
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 PAGE, TEXT, FIGURES = "report.html", "report.md", "figures"
+Row: TypeAlias = tuple[str, tuple[str, ...]]
+"""Row of a table: a label, and a cell for each recording."""
 _TEMPLATE = Path(__file__).with_name("report.html")
 
 
@@ -40,24 +43,24 @@ class Shown:
     """A figure of the report."""
 
     file: str
-    """Its path inside the report's folder."""
+    """Path in the report's folder."""
     alt_text: str
     command: str
-    """The command that draws it again."""
+    """Command that draws it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the page and the Markdown file both say."""
+    """Contents of the page and of the Markdown file."""
 
     title: str
     lead: tuple[str, ...]
-    """Sentences: what was found."""
+    """Sentences that summarize the results."""
     names: tuple[str, ...]
-    about: tuple[tuple[str, tuple[str, ...]], ...]
-    """Rows of a table: what each recording is."""
-    results: tuple[tuple[str, tuple[str, ...]], ...]
-    """Rows of a table: what happened in each."""
+    about: tuple[Row, ...]
+    """Rows of the table of metadata."""
+    results: tuple[Row, ...]
+    """Rows of the table of results."""
     commands: tuple[str, ...]
     """Commands that made the recordings and this report."""
     source: str
@@ -76,15 +79,15 @@ def write_report(
     Args:
         recordings: at least one.
         path: the folder.
-        given_as: how each recording is named on a command line; its own name if left out.
-        overwrite: whether a recording, or whatever else kvsim wrote there, is replaced too.
-        progress: called with the figures drawn so far, and all.
+        given_as: name of each recording on the command line; by default its own name.
+        overwrite: whether other output of kvsim is replaced, too.
+        progress: called with the number of figures drawn so far, and of all figures.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        UsageError: there is no recording, or the folder is something else or cannot be written.
+        UsageError: there is no recording, or the folder is no report or cannot be written.
     """
     if not recordings:
         raise UsageError("a report is of at least one recording, and none was given.")
@@ -101,14 +104,10 @@ def write_report(
 
 
 def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
-    """What a report of `recordings` says in words and numbers; `again` is the command that writes it."""
+    """Collect the contents of a report; `again` is the command that writes it."""
     names = distinct_names(recordings)
-    summaries = [
-        summarize(recording, waste_of(recording) if len(recording.steps) else None) for recording in recordings
-    ]
-    made_by = [
-        printable(recording.meta.command) for recording in recordings if recording.meta.command.startswith("kvsim ")
-    ]
+    summaries = [summarize(each, waste_of(each) if len(each.steps) else None) for each in recordings]
+    made_by = [printable(each.meta.command) for each in recordings if each.meta.command.startswith("kvsim ")]
     return Facts(
         title=f"Where the KV memory went: {', '.join(names)}",
         lead=tuple(_lead(names, summaries)),
@@ -134,7 +133,7 @@ def _draw(
         try:
             picture = plan.draw(purpose="web")
         except KvsimError:
-            continue  # this figure needs what these recordings do not have, such as a GPU that is listed
+            continue  # the recordings lack something that this figure needs, such as a known GPU
         save(picture, folder / file)
         again = ["kvsim", "plot", plan.kind, *(arguments[row] for row in plan.rows), "-o", f"{plan.file_stem}.png"]
         shown.append(Shown(file=file, alt_text=picture.alt_text, command=shlex.join(again)))
@@ -158,9 +157,9 @@ def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     return sentences
 
 
-def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    def row(label: str, say: Callable[[Recording], str]) -> tuple[str, tuple[str, ...]]:
-        return label, tuple(say(recording) for recording in recordings)
+def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
+    def row(label: str, cell: Callable[[Recording], str]) -> Row:
+        return label, tuple(map(cell, recordings))
 
     def beyond(recording: Recording) -> str:
         where = recording.meta.extra.get(extrapolation.KEY)
@@ -184,9 +183,9 @@ def _about(recordings: Sequence[Recording]) -> tuple[tuple[str, tuple[str, ...]]
     )
 
 
-def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    def row(label: str, say: Callable[[Summary], str]) -> tuple[str, tuple[str, ...]]:
-        return label, tuple(say(summary) for summary in summaries)
+def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
+    def row(label: str, cell: Callable[[Summary], str]) -> Row:
+        return label, tuple(map(cell, summaries))
 
     def time(value_s: float) -> str:
         return "–" if np.isnan(value_s) else seconds(value_s)
@@ -194,7 +193,7 @@ def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]],
     def number(value: float, form: str) -> str:
         return "–" if np.isnan(value) else format(value, form)
 
-    def share(state: SlotState) -> tuple[str, tuple[str, ...]]:
+    def share(state: SlotState) -> Row:
         return row(
             f"{STATE_LABELS[state]}, % of the pool", lambda summary: number(summary.waste.pool_percent[state], ".1f")
         )
@@ -221,7 +220,7 @@ def _results(summaries: Sequence[Summary]) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
-    def table(rows: Sequence[tuple[str, tuple[str, ...]]], align: str) -> str:
+    def table(rows: Sequence[Row], align: str) -> str:
         lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]
         return "\n".join(f"| {' | '.join(map(markdown_text, (label, *cells)))} |" for label, cells in lines)
 
@@ -245,14 +244,10 @@ def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
 
 
 def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
-    def table(rows: Sequence[tuple[str, tuple[str, ...]]], kind: str) -> str:
+    def table(rows: Sequence[Row], kind: str) -> str:
         head = "".join(f'<th scope="col">{html_text(name)}</th>' for name in facts.names)
-        body = "".join(
-            f'<tr><th scope="row">{html_text(label)}</th>'
-            + "".join(f"<td>{html_text(cell)}</td>" for cell in cells)
-            + "</tr>"
-            for label, cells in rows
-        )
+        cells = [(html_text(label), "".join(f"<td>{html_text(cell)}</td>" for cell in row)) for label, row in rows]
+        body = "".join(f'<tr><th scope="row">{label}</th>{row}</tr>' for label, row in cells)
         return (
             f'<div class="wide"><table class="{kind}"><thead><tr><td></td>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"

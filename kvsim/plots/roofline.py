@@ -1,4 +1,4 @@
-"""What bounds a step: its arithmetic against the bytes it streams, under the roof that the GPU's data sheet draws."""
+"""Roofline plot: arithmetic and memory traffic of each step against the limits in the GPU's data sheet."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 _MAX_DOTS = 2000
-"""Dots for each kind of step, evenly sampled: more would be drawn on top of each other."""
+"""Most dots for each kind of step; more would overlap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepWork:
-    """What each step of a recording had to do, from the model's shape: nothing here is measured but the time."""
+    """Work of each step of a recording. Only the duration is measured; the rest follows from the model's shape."""
 
     flops: FloatArray
+    """Floating-point operations."""
     streamed_bytes: FloatArray
-    """The weights once, and the keys and values of every scheduled sequence."""
+    """Bytes of the weights, and of the keys and values of every scheduled sequence."""
     duration_s: FloatArray
-    """Seconds from the previous output to this one, where steps overlap; from its schedule, where they do not."""
+    """Seconds from the step's schedule, or from the previous output if that is later, to its output."""
     prefill: npt.NDArray[np.bool_]
-    """Whether the step computed prompt tokens: bool[num_steps]."""
+    """Whether the step computed prompt tokens."""
 
     @classmethod
     def of(cls, recording: Recording, model: Model) -> StepWork:
-        """The work of every step of `recording`, in the order of the steps."""
+        """Compute the work of every step of `recording`."""
         schedule, steps = recording.schedule, recording.steps
-        # Whole numbers, and their sums are exact in whichever order they are added.
+        # All terms are whole numbers, so that sums are exact in any order.
         num_tokens, num_seqs, pairs, read_tokens = np.zeros((4, len(steps)))
         for rows in _in_parts(schedule.repeats):
             row, nth = units_of_runs(schedule.repeats[rows].astype(np.int64))
@@ -65,16 +66,16 @@ class StepWork:
 
 
 def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Every step as a dot: arithmetic per byte to the right, arithmetic per second upwards, both logarithmic.
+    """Draw every step as a dot: arithmetic per second over arithmetic per byte, with log axes.
 
-    The roof is the GPU's: the slope is its memory bandwidth, the flat part its dense arithmetic peak. How far a dot
-    lies below it is what overheads cost.
+    The slope of the roof is the GPU's memory bandwidth and its flat part the dense arithmetic peak. The distance of a
+    dot from the roof is overhead.
 
     Raises:
         RecordingError: the recording has no step that took time, or its model's shape is incomplete.
         UnknownNameError: its GPU is not listed.
     """
-    from kvsim.machines import served_model  # noqa: PLC0415  no other figure asks for step times
+    from kvsim.machines import served_model  # noqa: PLC0415  slow to import, and no other figure needs it
 
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
     work = StepWork.of(recording, model)
@@ -87,10 +88,8 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.66)
         axes = picture.subplots()
-        left, right = (
-            10 ** np.floor(np.log10(intensity[shown].min())),
-            10 ** np.ceil(np.log10(max(4 * ridge, intensity[shown].max()))),
-        )
+        left = 10 ** np.floor(np.log10(intensity[shown].min()))
+        right = 10 ** np.ceil(np.log10(max(4 * ridge, intensity[shown].max())))
         axes.plot(
             [left, ridge, right],
             np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12,
@@ -98,7 +97,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
             label=f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s",
         )
         axes.axvline(ridge, color=MUTED, linewidth=0.6, linestyle=":")
-        for flag, marker, (color, _), label in (
+        for flag, marker, line, label in (
             (True, "^", LINES[1], "step with prompt tokens"),
             (False, "o", LINES[0], "decoding step"),
         ):
@@ -106,7 +105,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
             if len(dots):
                 axes.plot(
                     intensity[dots], speed[dots], linestyle="none", marker=marker, markersize=2 * picture.line_pt,
-                    alpha=0.5, markeredgewidth=0, color=color, label=label, rasterized=True,
+                    alpha=0.5, markeredgewidth=0, color=line["color"], label=label, rasterized=True,
                 )  # fmt: skip
         axes.set(xlim=(left, right), xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
         log_axis(axes, "x")
@@ -129,7 +128,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
 
 
 def _in_parts(repeats: IntArray) -> Iterator[slice]:
-    """Rows of a schedule, some at a time, which together stand for some ten thousand steps of a request, or one row."""
+    """Split the rows of a schedule into slices of at most `ROWS_AT_ONCE` repeats, or of one row."""
     behind = np.cumsum(repeats, dtype=np.int64)
     begin = 0
     while begin < len(repeats):
@@ -140,5 +139,5 @@ def _in_parts(repeats: IntArray) -> Iterator[slice]:
 
 
 def _sample(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """At most `_MAX_DOTS` of `rows`, evenly."""
+    """Return at most `_MAX_DOTS` evenly spaced entries of `rows`."""
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), _MAX_DOTS)).astype(np.int64)]

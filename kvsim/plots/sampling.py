@@ -1,13 +1,16 @@
-"""Time series with millions of steps, brought down to as many points as a picture can show."""
+"""Readings of recordings that figures share: replays and waste, which are cached, and means over time bins."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.metrics import Waste, waste
+from kvsim.replay import Replay
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,16 +22,36 @@ NUM_BINS = 600
 """Number of bins: more than a column of print resolves; on a slide each is about three pixels."""
 
 
+@lru_cache(maxsize=4)  # as many recordings as one figure compares
+def replay_of(recording: Recording) -> Replay:
+    """Return the replay of `recording`, at any frame: callers must seek.
+
+    Raises:
+        RecordingError: it has no steps.
+    """
+    return Replay(recording)
+
+
+@lru_cache(maxsize=16)
+def waste_of(recording: Recording) -> Waste:
+    """Return the slots of `recording` by state over time.
+
+    Raises:
+        RecordingError: it has no steps.
+    """
+    return waste(replay_of(recording))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimeBins:
-    """Equal slices of a recording's time."""
+    """Equal bins of a recording's time."""
 
     edges_s: FloatArray
     """Edges of the bins in seconds, from the first step to the end: float64[num_bins + 1]."""
 
     @classmethod
     def of(cls, recording: Recording, num_bins: int = NUM_BINS) -> TimeBins:
-        """Slices from the first step of `recording` to its end.
+        """Divide the time from the first step of `recording` to its end.
 
         Raises:
             RecordingError: it has no steps, or no time passes in it.
@@ -40,13 +63,13 @@ class TimeBins:
 
     @property
     def width_s(self) -> float:
-        """Length of one slice."""
+        """Length of one bin in seconds."""
         return float(self.edges_s[1] - self.edges_s[0])
 
     def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
-        """Mean of `values` (one row per time, each holding until the next) in every slice, along the first axis.
+        """Return the mean of `values` in every bin, along the first axis; each row holds from its time to the next.
 
-        What adds up to a constant before does so afterwards: the mean is linear.
+        The mean is linear: columns that add up to a constant still do.
         """
         columns = values.reshape(len(values), -1).astype(np.float64)
         lasting = np.diff(time_s)[:, None] * columns[:-1]
@@ -55,7 +78,7 @@ class TimeBins:
         return (np.diff(at_edges, axis=0) / np.diff(self.edges_s)[:, None]).reshape(-1, *values.shape[1:])
 
     def count(self, time_s: FloatArray, amounts: IntArray) -> npt.NDArray[np.int64]:
-        """Sum of the `amounts` that fall into each slice."""
+        """Return the sum of the `amounts` in each bin."""
         index = np.searchsorted(self.edges_s, time_s, side="right") - 1
         total = np.zeros(len(self.edges_s) - 1, np.int64)
         np.add.at(total, np.clip(index, 0, len(total) - 1), amounts)

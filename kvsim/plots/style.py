@@ -1,4 +1,4 @@
-"""How every figure looks: one style sheet, three sizes of it, and one palette for the eight states of a slot.
+"""Style of all figures: one style sheet in three sizes, and one palette for the eight states of a slot.
 
 The palette was chosen by lightness first: printed in grey, any two states differ by 8 of 100 steps of CIE L* or more,
 and with any of the three kinds of colour blindness no two colours come closer than 16 in CIE 1976 Lab.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.text import Text
     from matplotlib.ticker import Locator
@@ -58,7 +59,7 @@ STATE_HATCHES = {
     SlotState.EXPIRED: "\\\\\\\\",
     SlotState.EXTERNAL: "xxxx",
 }
-"""Waste is hatched wherever an area is large enough, so that it stands out without colour."""
+"""Hatches of wasted states, which make waste visible without colour."""
 STATE_LABELS = {
     SlotState.TOKEN: "tokens",
     SlotState.RESERVED: "reserved: will be written",
@@ -72,17 +73,20 @@ STATE_LABELS = {
 OWNER_COLORS = tuple(HUES_ON_LIGHT)
 """Colours that tell requests apart, by their row in the recording."""
 OWNER_TINTS = tuple(mixed(hue, "#ffffff", TINT_SHARE) for hue in HUES_ON_LIGHT)
-"""Colours of what a request holds and has not written yet, by the request's row in the recording."""
-LINES = (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
-"""Colour and dashes of the first, second, ... recording where several are compared."""
+"""Colours of reserved slots, by the row of the request that holds them."""
+LINES: tuple[dict[str, Any], ...] = tuple(
+    {"color": color, "linestyle": dashes}
+    for color, dashes in (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
+)
+"""Line properties of the first, second, ... recording in a comparison."""
 
 _MARGIN_EM = 0.4
-"""The empty edge of a figure, in units of the letters' size."""
+"""Empty edge of a figure, in multiples of the font size."""
 LEGEND_PERCENT = 0.2
-"""States that never reach this share of a pool are drawn, but too small to be found: the legend leaves them out."""
+"""Percent of the pool below which the legend leaves a state out, because its area is too small to see."""
 
 _PNG_LEVEL = 3
-"""Effort with which a PNG is packed: 6, which is usual, takes half as long again and saves a twelfth."""
+"""Compression level of PNG files; the usual 6 takes half as long again and saves a twelfth."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 
@@ -94,13 +98,13 @@ class _Several(tuple[Patch, ...]):
 
     @classmethod
     def of(cls, patches: Iterable[Patch], label: str) -> _Several:
-        """The patches, and what they stand for."""
+        """Combine `patches` under one `label`."""
         several = cls(patches)
         several.label = label
         return several
 
     def get_label(self) -> str:
-        """As other handles of a legend have it."""
+        """Return the label, as other legend handles do."""
         return self.label
 
 
@@ -108,7 +112,7 @@ class _Several(tuple[Patch, ...]):
 class _Medium:
     width_in: float
     stretch: float
-    """Height relative to the web's: a column has large letters for its width, a slide is flat."""
+    """Height relative to the web: a column has large letters for its width, a slide is flat."""
     font_pt: float
     line_pt: float
     dpi: int
@@ -122,7 +126,7 @@ _MEDIA: dict[str, _Medium] = {
 
 
 def style(purpose: Purpose) -> AbstractContextManager[None]:
-    """The style sheet for one `purpose`, in force inside a `with` block: `paper` (a column), `slide` or `web`.
+    """Return a context manager that applies the style sheet for `purpose`: `paper` (a column), `slide` or `web`.
 
     Raises:
         UnknownNameError: there is no such purpose.
@@ -176,19 +180,19 @@ def style(purpose: Purpose) -> AbstractContextManager[None]:
 
 
 class Picture(Figure):
-    """A figure that knows its medium: downwards a title, a legend, the panels, and where the data comes from."""
+    """A figure for one medium, with a title, a legend, panels, and a source line, from top to bottom."""
 
     alt_text = ""
     """The contents in words, for readers who cannot see the picture."""
 
     def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
-        """An empty figure of `size` inches; by default as wide as the medium, and on the web `aspect` times as high."""
+        """Create an empty figure of `size` inches, or as wide as the medium and (on the web) `aspect` times as high."""
         self.purpose: Purpose = purpose
         medium = _MEDIA[purpose]
         self._font_pt = medium.font_pt
         self.line_pt = medium.line_pt
-        """Width of a line; a step plot is a patch to matplotlib, whose edges are thinner."""
-        # Room around the panels grows with the letters, as the margin of the title does.
+        """Line width in points; needed for step lines, which matplotlib draws as patches with thinner edges."""
+        # The padding around panels scales with the font, as the margin of the title does.
         pad_in = _MARGIN_EM * medium.font_pt / 72
         self._engine = ConstrainedLayoutEngine(w_pad=pad_in, h_pad=pad_in)
         default = (medium.width_in, medium.stretch * aspect * medium.width_in)
@@ -214,7 +218,7 @@ class Picture(Figure):
         self._keep(top_pt=self._title_pt, bottom_pt=(1.3 * len(source_lines) + 0.8) * source_pt)
 
     def drop_title(self) -> None:
-        """Take the title away and give its room to the panels: in a paper, the caption says it."""
+        """Remove the title and give its room to the panels, for papers with captions."""
         if self._title is None:
             return
         self._title.remove()
@@ -224,9 +228,9 @@ class Picture(Figure):
             legend.set_bbox_to_anchor((0, self._legend_top + self._title_pt / (72 * self.get_size_inches()[1])))
 
     def explain(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
-        """Put the legend of `states` between the title, which comes first, and the panels.
+        """Add a legend of `states` below the title, which must be set first.
 
-        With `by_owner`, tokens have a hue for each request, and what is reserved its tint.
+        With `by_owner`, tokens have a hue for each request, and reserved slots a tint of it.
         """
         hatches = STATE_HATCHES if hatched else {}
         states = list(states)
@@ -249,11 +253,17 @@ class Picture(Figure):
         ]
         self.explain_with(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
 
-    def explain_with(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
-        """Put a legend of labelled `handles` between the title, which comes first, and the panels.
+    def explain_lines(self, axes: Axes) -> None:
+        """Add a legend of the labelled lines of `axes`, if there are at least two."""
+        handles = axes.get_legend_handles_labels()[0]
+        if len(handles) > 1:
+            self.explain_with(handles)
 
-        By default in as many columns as the longest label leaves room for. Dots that are small in a cloud are drawn
-        `marker_scale` times as large here.
+    def explain_with(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
+        """Add a legend of labelled `handles` below the title, which must be set first.
+
+        By default, the longest label determines the number of columns. Markers are `marker_scale` times as large as in
+        the panels.
         """
         if num_columns is None:
             longest = max(len(str(handle.get_label())) for handle in handles)
@@ -269,7 +279,7 @@ class Picture(Figure):
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
     def settle(self) -> None:
-        """Lay the panels out once and for all. The solver's last digits vary from run to run, and a file must not."""
+        """Compute the layout once and round it: the solver's last digits vary from run to run, and files must not."""
         for axis, locator, marks in self._minor_ticks:
             marks.remove()
             axis.set_minor_locator(locator)
@@ -279,33 +289,33 @@ class Picture(Figure):
             large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
-        # Each tick is six artists to matplotlib, which lays all of them out several times. Minor ones have no labels
-        # and need no room; which ones there are depends on the room that is left.
+        # Matplotlib lays out six artists for each tick, several times. Minor ticks have no labels and need no room;
+        # which of them are drawn depends on the final layout.
         minor = {axis: axis.get_minor_locator() for axis in axises if isinstance(axis.get_minor_locator(), LogLocator)}
         for axis in minor:
             axis.set_minor_locator(NullLocator())
         for axes in self.axes:
             for side, axis in (("left", axes.yaxis), ("bottom", axes.xaxis)):
                 if axis.get_tick_params().get(f"label{side}", True):
-                    # The labels reach further, and to measure a spine lays all ticks out once more.
+                    # The labels extend further than the spine, and measuring a spine lays out all ticks again.
                     axes.spines[side].set_in_layout(False)
         self._engine.execute(self)
-        self.set_layout_engine(None)  # one that does nothing would still have everything drawn once more
+        self.set_layout_engine(None)  # even an engine that does nothing would draw everything again
         for axes in self.axes:
             axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
         self._minor_ticks = [(axis, locator, marked(axis, locator)) for axis, locator in minor.items()]
 
     def write(self, file: str | os.PathLike[str] | BinaryIO, kind: str, metadata: Mapping[str, str | None]) -> None:
-        """Draw the figure into `file`, in the form that `kind` names: png, svg or pdf.
+        """Write the figure to `file` as `kind`: png, svg or pdf.
 
-        A PNG is written here. It has no transparent places; to matplotlib it might, which takes twice as long.
+        PNG files are written through Pillow without an alpha channel, which takes half as long as matplotlib's way.
         """
         with style(self.purpose):  # ticks and hashes are made while drawing
             if kind != "png":
                 self.settle()
                 self.savefig(file, format=kind, metadata=metadata)
                 return
-            canvas: Any = FigureCanvasAgg(self)  # measures texts once, for the layout and to draw them
+            canvas: Any = FigureCanvasAgg(self)  # texts are measured once, for layout and drawing
             self.settle()
             canvas.draw()
         text = PngInfo()
@@ -316,13 +326,13 @@ class Picture(Figure):
         image.save(file, format="png", pnginfo=text, dpi=(self.dpi, self.dpi), compress_level=_PNG_LEVEL)
 
     def _repr_png_(self) -> bytes:
-        """The figure as a notebook shows it."""
+        """Return the figure as PNG, for notebooks."""
         drawn = io.BytesIO()
         self.write(drawn, "png", {})
         return drawn.getvalue()
 
     def _keep(self, *, top_pt: float, bottom_pt: float = 0.0) -> None:
-        """Keep the panels out of a strip at the top and one at the bottom; constrained layout does not see texts."""
+        """Reserve a strip at the top and one at the bottom; constrained layout ignores texts."""
         height_pt = 72 * float(self.get_size_inches()[1])
         self._top -= top_pt / height_pt
         self._bottom += bottom_pt / height_pt
@@ -330,7 +340,7 @@ class Picture(Figure):
 
 
 def _balanced(text: str, width: int) -> list[str]:
-    """Lines of at most `width` letters, as few as there can be and about as long as each other."""
+    """Wrap `text` into the fewest lines of at most `width` letters, all about equally long."""
     lines = textwrap.wrap(text, width, break_on_hyphens=False)
     for narrower in range(width - 1, width // 2, -1):
         tighter = textwrap.wrap(text, narrower, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""A sweep at a glance: output per second against the first setting that varies, a line for each value of the others."""
+"""Figures of a sweep's table: throughput over any settings, and latency over the size of host memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+HOST_MEMORY = "kv_offloading_size"
+"""Setting that `draw_host_memory` draws over, in GiB."""
 _REPEATS = "seed"
-"""Runs that differ in this alone are one point: their mean."""
+"""Setting of repeated runs, which are drawn as one point: their mean."""
+_HOST_PANELS = (
+    ("hit_percent", "hits, % of tokens"),
+    ("ttft_s.mean", "mean TTFT, s"),
+    ("num_preemptions", "preemptions"),
+)
 
 
 def draw_sweep(
     table: str | os.PathLike[str], axes: Sequence[str], *, purpose: Purpose = "web", size: Size | None = None
 ) -> Picture:
-    """Draw the runs of a sweep's `table` that could be served, by the settings named in `axes`.
+    """Draw output tokens per second over the first setting in `axes`, with a line for each value of the others.
+
+    Runs that could not be served are left out.
 
     Raises:
         UsageError: the table cannot be read, has no such runs, or too many lines to tell apart.
     """
-    rows = rows_of(Path(table), axes)
+    rows = _rows(table, axes)
     shown = [name for name in axes if name != _REPEATS] or [_REPEATS]
     x_name, line_names = shown[0], shown[1:]
     lines: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
     for row in rows:
-        line = lines.setdefault(tuple(row[name] for name in line_names), {})
-        line.setdefault(row[x_name], []).append(row["output_tokens_per_s"])
+        runs = lines.setdefault(tuple(row[name] for name in line_names), {})
+        runs.setdefault(row[x_name], []).append(row["output_tokens_per_s"])
     if len(lines) > len(LINES):
         raise UsageError(
             f"the sweep has {len(lines)} lines and a figure can tell {len(LINES)} apart; vary fewer flags."
@@ -41,22 +50,13 @@ def draw_sweep(
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.6)
         axis = picture.subplots()
-        names = []
-        # Runs end in any order, and a figure of the same table is the same figure.
+        # The rows may be in any order; the figure must not depend on it.
         in_order = sorted(lines.items(), key=lambda item: [_order(value) for value in item[0]])
-        for (values, line), (color, dashes) in zip(in_order, LINES, strict=False):
-            names.append(", ".join(map(_words, line_names, values)))
-            numbers = all(isinstance(value, int | float) for value in line)
-            x = sorted(line, key=_order)
-            y = [float(np.mean(line[value])) for value in x]
-            axis.plot(
-                x if numbers else [str(value) for value in x],
-                y,
-                color=color,
-                linestyle=dashes,
-                marker="o",
-                label=names[-1],
-            )
+        for (values, runs), line in zip(in_order, LINES, strict=False):
+            x = sorted(runs, key=_order)
+            y = [float(np.mean(runs[value])) for value in x]
+            places = x if all(isinstance(value, int | float) for value in x) else [str(value) for value in x]
+            axis.plot(places, y, **line, marker="o", label=", ".join(map(_words, line_names, values)))
         axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second", ylim=(0, None))
         axis.yaxis.set_major_formatter("{x:,.6g}")
         best = max(rows, key=lambda row: row["output_tokens_per_s"])
@@ -65,14 +65,51 @@ def draw_sweep(
             f"At best {best['output_tokens_per_s']:,.0f} output tokens per second, with {at}",
             " ".join(dict.fromkeys(row["source"] for row in rows)),
         )
-        if len(lines) > 1:
-            picture.explain_with(axis.get_legend_handles_labels()[0])
+        picture.explain_lines(axis)
     picture.alt_text = f"Output tokens per second of {len(rows)} runs against {x_name}; at best with {at}."
     return picture
 
 
+def draw_host_memory(table: str | os.PathLike[str], *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+    """Draw prefix hits, mean time to first token and preemptions over the size of host memory.
+
+    Raises:
+        UsageError: the table cannot be read, has no such runs, or several runs with the same size.
+    """
+    rows = sorted(_rows(table, [HOST_MEMORY]), key=lambda row: float(row[HOST_MEMORY]))
+    sizes = [float(row[HOST_MEMORY]) for row in rows]
+    if len(set(sizes)) < len(sizes):
+        raise UsageError(f"{table} has several runs with the same {HOST_MEMORY.replace('_', '-')}; vary that alone.")
+    with style(purpose):
+        picture = Picture(purpose, size, aspect=0.8)
+        axes = picture.subplots(len(_HOST_PANELS), 1, sharex=True)
+        for axis, (column, label), line in zip(axes, _HOST_PANELS, LINES, strict=False):
+            axis.plot(range(len(rows)), [row[column] for row in rows], **line, marker="o")
+            axis.set(ylabel=label, ylim=(0, None))
+            axis.yaxis.set_major_formatter("{x:,.6g}")
+        axes[-1].set(xlabel="host memory, GiB")
+        axes[-1].set_xticks(range(len(rows)), [f"{size:g}" for size in sizes])
+        first, best = rows[0], min(rows, key=lambda row: float(row["ttft_s.mean"]))
+        picture.headline(
+            _host_verdict(first["ttft_s.mean"], best["ttft_s.mean"], float(best[HOST_MEMORY])), best["source"]
+        )
+    picture.alt_text = (
+        f"Share of prompt tokens hit, mean time to first token and preemptions of {len(rows)} runs with "
+        f"{sizes[0]:g} to {sizes[-1]:g} GiB of host memory."
+    )
+    return picture
+
+
+def _host_verdict(without_s: float, best_s: float, size_gib: float) -> str:
+    if best_s >= 0.98 * without_s:
+        return "Host memory of no size makes the first token come sooner"
+    return (
+        f"With {size_gib:,g} GiB of host memory the first token comes after {best_s:.3g} s instead of {without_s:.3g} s"
+    )
+
+
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then words by the alphabet."""
+    """Return a sort key: numbers by size, then texts in alphabetical order."""
     number = isinstance(value, int | float)
     return (not number, value if number else 0.0, "" if number else str(value))
 
@@ -81,14 +118,14 @@ def _words(name: str, value: Any) -> str:
     return str(value) if name == "policy" else f"{name.replace('_', ' ')} {value}"
 
 
-def rows_of(file: Path, axes: Sequence[str]) -> list[dict[str, Any]]:
-    """The runs in the table of a sweep that could be served and have the settings named in `axes`.
+def _rows(table: str | os.PathLike[str], axes: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the runs of a sweep's `table` that could be served and have the settings in `axes`.
 
     Raises:
         UsageError: the table cannot be read, or has no such runs.
     """
-    rows = sweeps.rows_of(Path(file)).values()
+    rows = sweeps.rows_of(Path(table)).values()
     served = [row for row in rows if not row["error"] and all(row.get(name) is not None for name in axes)]
     if not served:
-        raise UsageError(f"{file} has no run that could be served with {', '.join(axes) or 'these settings'}.")
+        raise UsageError(f"{table} has no run that could be served with {', '.join(axes) or 'these settings'}.")
     return served

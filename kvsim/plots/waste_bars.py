@@ -1,4 +1,4 @@
-"""Where the memory went on average: one stacked bar per recording."""
+"""The pool by state, mean over time: one stacked bar per recording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
-from kvsim.plots.shared import waste_of
+from kvsim.plots.sampling import waste_of
 from kvsim.plots.style import (
     INK,
     LEGEND_PERCENT,
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
 _LABELLED_PERCENT = 4.0
-"""Narrower pieces of a bar have no room for their number."""
+"""Percent below which a part of a bar is too narrow for its number."""
 _BAR_HEIGHT = 0.5
 _DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
 
 
 def _host_words(recording: Recording) -> str:
-    """How much host memory keeps copies of blocks, mean over time, as a clause; nothing where there is none."""
+    """Describe the size of host memory and its mean occupancy; empty without host memory."""
     host, steps = host_memory(recording), recording.steps
     if host is None or not len(steps):
         return ""
@@ -54,14 +54,7 @@ def waste_bars(
     of: Denominator = "pool",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Time-weighted mean shares of the eight states, one bar per recording, in percent.
-
-    Args:
-        recordings: one bar each, the first on top.
-        purpose: the medium to draw for.
-        size: inches; chosen for the medium and the number of bars if left out.
-        of: the denominator.
-        names: what to call the bars; their own names, or their policies, if left out.
+    """Draw the time-weighted mean shares of the eight states in percent of `of`, one bar per recording.
 
     Raises:
         UsageError: there is no recording, or not one name for each.
@@ -77,7 +70,7 @@ def waste_bars(
         shares.append(mean.pool_percent if of == "pool" else mean.allocated_percent)
         pool = recording.meta.pool
         sizes.append(f"{memory(slots.capacity * pool.bytes_per_slot)}{_host_words(recording)}")
-    percent = np.nan_to_num(np.array(shares))  # nothing allocated: an empty bar
+    percent = np.nan_to_num(np.array(shares))  # if nothing was allocated, the bar is empty
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))
         axes = picture.subplots()
@@ -122,13 +115,13 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None
                 ha="center",
                 va="center_baseline",
                 color="white" if state in _DARK else INK,
-                # A number must stay readable on top of a hatch.
+                # The number must be readable on a hatch.
                 bbox={"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
                 if state in STATE_HATCHES
                 else None,
             )
         for row in np.flatnonzero((width >= LEGEND_PERCENT) & (width < _LABELLED_PERCENT)).tolist():
-            # Beside the bar, which is too narrow there.
+            # Below the bar, which is too narrow here.
             axes.text(
                 left[row] + width[row] / 2,
                 row + _BAR_HEIGHT / 2,

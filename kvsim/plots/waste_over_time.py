@@ -1,4 +1,4 @@
-"""Where the memory is at every moment: eight stacked areas, and the preemptions above them."""
+"""The pool by state over time: stacked areas, with preemptions above them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
-from kvsim.plots.sampling import TimeBins
-from kvsim.plots.shared import waste_of
+from kvsim.plots.sampling import TimeBins, waste_of
 from kvsim.plots.style import (
     INK,
     LEGEND_PERCENT,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """The pool by state over time, in bytes; preemptions, where there are any, are counted in a panel above.
+    """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any.
 
     Raises:
         RecordingError: the recording has no steps, or no time passes in it.
@@ -70,7 +69,7 @@ def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Siz
 
 
 def _draw_areas(axes: Axes, bins: TimeBins, held: FloatArray, states: list[SlotState]) -> None:
-    layers = np.vstack((held, held[-1:]))[:, states].T  # a step needs its last value twice
+    layers = np.vstack((held, held[-1:]))[:, states].T  # step lines need the last value twice
     areas = axes.stackplot(
         bins.edges_s,
         layers,
@@ -85,7 +84,7 @@ def _draw_areas(axes: Axes, bins: TimeBins, held: FloatArray, states: list[SlotS
 
 
 def _draw_preemptions(picture: Picture, recording: Recording) -> Axes:
-    """Bars of preemptions in a narrow panel; returns the wide one below it."""
+    """Draw bars of preemptions in a narrow panel; return the panel below it."""
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=(1, 4))
     bins = TimeBins.of(recording, num_bins=100)
     counts = bins.count(recording.steps.start_s, recording.steps.preempted)

@@ -1,4 +1,4 @@
-"""What figures say in words: where a recording comes from, and memory in the units of the field."""
+"""Words in figures: the provenance of recordings, their names, and numbers with units."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _UNBROKEN = 30
-"""Letters of a title that may stay together: about the width of a column."""
+"""Letters of a title that are kept on one line: about the width of a column."""
 _LONGEST_NAME = 160
-"""Letters of a name; step times name the recordings that they were fitted to."""
+"""Most letters of a name. Names of step times list the recordings that they were fitted to."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
 def label(name: object) -> str:
-    """A name from a file as figures show it: no character that cannot be seen, and not longer than a line or two."""
+    """Return a name from a file as figures show it: printable, and at most two lines long."""
     return abridged(printable(str(name)), _LONGEST_NAME)
 
 
@@ -40,20 +40,20 @@ class ByteUnit:
 
     @classmethod
     def for_size(cls, num_bytes: float) -> ByteUnit:
-        """The largest of KiB, MiB, GiB and TiB of which `num_bytes` is at least one; bytes below."""
+        """Return the largest unit up to TiB that is at most `num_bytes`; bytes below one KiB."""
         units = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
         name, power = next(((name, power) for name, power in units if num_bytes >= 1 << power), ("bytes", 0))
         return cls(name=name, num_bytes=1 << power)
 
 
 def memory(num_bytes: float) -> str:
-    """`num_bytes` as a person says it: "3.12 GiB"."""
+    """Format `num_bytes` with a unit: "3.12 GiB"."""
     unit = ByteUnit.for_size(num_bytes)
     return f"{num_bytes / unit.num_bytes:.3g} {unit.name}"
 
 
 def provenance(*recordings: Recording) -> str:
-    """Engine, policies, model, GPU and, of a simulation, the source of its step times; what they share is said once."""
+    """Describe the origin of recordings: engine, policies, model, GPU and, of a simulation, its step times."""
     policies: dict[tuple[str, ...], list[str]] = {}
     for recording in recordings:
         meta = recording.meta
@@ -72,7 +72,7 @@ def provenance(*recordings: Recording) -> str:
 
 
 def _whole_clauses(text: str) -> str:
-    """The first clauses of `text`, which semicolons part, that a name has room for."""
+    """Return the first clauses of `text`, separated by semicolons, that fit into a name."""
     first, *others = map(label, text.split("; "))
     kept = first
     for clause in others:
@@ -83,64 +83,64 @@ def _whole_clauses(text: str) -> str:
 
 
 def source_line(recordings: Iterable[Recording]) -> str:
-    """Provenance of everything that one figure shows."""
+    """Return the provenance of a figure's recordings as a sentence."""
     return f"Source: {provenance(*recordings)}."
 
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
-    """What to call each recording: its name, or its policy where two have the same."""
+    """Return a label for each recording: its name, or its policy if names are not unique."""
     named = [(policy_name(label(recording.name)), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:
-    """A policy as a legend names it: "contiguous (reserve max)"."""
+    """Return the name of a policy for legends: "contiguous (reserve max)"."""
     name = policy_name(label(policy.get("rules") or policy.get("name", "paged")))
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     return f"{name}{reserve}"
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items as a sentence lists them: "a, b and c"."""
+    """Join items into a list in a sentence: "a, b and c"."""
     *most, last = items
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def percentages(shares_percent: FloatArray) -> str:
-    """The shares of the states as a sentence lists them, the largest first: "75.5% tokens and 24.5% free"."""
+    """List the shares of the states, largest first: "75.5% tokens and 24.5% free"."""
     order = [SlotState(state) for state in np.argsort(-shares_percent, kind="stable") if shares_percent[state] > 0]
     return listed(f"{shares_percent[state]:.2g}% {STATE_NAMES[state]}" for state in order)
 
 
 def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: int) -> tuple[str, ...]:
-    """What to call each recording: `names` where they are given.
+    """Return a label for each recording: `names`, or `distinct_names` if there are none.
 
     Raises:
-        UsageError: there is no recording, more than can be told apart, or not one name for each.
+        UsageError: there is no recording, more than `at_most`, or not one name for each.
     """
     named = tuple(names) or distinct_names(recordings)
     if not 1 <= len(recordings) == len(named) <= at_most:
         raise UsageError(
             f"{len(recordings)} recordings and {len(named)} names were given; "
-            f"there must be 1 to {at_most} of them and a name for each."
+            f"give 1 to {at_most} recordings and a name for each."
         )
     return named
 
 
 def seconds(value: float) -> str:
-    """A duration as a person says it: "34 ms", "1.6 s", "2.5 h"."""
+    """Format a duration: "34 ms", "1.6 s", "2.5 h"."""
     if value < 0.9995:
         return f"{1000 * value:.3g} ms"
     return f"{value:.3g} s" if value < 999.5 else f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.3g} h"
 
 
 def number(value: float) -> str:
-    """A mean count with the digits that matter: "3.02", "51.3", "6,188"."""
+    """Format a mean count with three significant digits or all digits: "3.02", "51.3", "6,188"."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
-def each_named(said: Iterable[str], names: Iterable[str]) -> str:
-    """What is said of each recording, for a title: "116 s (contiguous), 2.11 s (paged)", never broken inside one."""
-    items = (f"{words} ({name})" for words, name in zip(said, names, strict=True))
+def each_named(values: Iterable[str], names: Iterable[str]) -> str:
+    """List a value of each recording for a title, with no line break inside: "116 s (contiguous), 2.11 s (paged)"."""
+    items = (f"{value} ({name})" for value, name in zip(values, names, strict=True))
     return ", ".join(item.replace(" ", "\N{NO-BREAK SPACE}") if len(item) <= _UNBROKEN else item for item in items)

@@ -1,25 +1,22 @@
-"""Figures from papers, posts and logs, each with its source, the band in which ours counts as the same, and the run
-that reproduces it.
+"""Published figures from papers, posts and logs, with their sources, tolerance bands and the runs that reproduce them.
 
-Figures about memory and scheduling are reproduced; figures about speed are predicted, without tuning to them, and some
-of those predictions are far off. A figure outside its band is a failure and is reported as one.
+Figures about memory and scheduling are reproduced. Figures about speed are predicted without tuning, and some of those
+predictions are far off. A figure outside its band is reported as a failure.
 """
 
 from kvsim.errors import UnknownNameError
-from kvsim.published import branching, others, paged_attention, posts, windows
-from kvsim.published.figures import Figure, Outcome, ProgressCallback, Row, reproduce
-from kvsim.published.lengths import PairedLengths, paper_lengths
+from kvsim.published import branching, others, paged_attention, posts
+from kvsim.published.figures import Figure, Outcome, Row, reproduce
+from kvsim.published.lengths import paper_lengths
 
-REPRODUCTIONS: tuple[Row, ...] = (*paged_attention.ROWS, *branching.ROWS, *others.ROWS, *windows.ROWS)
+REPRODUCTIONS: tuple[Row, ...] = (*paged_attention.ROWS, *branching.ROWS, *others.ROWS)
 """Figures about memory and scheduling."""
-PREDICTIONS: tuple[Row, ...] = posts.ROWS
-"""Figures about speed, from machines that no profile was fitted on."""
-ROWS: tuple[Row, ...] = (*REPRODUCTIONS, *PREDICTIONS)
-"""Everything that can be asked for."""
+ROWS: tuple[Row, ...] = (*REPRODUCTIONS, *posts.ROWS)
+"""All published figures."""
 
 
 def find_row(name: str) -> Row:
-    """The row called `name`.
+    """Return the row called `name`.
 
     Raises:
         UnknownNameError: there is none.
@@ -30,16 +27,4 @@ def find_row(name: str) -> Row:
     raise UnknownNameError("published figure", name, [row.name for row in ROWS], listed_by="kvsim reproduce --list")
 
 
-__all__ = [
-    "PREDICTIONS",
-    "REPRODUCTIONS",
-    "ROWS",
-    "Figure",
-    "Outcome",
-    "PairedLengths",
-    "ProgressCallback",
-    "Row",
-    "find_row",
-    "paper_lengths",
-    "reproduce",
-]
+__all__ = ["REPRODUCTIONS", "ROWS", "Figure", "Outcome", "Row", "find_row", "paper_lengths", "reproduce"]

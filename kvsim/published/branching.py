@@ -1,4 +1,4 @@
-"""Memory that sharing saves, from the PagedAttention paper: several answers to one prompt, and beam search."""
+"""Memory saved by sharing, from the PagedAttention paper: parallel sampling and beam search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
 
 RESHUFFLE = {"alpaca": 0.2, "sharegpt": 0.035}
-"""Share of tokens that make beams change places: a property of model and text, chosen in the light of Figure 15b."""
+"""Share of tokens at which beams change places. It depends on model and text, and was chosen to match Figure 15b."""
 _WIDTHS = (2, 6)
 _NUM_REQUESTS = 160
 _SOURCE = "Kwon et al., SOSP 2023 (PagedAttention), Figure 15, from memory"
@@ -24,14 +24,11 @@ _BAND = "2 points, as for the other shares of the pool"
 
 
 def saved_percent(name: str, width: int, reshuffle: float) -> float:
-    """Blocks of 16 that sharing saves on average over time, in percent of those needed without."""
+    """Return the percent of blocks of 16 tokens that sharing saves, averaged over time."""
     rng = np.random.default_rng(0)
     cache = BranchingCache(CountedBlocks(1999), block_size=16)
-    prompts, outputs = paper_lengths(name).sample(_NUM_REQUESTS, rng)
-    searches = (
-        beam_search(cache, prompt, output, width, reshuffle=reshuffle, rng=rng)
-        for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)
-    )
+    lengths = np.column_stack(paper_lengths(name).sample(_NUM_REQUESTS, rng)).tolist()
+    searches = (beam_search(cache, prompt, output, width, reshuffle=reshuffle, rng=rng) for prompt, output in lengths)
     return reduce(add, searches).saved_percent
 
 
@@ -71,8 +68,8 @@ ROWS = (
             Figure.within("ShareGPT, width 6", 66.3, 2, "%"),
         ),
         reproduce=_beam_search,
-        note="How often beams change places is not published. One number for each workload was chosen with these "
-        "figures in view, so of the two widths only one is a test.",
+        note="The share of tokens at which beams change places is not published. One value for each workload was "
+        "chosen to match these figures, so only one of the two widths is a test.",
     ),
 )
-"""Published figures of sequences that branch."""
+"""Published figures about branching sequences."""

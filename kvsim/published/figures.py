@@ -1,4 +1,4 @@
-"""What was published, and whether ours agrees."""
+"""Published figures, their tolerance bands, and the outcome of a reproduction."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
-"""Called now and then with how many of a row's simulations are done, and of how many."""
+"""Function called with the number of finished simulations of a row, and of all its simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One published number, and the interval around it in which ours counts as the same."""
+    """One published number, and the band around it within which ours agrees."""
 
     label: str
     published: float
@@ -22,57 +22,57 @@ class Figure:
 
     @classmethod
     def within(cls, label: str, published: float, margin: float, unit: str = "") -> Figure:
-        """A number that ours may miss by `margin`, in its own unit."""
+        """Create a figure with an absolute tolerance, `margin`."""
         return cls(label=label, published=published, low=published - margin, high=published + margin, unit=unit)
 
     @classmethod
     def near(cls, label: str, published: float, share: float, unit: str = "") -> Figure:
-        """A number that ours may miss by a `share` of it."""
+        """Create a figure with a relative tolerance, `share`."""
         return cls.within(label, published, share * abs(published), unit)
 
     @classmethod
     def exactly(cls, label: str, published: float, unit: str = "") -> Figure:
-        """A number that ours must be, to the last digit."""
+        """Create a figure without tolerance."""
         return cls.within(label, published, 0, unit)
 
     def holds(self, ours: float) -> bool:
-        """Whether `ours` is inside the band."""
+        """Tell whether `ours` is inside the band."""
         return self.low <= ours <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A published table, diagram or sentence, and the run that reproduces it."""
+    """A published table, diagram or sentence, and the function that reproduces it."""
 
     name: str
     """The name of the row on the command line."""
     title: str
     source: str
     band: str
-    """The band within which ours must lie, and the reason for its width, in words."""
+    """Description of the band and the reason for its width."""
     figures: tuple[Figure, ...]
     reproduce: Callable[[ProgressCallback], Sequence[float]]
-    """Our numbers, in the order of `figures`."""
+    """Function that returns our numbers, in the order of `figures`."""
     note: str = ""
-    """Assumptions, and what was chosen in the light of the published figures themselves."""
+    """Assumptions, and parameters that were chosen to match the published figures."""
     ceilings: Callable[[], Sequence[float]] | None = None
-    """The most that the data sheet of the source's own GPU allows of each figure, whatever the engine, by what the row
-    assumes; None where nothing that is assumed limits them."""
+    """Function that returns the upper bound of each figure by the data sheet of the source's GPU, for any engine under
+    the row's assumptions; None if there is no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One row beside ours."""
+    """A row and our numbers."""
 
     row: Row
     ours: tuple[float, ...]
     """Our figures, in the order of `row.figures`."""
     ceilings: tuple[float, ...] = ()
-    """The most that the GPU allows of each, see `Row.ceilings`; empty where that is not known."""
+    """Upper bound of each figure, see `Row.ceilings`; empty if there are none."""
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """The labels of the published figures that no engine can reach on that GPU under the row's assumptions."""
+        """Labels of the published figures that exceed their upper bound."""
         if not self.ceilings:
             return ()
         pairs = zip(self.row.figures, self.ceilings, strict=True)
@@ -80,22 +80,21 @@ class Outcome:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether what the row assumes cannot be: the source's own GPU refutes it, so our figures are of another load
-        than the published ones, and say nothing of the speed of either."""
+        """Whether a published figure exceeds its bound: the row's assumptions are wrong, and comparisons void."""
         return bool(self.beyond)
 
     @property
     def passed(self) -> bool:
-        """Whether every number is inside its band."""
+        """Whether all numbers are inside their bands."""
         return all(figure.holds(ours) for figure, ours in zip(self.row.figures, self.ours, strict=True))
 
     @property
     def failed(self) -> bool:
-        """Whether a figure is outside its band, by assumptions that can be."""
+        """Whether a number is outside its band and the row is not refuted."""
         return not self.passed and not self.is_refuted
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as nested dictionaries of strings and numbers."""
+        """Return the outcome as nested dictionaries of strings and numbers."""
         return {
             "name": self.row.name,
             "title": self.row.title,
@@ -121,7 +120,7 @@ class Outcome:
 
 
 def reproduce(row: Row, progress: ProgressCallback = lambda done, total: None) -> Outcome:  # noqa: ARG005
-    """Run what `row` needs and put our numbers beside its own."""
+    """Run the simulations of `row` and return our numbers."""
     ours = tuple(float(number) for number in row.reproduce(progress))
     assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
     ceilings = () if row.ceilings is None else tuple(row.ceilings())

@@ -1,7 +1,7 @@
-"""How long the requests of the published experiments are, as far as the papers say.
+"""Lengths of the requests in published experiments.
 
-Only means are published. The shapes stand in `lengths.toml` beside this file, with where they come from. A sample
-takes the distribution's own quantiles in random order, so its means are the distribution's whatever the seed.
+Only means are published. `lengths.toml` has the distributions and their sources. A sample consists of evenly spaced
+quantiles in random order, so that its mean does not depend on the seed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedLengths:
-    """Prompt and answer lengths in tokens, and what they have to do with each other."""
+    """Joint distribution of prompt and output lengths in tokens."""
 
     name: str
     about: str
-    """The source of the figures, for a workload's description."""
+    """Source of the figures, for a workload's description."""
     limit_tokens: int
-    """The longest sequence, prompt and answer together."""
+    """Longest sequence in tokens, prompt and output together."""
     prompt_quantiles: tuple[float, ...]
     prompt_tokens: tuple[float, ...]
     """Prompt lengths at `prompt_quantiles`."""
     output_quantiles: tuple[float, ...]
     output_tokens: tuple[tuple[float, ...], ...]
-    """Answer lengths at `output_quantiles`, for as many groups of prompts, from the shortest to the longest."""
+    """Output lengths at `output_quantiles` for equal groups of prompts, from the shortest to the longest."""
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Int64Array, Int64Array]:
-        """`n` pairs of a prompt length and an answer length, in tokens: int64[n] each."""
+        """Draw `n` prompt lengths and their output lengths, in tokens: int64[n] each."""
         prompt = _round(np.interp(_midpoints(n), self.prompt_quantiles, self.prompt_tokens))
         output = np.empty(n, np.int64)
         for rows, tokens in zip(np.array_split(np.arange(n), len(self.output_tokens)), self.output_tokens, strict=True):
@@ -50,7 +50,7 @@ class PairedLengths:
         return prompt[order], np.minimum(output, self.limit_tokens - prompt)[order]
 
     def workload(self, n: int, *, arrivals: Arrivals, seed: int = 0) -> Workload:
-        """`n` requests with these lengths."""
+        """Generate a workload of `n` requests with these lengths."""
         rng = np.random.default_rng(seed)
         prompt, output = self.sample(n, rng)
         return Workload(
@@ -64,11 +64,8 @@ class PairedLengths:
 
 @cache
 def paper_lengths(name: str) -> PairedLengths:
-    """The lengths called `name`: `sharegpt` or `alpaca`."""
-    tables: dict[str, dict[str, Any]] = tomllib.loads(
-        Path(__file__).with_name("lengths.toml").read_text(encoding="utf-8")
-    )
-    table = tables[name]
+    """Return the lengths of `name`: `sharegpt` or `alpaca`."""
+    table: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lengths.toml").read_text(encoding="utf-8"))[name]
     return PairedLengths(
         name=name,
         about=table["about"],
@@ -81,7 +78,7 @@ def paper_lengths(name: str) -> PairedLengths:
 
 
 def _midpoints(n: int) -> npt.NDArray[np.float64]:
-    """The middle of each of `n` equal parts of the range from 0 to 1."""
+    """Return the midpoints of `n` equal parts of [0, 1]."""
     return (np.arange(n) + 0.5) / n
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.hardware import GIB, find_gpu
+from kvsim.kv_groups import CacheSettings, bytes_per_block, cache_layout
 from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
@@ -22,21 +23,21 @@ _NUM_DRAWS = 4
 _PREEMPTIONS_AT = {0.0: 1065, 0.02: 400, 0.05: 187, 0.10: 168, 0.15: 168}
 
 
-def _kv_per_token(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
+def _kv_per_token(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
     return [find_model(name).kv_bytes_per_token / 1024 for name in _KIB_PER_TOKEN]
 
 
-def _llama_sequence(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
+def _llama_sequence(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
     llama = find_model("huggyllama/llama-13b")
     return [llama.max_position_embeddings * llama.kv_bytes_per_token / 1e9]
 
 
-def _a4000_tokens(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
+def _a4000_tokens(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
     return [16 * blocks_for(round(12.52 * GIB), find_model("ibm-granite/granite-4.0-350m"), 16)]
 
 
-def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
-    """Sequences admitted of five, and the unused part of the memory in percent."""
+def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
+    """Return the number of admitted sequences of five, and the unused percent of the memory."""
     longest, lengths = 16_384, [80, 50, 120, 30, 10]
     workload = Workload(arrival_s=[0.0] * len(lengths), prompt_tokens=lengths, output_tokens=[1] * len(lengths))
     model, gpu = find_model("huggyllama/llama-13b"), find_gpu("A4000")
@@ -49,18 +50,14 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
 
 
 def _watermark(progress: ProgressCallback) -> list[float]:
-    """Preemptions at each watermark, on average over draws of the lengths.
+    """Return the preemptions at each watermark, averaged over draws of the lengths.
 
-    A closed loop of 128 users is the same to this scheduler as everything at once and at most 128 in the batch: no
-    request overtakes, and one that was preempted goes first.
+    For this scheduler, a closed loop of 128 users equals a queue of all requests with at most 128 in the batch:
+    requests never overtake, and preempted ones go first.
     """
     model, gpu = find_model("Qwen/Qwen2.5-7B-Instruct"), find_gpu("B200")
-    machine = Machine(
-        gpu=gpu,
-        model=model,
-        kv_bytes=299_584 * model.kv_bytes_per_token,
-        step_time=step_times(gpu, model, "vllm"),
-    )
+    kv_bytes, times = 299_584 * model.kv_bytes_per_token, step_times(gpu, model, "vllm")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
     scheduler = ContinuousSettings(max_num_seqs=128, max_num_batched_tokens=8192, max_model_len=8192)
     prompt, output = Uniform(low=800, high=1200), Uniform(low=4000, high=6000)
     workloads = [
@@ -73,6 +70,20 @@ def _watermark(progress: ProgressCallback) -> list[float]:
         preemptions = [simulate(workload, policy, machine).num_preemptions for workload in workloads]
         means.append(sum(preemptions) / len(preemptions))
     return means
+
+
+def _held_bytes(model_name: str, num_tokens: int, *, uniform: bool) -> int:
+    """Return the KV bytes of a sequence while it decodes; with `uniform`, as if no layer had a window."""
+    model = find_model(model_name)
+    settings = CacheSettings(max_model_len=num_tokens, uniform=uniform)
+    [block_bytes] = bytes_per_block(model, settings)
+    return cache_layout(model, settings).held_blocks(num_tokens) * block_bytes
+
+
+def _gpt_oss(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
+    longest = find_model("gpt-oss-20b").max_position_embeddings
+    grouped, uniform = (_held_bytes("gpt-oss-20b", longest, uniform=each) for each in (False, True))
+    return [grouped / uniform]
 
 
 ROWS = (
@@ -96,7 +107,7 @@ ROWS = (
         name="a4000-log",
         title="Tokens that 12.52 GiB hold: granite-4.0-350m in float16",
         source="a vLLM log, RTX A4000: 468,736 tokens in 29,296 blocks of 16",
-        band="187 tokens: the log prints the memory to 0.01 GiB, half of which is so many tokens",
+        band="187 tokens: the log prints the memory to 0.01 GiB, half of which is 187 tokens",
         figures=(Figure.within("tokens", 468_736, 187, "tokens"),),
         reproduce=_a4000_tokens,
     ),
@@ -126,5 +137,14 @@ ROWS = (
         note="A closed loop of 128 users, run as a queue of all requests with at most 128 in the batch. Roofline of "
         "the B200, which is the GPU of a GB200.",
     ),
+    Row(
+        name="windows",
+        title="KV cache of gpt-oss with windows in every other layer, as a share of one without",
+        source="Hugging Face blog, faster-transformers.md (its pull request 3069): halved as sequences grow",
+        band="0.005: the windows themselves remain",
+        figures=(Figure.within("131,072 tokens", 0.5, 0.005),),
+        reproduce=_gpt_oss,
+        note="gpt-oss-20b: 12 layers with a window of 128 tokens, 12 without; in blocks of 16 tokens.",
+    ),
 )
-"""Published figures of everything but the PagedAttention paper."""
+"""Published figures about memory from other sources than the PagedAttention paper."""

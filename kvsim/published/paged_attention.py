@@ -21,28 +21,26 @@ if TYPE_CHECKING:
 
 PAPER = "Kwon et al., SOSP 2023 (PagedAttention)"
 RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
-"""Requests per second of Figure 13."""
+"""Request rates of Figure 13, per second."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Block sizes of Figure 18b, in tokens."""
-WORTH_NOTICING = 1.1
-"""A block size counts as good while latency is at most so many times the best."""
+_WORTH_NOTICING = 1.1
+"""Ratio to the best latency up to which a block size counts as good."""
 
 _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b": 264}
 _NUM_SATURATING = 1200
 _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
-"""Draws of arrivals, where time and not memory limits a batch: close to overload, the result moves by a tenth from one
-to another.
-"""
+"""Draws of arrivals for batches limited by time; close to overload, results differ by a tenth between draws."""
 
 
-def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
+def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
     return [(gib << 30) // find_model(name).kv_bytes_per_token for name, gib in _KV_POOLS.items()]
 
 
 @cache
 def _saturated_percent(server: str) -> dict[str, float]:
-    """Shares of the pool in percent, by the paper's four classes, while more requests wait than fit."""
+    """Return the shares of the pool in percent, by the paper's four classes, while requests wait."""
     workload = paper_lengths("sharegpt").workload(_NUM_SATURATING, arrivals=AllAtOnce())
     policy = SERVERS[server]
     return saturated_shares(simulate(workload, policy, machine(policy))).paper_percent
@@ -79,14 +77,14 @@ def _mean_batch(name: str, server: str, seed: int) -> float:
     return mean_running(recording, until_s=float(workload.arrival_s[-1]))
 
 
-def _mean_lengths(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 - it takes no time
+def _mean_lengths(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
     rng = np.random.default_rng(0)
     samples = [paper_lengths(name).sample(10_000, rng) for name in RATES_PER_S]
     return [float(tokens.mean()) for sample in samples for tokens in sample]
 
 
 def _prefix_throughput(progress: ProgressCallback) -> list[float]:
-    """Requests per second with the prefix shared by vLLM, over those of Orca (Oracle), both saturated."""
+    """Return the ratio of vLLM's saturated throughput with a shared prefix to that of Orca (Oracle)."""
     llama = find_model("huggyllama/llama-13b")
     ratios = []
     for done, prefix_tokens in enumerate((80, 341)):
@@ -107,8 +105,8 @@ def _prefix_throughput(progress: ProgressCallback) -> list[float]:
     return ratios
 
 
-def block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
-    """Mean end-to-end latency in seconds for each of `BLOCK_SIZES`, at the rate of Figure 13."""
+def _block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
+    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, at the rate of Figure 13."""
     workload = paper_lengths(name).workload(_NUM_ARRIVING[name] // 4, arrivals=Poisson(rate_per_s=RATES_PER_S[name]))
     latencies = []
     for done, block_size in enumerate(BLOCK_SIZES):
@@ -122,14 +120,8 @@ def block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
 def _largest_good_block(progress: ProgressCallback) -> list[float]:
     largest: list[float] = []
     for name in RATES_PER_S:
-        latencies = block_size_latencies(name, progress)
-        largest.append(
-            max(
-                size
-                for size, latency in zip(BLOCK_SIZES, latencies, strict=True)
-                if latency <= WORTH_NOTICING * min(latencies)
-            )
-        )
+        latencies = np.array(_block_size_latencies(name, progress))
+        largest.append(max(np.array(BLOCK_SIZES)[latencies <= _WORTH_NOTICING * latencies.min()].tolist()))
     return largest
 
 
@@ -234,4 +226,4 @@ ROWS = (
         reproduce=_waste,
     ),
 )
-"""Published figures of this paper, and of the post that announced it."""
+"""Published figures of this paper and of the launch post."""

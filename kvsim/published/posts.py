@@ -1,7 +1,7 @@
-"""How fast posts and guides say that servers are, and how fast ours would be on the same GPU.
+"""Throughput and latency from posts and guides, and our predictions for the same GPUs.
 
-Nothing is fitted to these figures. Step times are those that anybody gets who names the GPU and the model: on other
-GPUs than an H200 they follow from the data sheet alone. They do not know the host, which no post describes.
+Nothing is fitted to these figures. Step times are the defaults for the GPU and the model; on GPUs other than the H200
+they are computed from the data sheet. They do not include the host, which no post describes.
 """
 
 from __future__ import annotations
@@ -27,29 +27,20 @@ if TYPE_CHECKING:
     from kvsim.models import Model
     from kvsim.policies import Policy
     from kvsim.published.figures import ProgressCallback
-    from kvsim.recording import Recording
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Questions of the 500 that the recording has; the rate does not depend on how many follow."""
+"""Number of questions in the recording, of 500; the rate does not depend on the rest."""
 _SHARE = 0.25
 _BAND = "25%: a data sheet is no better than that on a GPU where nothing was measured"
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
-"""Recordings of those three on an H200, whose host is known."""
+"""Recordings of the three ways on an H200 with a known host."""
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
 
 
-def _seconds(recording: Recording) -> float:
-    return summarize(recording).duration_s
-
-
-def _rate(recording: Recording) -> float:
-    return summarize(recording).output_tokens_per_s
-
-
 def _questions(count: int) -> Workload:
-    """The first GSM8K questions at once, 128 new tokens each, by the lengths that were recorded."""
+    """Return the first `count` GSM8K questions, all at time 0, with the recorded lengths."""
     asked = workload_of(read(find("hf-h200-granite-350m-batch500")))
     return Workload(
         arrival_s=np.zeros(count),
@@ -66,7 +57,7 @@ def _batches_of(rows: int) -> Static:
 def _three_ways(
     progress: ProgressCallback, *, gpu_name: str, kv_bytes: int, scheduler: ContinuousSettings
 ) -> list[float]:
-    """Tokens per second one by one, as one padded batch of 500, and with vLLM."""
+    """Return the tokens per second one by one, as a padded batch of 500, and with vLLM."""
     gpu, model = find_gpu(gpu_name), find_model(_GRANITE)
     runs: list[tuple[str, Policy, int]] = [
         ("hf-dynamic", _batches_of(1), _ONE_BY_ONE),
@@ -78,17 +69,18 @@ def _three_ways(
         progress(done, len(runs))
         times = step_times(gpu, model, engine, max_num_seqs=scheduler.max_num_seqs, recording=recorded)
         machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
-        rates.append(_rate(simulate(_questions(count), policy, machine)))
+        rates.append(summarize(simulate(_questions(count), policy, machine)).output_tokens_per_s)
     return rates
 
 
 _QUESTION, _ANSWER = 100, 500
-"""Tokens of the questions and answers whose number a guide prints without their lengths."""
+"""Assumed tokens of prompts and outputs in a guide that does not state them."""
 
 
 def _mistral_ceilings() -> list[float]:
-    """The most answers a second that an A100 allows, with 1, 16, 256 and 256 at a time: each step streams the weights
-    once, and each token is multiplied with them, in 16 bits also where they are stored in 4.
+    """Return the most answers per second that an A100 allows, with 1, 16, 256 and 256 at a time.
+
+    Each step streams the weights once. The arithmetic has 16 bits, even if the weights have 4.
     """
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
@@ -99,7 +91,7 @@ def _mistral_ceilings() -> list[float]:
 
 
 def _mistral(progress: ProgressCallback) -> list[float]:
-    """Answers of 500 tokens per second, to questions of 100."""
+    """Return the answers per second, with 100 prompt tokens and 500 output tokens each."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
     paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_model_len=4096))
@@ -121,12 +113,12 @@ def _mistral(progress: ProgressCallback) -> list[float]:
         times = step_times(gpu, weights, "hf-dynamic" if isinstance(policy, Static) else "vllm")
         kv_bytes = round(0.9 * gpu.memory_bytes) - weights.weight_bytes
         machine = Machine(gpu=gpu, model=weights, kv_bytes=kv_bytes, step_time=times)
-        rates.append(count / _seconds(simulate(workload, policy, machine, concurrency=256)))
+        rates.append(count / simulate(workload, policy, machine, concurrency=256).duration_s)
     return rates
 
 
 def _t4(progress: ProgressCallback) -> list[float]:
-    """Seconds that one prompt of 20 tokens takes to be answered with 256."""
+    """Return the seconds for one prompt of 20 tokens and 256 output tokens."""
     gpu, model = find_gpu("T4"), find_model("meta-llama/Llama-2-7b-hf")
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[256], name="one prompt")
     runs: list[tuple[str, Policy]] = [
@@ -137,7 +129,7 @@ def _t4(progress: ProgressCallback) -> list[float]:
     for done, (engine, policy) in enumerate(runs):
         progress(done, len(runs))
         machine = Machine(gpu=gpu, model=model, kv_bytes=GIB, step_time=step_times(gpu, model, engine))
-        seconds.append(_seconds(simulate(workload, policy, machine)))
+        seconds.append(simulate(workload, policy, machine).duration_s)
     return seconds
 
 
@@ -218,4 +210,4 @@ ROWS = (
         "H200 reaches 0.9.",
     ),
 )
-"""Published figures of speed; none was used to fit anything."""
+"""Published figures about speed, on machines without a fitted profile."""

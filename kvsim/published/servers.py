@@ -1,4 +1,4 @@
-"""The four servers that the PagedAttention paper compares, and what it runs them on: OPT-13B on an A100 of 40 GB."""
+"""The four servers of the PagedAttention paper, and its machine: OPT-13B on an A100 with 40 GB."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 KV_BYTES = 12 * GIB
-"""The paper's Table 1 says 12 GB and 15.7K slots: binary ones, since 12 GiB / 800 KiB is 15,728.6."""
+"""KV memory in bytes. Table 1 of the paper says 12 GB and 15.7K slots; 12 GiB / 800 KiB is 15,728.6."""
 HOST_STEP_S = 5e-3
-"""Host time of a step in the Python engines of 2023, none of it hidden behind the GPU."""
+"""Host seconds per step in the Python engines of 2023, none of them overlapped with the GPU."""
 HOST_SEQUENCE_S = 0.101e-3
-"""Host time that one more sequence added to it: sampling, bookkeeping and turning tokens into text, one by one.
+"""Host seconds per step and sequence, for sampling, bookkeeping and detokenization.
 
-The paper says neither. These two were chosen so that vLLM's own two batches in Figure 13 come out.
+The paper does not state these two times. They were chosen to match vLLM's two batches in Figure 13.
 """
 WARM_UP = 0.1
-"""Share of a run's steps that is left out of averages, while sequences still start together."""
+"""Share of a run's first steps that averages leave out, while sequences still start together."""
 
 _SCHEDULER = ContinuousSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=2048, async_scheduling=False
@@ -39,12 +39,12 @@ _SCHEDULER = ContinuousSettings(
 
 
 def orca(reserve: Reserve) -> Contiguous:
-    """Iteration-level scheduling over a buddy allocator, as the paper's authors built it to compare with."""
+    """Return Orca as the paper's authors built it: iteration-level scheduling over a buddy allocator."""
     return Contiguous(scheduler=_SCHEDULER, cache=ContiguousSettings(reserve=reserve, fit="buddy"))
 
 
 def vllm(block_size: int = 16, *, prefix_caching: bool = False) -> Paged:
-    """Paging."""
+    """Return vLLM, with paging."""
     return Paged(scheduler=_SCHEDULER, cache=PagedSettings(block_size=block_size, enable_prefix_caching=prefix_caching))
 
 
@@ -54,18 +54,18 @@ SERVERS: dict[str, Policy] = {
     "Orca (Oracle)": orca(Reserve.ORACLE),
     "vLLM": vllm(),
 }
-"""The servers of the paper, in its order."""
+"""Servers of the paper, in its order."""
 
 
 def machine(policy: Policy, model: Model | None = None) -> Machine:
-    """What `policy` runs on: `model`, OPT-13B by default, with 12 GiB for keys and values.
+    """Return the machine for `policy`, with `model` (by default OPT-13B) and 12 GiB of KV memory.
 
-    The engines of 2023 ran PyTorch's kernels one by one, and so compute as Hugging Face's modules do.
+    The engines of 2023 launched PyTorch's kernels one by one, and compute as fast as Hugging Face's modules.
     """
     model = model or find_model("facebook/opt-13b")
     gpu = find_gpu("A100-40G")
     times = from_card(card_of(gpu), gpu, model, "vllm", captured=False)
-    # The first vLLM had no null block; give the one that today's cannot hand out on top.
+    # The first vLLM had no null block; today's reserves one, so add it.
     null_bytes = policy.unit_tokens * model.kv_bytes_per_token if isinstance(policy, Paged) else 0
     return Machine(
         gpu=gpu,
@@ -76,7 +76,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
             label=f"{times.label}, an engine of 2023",
             token_s=times.token_s * ARITHMETIC_EFFICIENCY / HF_ARITHMETIC_EFFICIENCY,
             eager_launch_s=model.num_layers * EAGER_LAYER_S,
-            power_share=0.0,  # kernels with gaps between them do not reach a card's power limit
+            power_share=0.0,  # with gaps between kernels, the GPU stays below its power limit
             host_step_s=HOST_STEP_S,
             host_sequence_s=HOST_SEQUENCE_S,
         ),
@@ -84,7 +84,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 
 def saturated_shares(recording: Recording) -> WasteShares:
-    """Where the memory was on average while requests waited for it, after the warm-up."""
+    """Return the mean shares of the pool by state while requests waited, after the warm-up."""
     slots = waste(recording)
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
     window = slice(int(WARM_UP * last), last + 1)
@@ -92,7 +92,7 @@ def saturated_shares(recording: Recording) -> WasteShares:
 
 
 def mean_running(recording: Recording, until_s: float) -> float:
-    """Sequences that run, averaged over time from the warm-up to `until_s`."""
+    """Return the mean number of running sequences over time, from the warm-up to `until_s`."""
     steps = recording.steps
     start_s = np.append(steps.start_s, recording.duration_s)
     window = (steps.start_s >= WARM_UP * until_s) & (steps.start_s < until_s)

@@ -11,7 +11,7 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.experiments.ladder import KEY, Climbed, at_once, climb, rung_recordings, rungs
-from kvsim.plots import ladder
+from kvsim.plots.ladder import ladder
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.workload import Workload
 

@@ -13,23 +13,14 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.metrics import latencies
 from kvsim.models import Model
-from kvsim.plots import (
-    Point,
-    agreement,
-    free_runs,
-    hits_capacity,
-    latency,
-    lifetimes,
-    plans,
-    points_of_table,
-    queue,
-    roofline,
-    throughput_block_size,
-    throughput_memory,
-)
-from kvsim.plots.free_runs import FreeMemory
-from kvsim.plots.lifetimes import lifetimes_of
-from kvsim.plots.roofline import StepWork
+from kvsim.plots import Point, plans, points_of_table
+from kvsim.plots.agreement import agreement
+from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
+from kvsim.plots.free_runs import FreeMemory, free_runs
+from kvsim.plots.latency import latency
+from kvsim.plots.lifetimes import lifetimes, lifetimes_of
+from kvsim.plots.queue import queue
+from kvsim.plots.roofline import StepWork, roofline
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings

@@ -16,21 +16,15 @@ from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
-from kvsim.plots import (
-    FIGURES,
-    OF_A_SWEEP,
-    OF_ONE,
-    OF_SEVERAL,
-    latency,
-    memory_map,
-    occupancy,
-    style,
-    waste_bars,
-    waste_over_time,
-)
-from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, pixel_states
+from kvsim.plots import FIGURES, OF_A_SWEEP
+from kvsim.plots.everything import OF_ONE, OF_SEVERAL
+from kvsim.plots.latency import latency
+from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_states
+from kvsim.plots.occupancy import occupancy
 from kvsim.plots.sampling import TimeBins
-from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS, style
+from kvsim.plots.waste_bars import waste_bars
+from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance
 from kvsim.replay import Replay
 

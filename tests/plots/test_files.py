@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvsim.errors import UsageError
-from kvsim.plots import OF_A_SWEEP, OF_ONE, OF_SEVERAL, save, waste_bars
+from kvsim.plots import OF_A_SWEEP, save
+from kvsim.plots.everything import OF_ONE, OF_SEVERAL
+from kvsim.plots.waste_bars import waste_bars
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,9 @@ from PIL.GifImagePlugin import GifImageFile
 from kvsim.errors import RecordingError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
-from kvsim.plots import film_of, write_gif, write_mp4, write_page
-from kvsim.plots.film_picture import frame_image
+from kvsim.plots import film_of
+from kvsim.plots.film_page import write_page
+from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
 from kvsim.plots.style import STATE_COLORS
 from kvsim.replay import Replay
 
@@ -71,7 +72,7 @@ def test_a_run_that_is_much_longer_is_not_filmed_to_its_end(by_hand: Recording, 
 @pytest.mark.parametrize(
     ("count", "arguments", "sentence"),
     [
-        (4, {"num_frames": 3}, "4 recordings and 4 names were given; there must be 1 to 3"),
+        (4, {"num_frames": 3}, "4 recordings and 4 names were given; give 1 to 3 recordings"),
         (0, {"num_frames": 3}, "0 recordings"),
         (1, {"num_frames": 1}, "a film of 1 frames was asked for"),
         (1, {"num_frames": 3, "until_s": 0.0}, r"end at a time above 0 s, not at 0\.0"),
@@ -94,7 +95,7 @@ def test_a_gif_shows_the_cells_in_their_colours(by_hand: Recording, tmp_path: Pa
         assert gif.n_frames == 3
         assert gif.info["duration"] == 100
         assert gif.info["loop"] == 0
-    picture = np.asarray(frame_image(film, 0).convert("RGB"))
+    picture = np.asarray(next(frame_images(film)).convert("RGB"))
     for state in (SlotState.TOKEN, SlotState.RESERVED, SlotState.FREE, SlotState.INTERNAL):
         color = [int(STATE_COLORS[state][place : place + 2], 16) for place in (1, 3, 5)]
         area = (picture == color).all(axis=2).sum() > 1000
