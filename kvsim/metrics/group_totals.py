@@ -18,7 +18,7 @@ from kvsim.metrics.ramps import Ramps, frames_of, running_sum
 from kvsim.recording.order import is_new, stable_order, units_of_runs
 from kvsim.replay import Replay
 from kvsim.replay.by_unit import running_refs
-from kvsim.replay.group_slots import TableGroup
+from kvsim.replay.unit_slots import TableGroup
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray

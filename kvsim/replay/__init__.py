@@ -1,11 +1,11 @@
-"""Playing a recording: what stands in every unit of the pool at any step, forward and backward.
+"""Replay of recordings: the contents of every unit of the pool at any step, forward and backward.
 
-replay         seek to a step: the pool, the requests, where every slot goes
-ledger         the memory events, unfolded: after each operation, who holds which units
-few_units      the operations on some units alone
-unit_states    what stands in every unit after any number of operations (keyframes, growth, by_unit)
-group_slots    the account of several KV-cache groups
-progress       how far each request has come
+replay         seek to a step: the pool, the requests, slots by state
+ledger         memory events, expanded to operations on units
+few_units      the operations on a sample of units
+unit_states    the contents of every unit after any number of operations (keyframes, growth, by_unit)
+unit_slots     slots of units by state
+progress       computed tokens of each request
 host_memory    the second tier, step by step
 rectangle      addresses for a recorded static batch, whose engine has none
 """

@@ -1,7 +1,7 @@
-"""Operations on single units, some thousands at a time, unit by unit: how many requests hold it, and after whom.
+"""Operations on single units in the order of their units: reference counts and successive owners.
 
-To put all operations of a long recording in the order of their units costs more than everything else; a part of them
-stays in a processor's cache, and what is known of a unit before it is remembered.
+Sorting all operations of a long recording would be slow, so they are processed in parts that fit into the CPU cache,
+and the state of each unit after the previous parts is kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part, Takes
 
 _APART = np.int64(1 << 33)
-"""More than twice the rows that a recording has."""
+"""Exclusive upper bound on twice the rows of a recording."""
 
 
 def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """References to each operation's unit after it; `holders` has those of all units before, by address."""
+    """Return the references to each operation's unit after it; `holders` has those of all units before, by address."""
     order = stable_order(part.address, len(holders))
     unit, delta = part.address[order], part.change[order]
     first = np.flatnonzero(is_new(unit))
@@ -37,19 +37,19 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Successions:
-    """Who has each unit after whom: takes, unit by unit and in their order, and what each finds."""
+    """Successive owners of each unit: allocations, sorted by unit and then by time, with the unit's state before."""
 
     row: IntArray
     unit: IntArray
-    """The address of the unit."""
+    """Address of the unit."""
     until: IntArray
-    """The row in which the unit is given back, as in `Takes`."""
+    """Row in which the unit is freed, as in `Takes`."""
     keeps: npt.NDArray[np.bool_]
-    """Whether the unit keeps a prefix from then on."""
+    """Whether the unit keeps a prefix after that row."""
     held_until: npt.NDArray[np.int64]
-    """The row in which the last of those before give the unit back, or in which it lost its prefix since."""
+    """Row in which the last earlier owner frees the unit, or in which it loses its prefix after that."""
     kept: npt.NDArray[np.bool_]
-    """Whether the unit has kept a prefix from then on."""
+    """Whether the unit keeps a prefix after that row."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
@@ -58,8 +58,10 @@ class Successions:
 
     @classmethod
     def of(cls, takes: Takes, latest: npt.NDArray[np.int64], kept: IntArray | None, *, is_shared: bool) -> Successions:
-        """`latest` has, for each address, twice the row up to which the unit is held, and one more where it keeps a
-        prefix then, and follows. `kept` says how many leading units of a table keep theirs when a row gives it back.
+        """Sort `takes` by unit and update `latest`.
+
+        For each address, `latest` is twice the row until which the unit is held, plus one if it keeps a prefix then.
+        `kept` has the leading units of a table that keep their prefixes when a row frees it.
         """
         order = stable_order(takes.address, len(latest))
         unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)
@@ -73,9 +75,9 @@ class Successions:
         before = np.empty_like(own)
         before[1:] = own[:-1]
         before[first] = latest.take(unit[first])
-        if is_shared:  # one who came earlier may stay longer
+        if is_shared:  # an earlier holder may keep it longer
             apart = unit * _APART
             before = np.maximum.accumulate(apart + before) - apart
             own = np.maximum(before, own)
-        latest[unit] = own  # of several, the last one stands
+        latest[unit] = own  # the last write of a unit wins
         return cls(row, unit, until, keeps, before >> 1, (before & 1).astype(np.bool_))

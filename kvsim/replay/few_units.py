@@ -1,4 +1,4 @@
-"""The operations on a few units of a pool: a picture that shows one of every seventy need not follow the others."""
+"""Operations on a sample of a pool's units, for pictures that do not show the other units."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Units of the pool for each one that is looked at, from which on it is faster to look for the operations on these."""
+"""Units of the pool per sampled unit from which on filtering the operations is faster."""
 
 
 class FewUnits:
-    """A ledger of single units that tells of some of them, with its operations counted anew, and its units too: they
-    go by their place among these, so that a pool of these takes memory for no others.
-    """
+    """A ledger of a sample of units. Operations and units are renumbered, so that no memory is needed for others."""
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
         self._ledger = ledger
@@ -36,37 +34,37 @@ class FewUnits:
 
     @staticmethod
     def are(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Whether so many units are few enough to follow them alone, in a pool where that is possible."""
+        """Tell whether following `num_units` units alone is possible and faster."""
         return ledger.unit_by_unit and not ledger.has_groups and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:
-        """The place of each of `addresses` among these units."""
+        """Return the number of each of `addresses` in the sample."""
         return self._addresses.searchsorted(addresses)
 
     @property
     def num_ops(self) -> int:
-        """Operations on these units."""
+        """Number of operations on these units."""
         return len(self._ops)
 
     def ops_until(self, op: int) -> int:
-        """Those among the first `op` of all operations."""
+        """Count these operations among the first `op` of the whole pool."""
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
-        """The operations [begin, end) of these."""
+        """Return the operations [begin, end)."""
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """The operations [begin, end), with the number of the first; there are few."""
+        """Yield the operations [begin, end) at once, with the number of the first."""
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """These operations, in any order."""
+        """Return the operations `ops`, in any order."""
         return self._renumbered(self._ledger.at(self._ops[ops]))
 
     def _renumbered(self, part: Part) -> Part:
         return replace(part, address=self.places(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether a unit keeps its prefix, as the ledger says."""
+        """Tell whether units keep their prefixes, as `Ledger.keeps` does."""
         return self._ledger.keeps(row, position)

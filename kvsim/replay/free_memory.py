@@ -1,4 +1,4 @@
-"""The pieces that free memory lies in, at one frame of a recording or at several."""
+"""Lengths of free runs, at one frame of a recording or at several."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
-    """Units in each run of free neighbours, in address order, at the current frame; a cached prefix is free too."""
+    """Return the units in each run of free units, in address order, at the current frame; cached units are free."""
     return _run_lengths(replay.refs == 0)
 
 
 def free_run_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
-    """What `free_run_lengths` says at each of `frames`, which ascend.
-
-    The current frame may be another one afterwards.
-    """
+    """Yield `free_run_lengths` at each of `frames`, which must ascend; the current frame may change."""
     if replay.ledger.unit_by_unit and not replay.ledger.has_groups:
         for holders in _holders_at(replay, frames):
             yield _run_lengths(holders == 0)
@@ -44,15 +41,15 @@ def _run_lengths(is_free: npt.NDArray[np.bool_]) -> IntArray:
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
-    """How many requests hold each unit at each of `frames`, which ascend: the same array each time.
+    """Yield the number of holders of each unit at each of `frames`, which must ascend, in the same array each time.
 
-    What comes and goes between two of them is not followed.
+    Allocations that are freed before the next frame are skipped.
     """
     ledger, memory = replay.ledger, replay.recording.memory
     rows_upto = np.searchsorted(memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], side="right")
     holders = np.zeros(replay.num_units, np.int32)
     leaving: defaultdict[int, list[IntArray]] = defaultdict(list)
-    """Units that requests leave before each of the frames, by its place among them."""
+    """Units that requests free before each frame, by its index in `frames`."""
     shown = 0
 
     def shown_upto(nth: int) -> Iterator[npt.NDArray[np.int32]]:
@@ -65,7 +62,7 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
         first_place = int(np.searchsorted(rows_upto, takes.row[0], side="right")) if len(takes.row) else len(frames)
         if first_place == len(frames):
             continue
-        some = np.flatnonzero(takes.until >= rows_upto[first_place])  # few in a pool that is written on and on
+        some = np.flatnonzero(takes.until >= rows_upto[first_place])  # few if allocations are short
         begins, ends = (np.searchsorted(rows_upto, rows[some], side="right") for rows in (takes.row, takes.until))
         units = takes.address[some].astype(np.intp) - replay.first_unit
         stays = np.flatnonzero(begins < ends)
@@ -77,10 +74,10 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
             begin = int(begins[stays[first]])
             yield from shown_upto(begin)
             shown = max(shown, begin)
-            np.add.at(holders, units[stays[first:behind]], np.int32(1))  # of one type, which is many times as fast
+            np.add.at(holders, units[stays[first:behind]], np.int32(1))  # equal types are many times as fast
     yield from shown_upto(len(frames))
 
 
 def _edges(values: IntArray) -> Iterator[tuple[int, int]]:
-    """Where each stretch of equal values begins and ends."""
+    """Yield the begin and end of each stretch of equal values."""
     yield from pairwise([*np.flatnonzero(is_new(values)).tolist(), len(values)])

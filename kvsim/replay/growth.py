@@ -1,4 +1,4 @@
-"""Runs that grow by some units in every step, as the rows of a dynamic static batch do: one row stands for all."""
+"""Runs that grow in every step, as rows of a static batch with a dynamic cache do; a recording has one row for each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingRuns:
-    """The growing runs of a recording, and how much of each the pool shows."""
+    """The growing runs of a recording, and the length of each that the pool shows."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """`frame_seq` says up to which sequence number each frame shows what happened."""
+        """Index the runs; `frame_seq` has the last sequence number that each frame shows."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         runs = tables.at(self._row)
-        self._request, self._position, self._address, self._repeat = (
-            runs.request,
-            runs.position,
-            runs.address,
-            runs.repeat,
-        )
+        self._request, self._position = runs.request, runs.position
+        self._address, self._repeat = runs.address, runs.repeat
         self._step_units = runs.length // runs.repeat
         self._birth_frame = np.searchsorted(frame_seq, runs.birth_seq)
         self._birth_seq, self._death_seq = runs.birth_seq, runs.death_seq
@@ -34,10 +30,10 @@ class GrowingRuns:
         return len(self._row)
 
     def show(self, states: UnitStates, frame: int, *, afresh: bool) -> None:
-        """Make `states`, which show all operations up to `frame`, show the growth as well.
+        """Extend the runs in `states`, which show all operations up to `frame`, to their length at `frame`.
 
-        They show the runs that they have just taken as they are in their first step, and, unless they were made
-        `afresh`, those that they had before as the last call left them.
+        New runs have the length of their first step. Others have the length of the last call, unless `states` were
+        laid out `afresh`.
         """
         now = np.where(self._death_seq > self._frame_seq[frame], self._units_at(frame), 0)
         for run in np.flatnonzero(now).tolist():
@@ -47,25 +43,25 @@ class GrowingRuns:
             if begin < end:
                 states.hold(address + begin, end - begin, int(self._request[run]), position + begin)
             elif begin > end:
-                states.let_go(address + end, begin - end)
+                states.release(address + end, begin - end)
         self._shown = now
 
     def units_between(self, low: int, high: int) -> IntArray:
-        """Addresses of the units by which runs grow after frame `low` and up to `high`."""
+        """Return the addresses of the units by which runs grow after frame `low` up to `high`."""
         seq = self._frame_seq
-        concerned = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
-        begin, end = self._units_at(low)[concerned], self._units_at(high)[concerned]
+        alive = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
+        begin, end = self._units_at(low)[alive], self._units_at(high)[alive]
         run, offset = units_of_runs(end - begin)
-        addresses: IntArray = (self._address[concerned] + begin)[run] + offset
+        addresses: IntArray = (self._address[alive] + begin)[run] + offset
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Length at `frame` of each of the `rows` of tables, which are `length` units long in the end."""
+        """Return the length at `frame` of the runs in `rows` of tables, whose final length is `length`."""
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Units of each run at `frame`, 0 before it is there; it is not asked here whether it still is."""
+        """Return the units of each run at `frame`, 0 before its birth; deaths are ignored."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

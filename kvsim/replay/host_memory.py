@@ -1,4 +1,4 @@
-"""The second tier of a recorded run, step by step: what stands on the host, what goes there, what comes back."""
+"""Host memory of a recorded run, step by step: blocks there, on their way there, and on their way back."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostSlots:
-    """What each slot of host memory holds at one moment, one entry for each: a block, or nothing."""
+    """Contents of host memory at one moment, with an entry for each slot."""
 
     owner: IntArray
-    """The request whose block was copied there last; -1 where there was none yet."""
+    """Request whose block was copied to the slot last; -1 if there was none."""
     is_going: BoolArray
-    """The copy from the GPU is under way."""
+    """Whether a copy from the GPU is under way."""
     is_coming: BoolArray
-    """A copy back to the GPU is under way."""
+    """Whether a copy back to the GPU is under way."""
     is_overwritten: BoolArray
-    """The block that stood there gave way to another in this step."""
+    """Whether the previous block was evicted in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostMemory:
-    """One entry for every step, right after it was scheduled, and one more for the end of the run."""
+    """Blocks in host memory over time, with an entry after the schedule of every step, and one for the end."""
 
     num_slots: int
-    """Blocks that the host has room for."""
+    """Capacity in blocks."""
     slot_bytes: int
     used: IntArray
-    """Blocks on the host that hold something or are being written."""
+    """Slots that hold a block or are being written."""
     going: IntArray
     """GPU blocks that are being copied to the host."""
     coming: IntArray
     """GPU blocks that are being copied back."""
     stored: IntArray
-    """GPU blocks that were copied to the host so far, those under way included."""
+    """GPU blocks that were copied to the host so far, including those under way."""
     loaded: IntArray
-    """GPU blocks that were copied back so far, those under way included."""
-    _stores: _Crossings
-    _loads: _Crossings
+    """GPU blocks that were copied back so far, including those under way."""
+    _stores: _CopySteps
+    _loads: _CopySteps
 
     def slots_at(self, frame: int) -> HostSlots:
-        """What the slots hold right after step `frame` was scheduled."""
+        """Return the contents of the slots right after step `frame` was scheduled."""
         owner = np.full(self.num_slots, NO_OWNER, np.int32)
         stores = self._stores
         earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))
@@ -69,18 +69,18 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Crossings:
-    """Blocks that cross the link in one direction, in the order in which that was decided."""
+class _CopySteps:
+    """Copies in one direction, in the order of the decisions."""
 
     begun_step: IntArray
     reported_step: IntArray
-    """The step that reports the copy; beyond every step where that is not known."""
+    """Step that reports the end of the copy; the largest integer if that is unknown."""
     slot: IntArray
     request: IntArray
 
     @classmethod
-    def of(cls, copies: Copies, rows: IntArray) -> _Crossings:
-        """The crossings in `rows` of `copies`."""
+    def of(cls, copies: Copies, rows: IntArray) -> _CopySteps:
+        """Select the copies in `rows`."""
         rows = rows[np.argsort(copies.copy[rows], kind="stable")]
         reported = copies.reported_step[rows]
         return cls(
@@ -91,7 +91,7 @@ class _Crossings:
         )
 
     def under_way(self, frame: int, num_slots: int) -> BoolArray:
-        """The slots that are being copied from or to right after step `frame` was scheduled."""
+        """Tell which slots are being copied right after step `frame` was scheduled."""
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         found = np.zeros(num_slots, bool)
         found[self.slot[:begun][self.reported_step[:begun] >= frame]] = True
@@ -99,7 +99,7 @@ class _Crossings:
 
 
 def host_memory(recording: Recording) -> HostMemory | None:
-    """The second tier of `recording`; None where blocks were not offloaded."""
+    """Return the host memory of `recording`, or None if blocks were not offloaded."""
     copies, meta, num_frames = recording.copies, recording.meta, len(recording.steps) + 1
     if copies is None:
         return None
@@ -122,15 +122,16 @@ def host_memory(recording: Recording) -> HostMemory | None:
         coming=begun[1] - done[1],
         stored=begun[0],
         loaded=begun[1],
-        _stores=_Crossings.of(copies, np.flatnonzero(~is_load)),
-        _loads=_Crossings.of(copies, np.flatnonzero(is_load)),
+        _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),
+        _loads=_CopySteps.of(copies, np.flatnonzero(is_load)),
     )
 
 
 def _size(meta: Meta) -> tuple[int, int]:
-    """Blocks of host memory and the bytes of one, over all GPUs."""
+    """Return the capacity of host memory in blocks, and the bytes of a block, over all GPUs."""
     policy, pool = meta.policy, meta.pool
     block_size = int(policy.get("kv_offloading_block_size") or pool.unit_tokens)
     slot_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
-    told = policy.get("host_blocks")
-    return int(told if told is not None else float(policy["kv_offloading_size"]) * _GIB // slot_bytes), slot_bytes
+    reported = policy.get("host_blocks")
+    num_slots = float(policy["kv_offloading_size"]) * _GIB // slot_bytes if reported is None else reported
+    return int(num_slots), slot_bytes

@@ -1,4 +1,4 @@
-"""Keyframes of a pool whose units are handed out one by one: what stands in each after every so many operations."""
+"""Keyframes of a pool of single units: the contents of all units after regular numbers of operations."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
 
 _OPS_PER_KEYFRAME = 16_384
-"""Operations between two keyframes, where memory allows: about 100 microseconds of copying."""
+"""Operations between two keyframes, if memory allows: about 100 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
-"""The most bytes that all keyframes together may take."""
+"""Most bytes of all keyframes together."""
 
 _OPS = np.int64(1 << 31)
-"""More operations than a recording has."""
+"""Exclusive upper bound on the operations of a recording."""
 
 Columns = tuple[npt.NDArray[Any], ...]
-"""Columns over the units, in address order: owner, position, number of holders, and whether it is cached; where there
-are several, the KV-cache group of the table that holds it; and, where units are shared, of the operations that took it
-the one whose request leaves it last: the row in which it does, times 2**31, and the operation.
+"""Columns over the units, in address order: owner, position, number of holders, whether it is cached; with several
+KV-cache groups, the group of its table; and with sharing, the allocation that is freed last, as the row in which it is
+freed, times 2**31, plus the number of its operation.
 """
 
 
 class Keyframes:
-    """The pool after every so many operations.
+    """The pool after regular numbers of operations.
 
-    Making all of them takes a second for ten million operations, so they are made when a reader first goes that
-    far, or before that by another thread.
+    Building all keyframes takes a second for ten million operations, so each is built when a reader first needs it, or
+    earlier by another thread.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, empty: Columns, first_unit: int) -> None:
-        """`empty` is the pool before the first operation, which is the first keyframe."""
+        """Start with the pool before the first operation, `empty`, which is the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
@@ -44,51 +44,51 @@ class Keyframes:
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
         self._newest: Columns = tuple(column.copy() for column in empty)
         self._scratch = np.empty(len(empty[0]), np.intp)
-        self._num_made = 0
-        self._making = Lock()
+        self._num_built = 0
+        self._building = Lock()
 
-    def last_made(self, op: int) -> int:
-        """Number of operations before the last keyframe that there is already and that is not behind operation `op`."""
-        nth = int(np.searchsorted(self.op[: max(self._num_made, 1)], op, side="right")) - 1
+    def last_built(self, op: int) -> int:
+        """Return the number of operations before the last keyframe that is built and not after operation `op`."""
+        nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.op[nth])
 
     def before(self, op: int) -> int:
-        """The last keyframe before operation `op`."""
+        """Return the number of the last keyframe before operation `op`, and build it if necessary."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1
-        self.make(nth + 1)
+        self.build(nth + 1)
         return nth
 
-    def make(self, count: int) -> None:
-        """See to it that there are the first `count`. Several threads may."""
-        while self._num_made < count:
-            with self._making:
-                if self._num_made < count:
-                    self._make_next()
+    def build(self, count: int) -> None:
+        """Build keyframes up to `count`. Thread-safe."""
+        while self._num_built < count:
+            with self._building:
+                if self._num_built < count:
+                    self._build_next()
 
     def copy(self, nth: int, columns: Columns) -> int:
-        """Write a keyframe to `columns`, and return how many operations it has behind it."""
+        """Copy a keyframe to `columns`, and return the number of operations before it."""
         for column, kept in zip(columns, self._kept, strict=True):
             column[:] = kept[nth]
         return int(self.op[nth])
 
-    def _make_next(self) -> None:
-        nth = self._num_made
+    def _build_next(self) -> None:
+        nth = self._num_built
         begin, end = self.op[max(nth - 1, 0)], self.op[nth]
-        carry_out(self._ledger, int(begin), int(end), self._newest, self._first_unit, self._scratch)
+        apply_operations(self._ledger, int(begin), int(end), self._newest, self._first_unit, self._scratch)
         for column, kept in zip(self._newest, self._kept, strict=True):
             kept[nth] = column
-        self._num_made += 1  # only now may others read it
+        self._num_built += 1  # last, because other threads read keyframes up to this number
 
 
-def carry_out(
+def apply_operations(
     ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Carry out the operations [begin, end) on `columns`, all at once: of several on one unit, the last stands.
+    """Apply the operations [begin, end) to `columns`, in bulk: the last operation on each unit wins.
 
-    `newest` has room for a number of each unit, whatever stands there.
+    `newest` is scratch space with an entry for each unit.
     """
     owner, position, refs, cached, *more = columns
-    # Methods of arrays: stepping through a recording, most of the time goes into calls.
+    # Array methods have less overhead than NumPy functions, which matters when stepping through a recording.
     for first, part in ledger.parts(begin, end):
         units = np.subtract(part.address, first_unit, dtype=np.intp)
         np.add.at(refs, units, part.change.astype(refs.dtype))
@@ -99,8 +99,8 @@ def carry_out(
         owner[unit], position[unit], cached[unit] = part.owner[last], part.position[last], False
         if part.group is not None:
             more[0][unit] = part.group[last]
-        gives_back = part.change[last] < 0
-        freed = (gives_back & ~is_held).nonzero()[0]
+        is_release = part.change[last] < 0
+        freed = (is_release & ~is_held).nonzero()[0]
         if len(freed):
             unit_freed, last_freed = unit[freed], last[freed]
             owner[unit_freed] = NO_OWNER
@@ -109,9 +109,9 @@ def carry_out(
             longest = more[-1]
             takes = (part.change > 0).nonzero()[0]
             np.maximum.at(longest, units[takes], part.until[takes] * _OPS + (first + takes))
-            left = unit[gives_back & is_held]
+            left = unit[is_release & is_held]
             if len(left):
-                # Of all requests that have taken a unit so far, the one that leaves it last is still there if any is.
+                # The request that frees a unit last still holds it if any request does.
                 heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
                 if heirs.group is not None:

@@ -1,8 +1,8 @@
-"""The memory events of a recording, unfolded: which units each operation is about, and whose they are.
+"""Memory events of a recording, converted to operations on units with their owners.
 
-`memory.parquet` says "request 7 gives back its table"; the ledger says which units that were, and in which order. A
-long recording has tens of millions of operations, so they are not kept: a part of them is unfolded when a reader goes
-there. What is looked at when a recording is opened is that no unit is handed out twice.
+A row of `memory.parquet` such as "request 7 frees its table" becomes operations on the units of that table, in order. A
+long recording has tens of millions of operations, so that only the part that a reader needs is converted. Opening a
+recording checks that no unit is allocated twice.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Rows, Takes, Unfolded
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""A number of units that no table has."""
+"""Exclusive upper bound on the units of a table."""
 _OPS_AT_ONCE = 1 << 15
-"""Operations that are looked at together: what is known of them on the way stays in a processor's cache."""
+"""Operations that are processed together; their data fits into the CPU cache."""
 
 
 class Ledger:
-    """The operations of a recording, and the tables that they make."""
+    """The operations of a recording, and the resulting tables."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
-        """Unfold the memory events of `recording`.
+        """Index the memory events of `recording`.
 
         Raises:
-            RecordingError: a unit is handed out or evicted while a request holds it.
+            RecordingError: a unit is allocated or evicted while a request holds it.
         """
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
@@ -59,10 +59,10 @@ class Ledger:
         self.has_groups = bool(recording.meta.pool.groups)
         """Whether several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """Whether several requests hold a unit at some time."""
+        """Whether several requests hold the same unit at some time."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
-        """Addresses of the units that keep a prefix before the first operation."""
+        """Addresses of the units that are cached before the first operation."""
         self._releases = np.flatnonzero(self._memory.kind == MemoryKind.RELEASE)
         self._kept = _kept_units(recording, progress, self._releases)
         if self.unit_by_unit:
@@ -72,17 +72,17 @@ class Ledger:
 
     @property
     def num_ops(self) -> int:
-        """Operations of the whole recording."""
+        """Number of operations of the recording."""
         return int(self._before[-1])
 
     def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
-        """Operations up to and including each sequence number."""
+        """Return the number of operations up to and including each sequence number."""
         return np.asarray(self._before[self._memory.seq.searchsorted(seq, "right")])
 
     def part(self, begin: int, end: int) -> Part:
-        """The operations [begin, end)."""
+        """Return the operations [begin, end)."""
         before = self._before
-        # Of the same type: to look for another, the whole column would be converted.
+        # With another type, `searchsorted` would convert the whole column.
         first = int(before.searchsorted(np.int32(begin), "right")) - 1
         behind = max(int(before.searchsorted(np.int32(end), "left")), first)
         edges = before[first : behind + 1].copy()
@@ -92,27 +92,26 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - before.take(row))
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """These operations, in any order."""
+        """Return the operations `ops`, in any order."""
         row = self._before.searchsorted(ops, "right") - 1
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """The operations [begin, end), some thousands at a time, each time with the number of the first."""
+        """Yield the operations [begin, end) in parts, each with the number of its first operation."""
         end = self.num_ops if end is None else end
         for first in range(begin, end, _OPS_AT_ONCE):
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether a unit at `position` of its table keeps its prefix when `row`, a release, gives it back, if nobody
-        else has it.
-        """
+        """Tell whether units at `position` of their tables stay cached when the releases in `row` free them."""
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Units that requests take, less those that they give back, each for itself, in all rows before each of
-        `rows`, which ascend.
+        """Return the allocated minus the freed units before each of `rows`, which must ascend.
+
+        Shared units count once for each holder.
         """
         before = np.zeros(len(rows), np.int64)
         total = 0
@@ -127,34 +126,32 @@ class Ledger:
 
     @cached_property
     def end_of_pool(self) -> int:
-        """The address behind all units that are ever touched, or that keep a prefix at first."""
+        """End of the addresses of all units that are ever used, or cached at the beginning."""
         memory, end = self._memory, int(self.initial_cached.max(initial=-1)) + 1
         for rows in in_parts(len(memory)):
             end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
         return end
 
     def takes(self) -> Iterator[Takes]:
-        """All takes of a pool whose runs have one unit each, some thousands at a time."""
+        """Yield all takes of a pool of single units, in parts."""
         edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
             yield self._unfolded.takes(begin, end)
 
     def ops_on(self, is_one: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        """The operations on the units whose address `is_one`, in order; of a pool of single units and one group."""
+        """Return the operations on the units that `is_one` selects; for pools of single units with one group."""
         memory, before, found = self._memory, self._before, [np.empty(0, np.int32)]
         for takes in self.takes():
             ones = np.flatnonzero(is_one.take(takes.address))
             row, position, until = takes.row[ones], takes.position[ones], takes.until[ones]
             found.append(before.take(row) + (takes.address[ones] - memory.address.take(row)))
             back = np.flatnonzero((until > row) & (until < len(memory)))
-            # A table is given back whole, from its end.
+            # A table is freed completely, from its end.
             found.append(before.take(until[back] + 1) - 1 - position[back])
         return np.sort(np.concatenate(found))
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
-        """Who has each unit after whom, some thousands of takes at a time; without prefixes, no unit is said to keep
-        one.
-        """
+        """Yield the successive owners of each unit, in parts. If `with_prefixes` is False, cached state is ignored."""
         latest = np.zeros(self.end_of_pool, np.int64)
         kept = None
         if with_prefixes and self._kept is not None:
@@ -165,7 +162,7 @@ class Ledger:
             yield Successions.of(takes, latest, kept, is_shared=self.is_shared)
 
     def _check_free(self) -> None:
-        """Raise where a unit is handed out or evicted while a request holds it."""
+        """Raise an error if a unit is allocated or evicted while a request holds it."""
         for part in self.successions(with_prefixes=False):
             held = np.flatnonzero(part.is_held)
             wrong = held[self._memory.kind[part.row[held]] != MemoryKind.SHARE]
@@ -178,7 +175,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Whether units are shared and cached one by one, and runs of them were only written together."""
+    """Tell whether units are shared and cached one by one, and runs are only a shorthand."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -188,7 +185,7 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_apart(recording: Recording) -> None:
-    """Raise where a run of units is handed out while another request holds some of them."""
+    """Raise an error if a run is allocated while a request holds some of its units."""
     memory = recording.memory
     repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
     ends = (memory.address + memory.length * repeat).tolist()
@@ -207,7 +204,7 @@ def _check_apart(recording: Recording) -> None:
                 f"memory.parquet of {recording.name}, row {row}: units from {begin} to {end - 1} should be free."
             )
         own = held_by.setdefault(request, [])
-        if own and ends_of[own[-1]] == begin:  # a table that grows in place is one run
+        if own and ends_of[own[-1]] == begin:  # growth in place extends the run
             ends_of[own[-1]] = end
             continue
         begins.insert(place, begin)
@@ -216,16 +213,16 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """How many leading units of its table keep their prefix, for each release in `rows`; None without a cache."""
+    """Return the leading units of its table that stay cached, for each release in `rows`; None without a cache."""
     memory = recording.memory
     if not recording.meta.prefix_caching:
         return None
     if memory.cached is not None:
-        # Of a table that is given back, so many leading units; of a part of one, all of it or nothing.
+        # For a whole table, `cached` counts leading units; for a part, it tells whether the part stays cached.
         part = memory.address[rows] != WHOLE_TABLE
         return np.where(part, memory.cached[rows] * _ALL, memory.cached[rows])
-    # The recorder did not say: a unit keeps its prefix once it is full of tokens whose values were known, and the
-    # token that was in flight when a request was preempted was not.
+    # If the recording does not tell, full units with known tokens stay cached. The token that was in flight when a
+    # request was preempted is not known.
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     requests = memory.request[rows]
     computed = progress.computed(requests, step)

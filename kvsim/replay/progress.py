@@ -1,4 +1,4 @@
-"""How far each request has come: the schedule, indexed by request and step."""
+"""Computed tokens of requests over time: the schedule, indexed by request and step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsim.recording.tables import IntArray
 
 
 class Progress:
-    """Computed tokens of any request after any step, in time logarithmic in the length of the schedule."""
+    """Computed tokens of any request after any step, looked up in logarithmic time."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -27,26 +27,25 @@ class Progress:
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.initial = np.zeros(num_requests, np.int64)
-        """Most tokens that each request had computed before a recording that begins in the middle."""
+        """Computed tokens of each request before the beginning of the recording."""
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()
-        """Most tokens that each request ever had computed: the slots it really needs."""
+        """Most tokens that each request ever had computed: the slots that it needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Tokens computed in each request's first step."""
         nothing = np.zeros(0, np.int64)
         self.waiting = (nothing, nothing, nothing)
-        """Requests that took memory and computed nothing in that step, the step, and the tokens that they found there.
-        """
+        """Requests that allocated memory in a step without computing, those steps, and the tokens of their hits."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
-    def begin_anew(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
-        """Say that each of `requests` took memory at its step, of which `hit_tokens` were computed already.
+    def reset(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
+        """Reset the computed tokens of each of `requests` to `hit_tokens` at the step in which it allocates memory.
 
-        One whose other blocks come from the host holds them for some steps before it computes anything, and what it
-        computed before it was preempted is gone. Those that compute in that very step say so themselves.
+        A request that waits for blocks from the host holds memory for some steps before it computes, and a preemption
+        discards computed tokens. Requests that compute in the same step are in the schedule.
         """
         key = requests.astype(np.int64) * self._num_steps + steps
         place = np.searchsorted(self._key, key)
@@ -62,12 +61,12 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Tokens computed for each of `requests` once step `steps` was scheduled; 0 before its first step.
+        """Return the computed tokens of each of `requests` after `steps` were scheduled; 0 before its first step.
 
-        A preemption is not seen here: ask only for requests that hold memory.
+        Preemptions are ignored, so requests must hold memory.
         """
         requests = np.asarray(requests, np.int64)
-        # A negative step would look like the previous request's last one.
+        # The key of a negative step would be that of the previous request's last step.
         key = requests * self._num_steps + np.maximum(steps, 0)
         row = np.searchsorted(self._key, key, side="right") - 1
         found = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
@@ -78,9 +77,9 @@ class Progress:
         return np.where(found, self._before[row] + self._tokens[row] * times, 0)
 
     def most(self, request: int, step: int) -> int:
-        """The most tokens that `request` has had computed at any time until step `step` was scheduled.
+        """Return the most computed tokens of `request` at any time until `step` was scheduled.
 
-        What a preemption took counts: its outputs are known, though their KV must be computed again.
+        Tokens that a preemption discarded count: their values are known, but their KV must be computed again.
         """
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
@@ -88,7 +87,7 @@ class Progress:
         return int(reached.max(where=times > 0, initial=self.initial[request]))
 
     def begins_at(self, request: int, step: int) -> int | None:
-        """Tokens that `request` had computed before what it computes in `step`; None if it computes nothing there."""
+        """Return the computed tokens of `request` before `step`, or None if it is not scheduled in `step`."""
         row = int(np.searchsorted(self._key, request * self._num_steps + step, side="right")) - 1
         if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
             return None

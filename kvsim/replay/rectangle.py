@@ -1,8 +1,7 @@
 """Addresses for a recorded static batch, whose engine has none.
 
-`generate()` holds one tensor per layer and grows it by a column a step; there is no pool and no address. To show it
-beside the others, each batch is laid out as the rectangle it is: one row of slots per request, wide enough for the
-batch's end, which fills up as its tokens are computed.
+`generate()` holds one tensor per layer and adds a column in each step; there is no pool and no address. To show it like
+others, each batch is laid out as a rectangle: one row of slots per request, as wide as at the end of the batch.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def with_addresses(recording: Recording) -> Recording:
-    """Return `recording` with memory events and a pool; itself where it has them.
+    """Add memory events and a pool to `recording`, unless it has them.
 
-    A batch is the set of requests that were first scheduled in the same step. The pool is as large as the largest
-    batch.
+    A batch is the set of requests that were first scheduled in the same step. The pool is as large as
+    the largest batch.
 
     Raises:
         RecordingError: a batch is larger than any pool.
@@ -62,7 +61,7 @@ def with_addresses(recording: Recording) -> Recording:
         column.astype(np.int64)
         for column in (schedule.request, schedule.step, schedule.computed_before, schedule.tokens)
     )
-    if preallocated:  # all of it at once, when the batch begins
+    if preallocated:  # allocated when the batch begins
         request, step, position = request[opening], step[opening], position[opening]
         length, repeats = final[request], np.ones(len(request), np.int32)
     num_append, num_release = len(request), len(scheduled)

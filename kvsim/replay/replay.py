@@ -1,7 +1,6 @@
-"""Seek to any step of a recording: keyframes of the pool, and the few operations since the nearest one.
+"""Replay of a recording: seek to any step, forward or backward at the same cost.
 
-A frame is the state right after a step was scheduled; one more frame follows the last step, when everything has been
-given back that was going to be. Stepping backward costs what stepping forward does.
+A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import CopyKind, IntArray, MemoryKind, RequestStatus
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.group_slots import slots_of_groups, table_groups
 from kvsim.replay.growth import GrowingRuns
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
-from kvsim.replay.unit_slots import Seen, slots_of_units
+from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_units, table_groups
 from kvsim.replay.unit_states import SingleUnits, UnitStates
 
 _POSITION_BITS = 40
-"""Bits of a run's key that hold its position; above them stands the number of its table, one for each admission."""
+"""Bits of the position in a run's key; higher bits are the number of its table, one for each admission."""
 _UNITS_AT_ONCE = 1 << 16
-"""Units that are split into states at a time: their eight numbers each stay in a processor's cache."""
+"""Units that are split into states together; their data fits into the CPU cache."""
 
 
 class Replay:
@@ -43,7 +41,7 @@ class Replay:
         """Index `recording` for seeking.
 
         Raises:
-            RecordingError: it has no step to show.
+            RecordingError: it has no steps.
         """
         if not len(recording.steps):
             raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to replay.")
@@ -51,16 +49,16 @@ class Replay:
         self.progress = Progress(recording)
         self.ledger = Ledger(recording, self.progress)
         pool, steps = recording.meta.pool, recording.steps
-        assert pool.num_units is not None  # with_addresses gave every recording a pool
+        assert pool.num_units is not None  # `with_addresses` adds one
         self.num_units: int = pool.num_units
         self.unit_tokens = pool.unit_tokens
         self.unit_slots = pool.unit_slots
         self.groups = table_groups(pool)
-        """The tables of each KV-cache group; one group of full attention in most models."""
+        """KV-cache groups; most models have one group of full attention."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
-        self._begin_residencies_anew()
+        self._reset_progress()
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
         self._index_tables()
@@ -70,29 +68,29 @@ class Replay:
 
     @cached_property
     def _states(self) -> UnitStates:
-        """What stands in each unit. Totals over the pool do not ask, and take no memory for each unit that there is."""
+        """Contents of each unit, created on first use, because totals over the pool do not need them."""
         states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
         self._show(states)
         return states
 
     @property
     def owner(self) -> npt.NDArray[np.int32]:
-        """The request that holds each unit; `NO_OWNER` where none does."""
+        """Request that holds each unit; `NO_OWNER` if it is free."""
         return self._states.owner
 
     @property
     def position(self) -> npt.NDArray[np.int32]:
-        """The place of each unit in the table of its owner."""
+        """Position of each unit in its owner's table."""
         return self._states.position
 
     @property
     def refs(self) -> npt.NDArray[np.int32]:
-        """Requests that hold each unit."""
+        """Number of requests that hold each unit."""
         return self._states.refs
 
     @property
     def cached(self) -> npt.NDArray[np.bool_]:
-        """Whether each unit keeps a prefix, being free."""
+        """Whether each unit is free and keeps a prefix."""
         return self._states.cached
 
     def occupied(self) -> npt.NDArray[np.int64]:
@@ -102,7 +100,7 @@ class Replay:
 
     @property
     def group(self) -> npt.NDArray[np.int16]:
-        """The KV-cache group of the table that holds each unit; empty where a model has one."""
+        """KV-cache group of the table that holds each unit; empty if the model has one group."""
         return self._states.group
 
     @property
@@ -111,18 +109,18 @@ class Replay:
         return self.time_of(self.frame)
 
     def time_of(self, frame: int) -> float:
-        """Time at which `frame` begins, in seconds from the first event."""
+        """Return the time at which `frame` begins, in seconds from the first event."""
         steps = self.recording.steps
         return float(steps.start_s[frame]) if frame < len(steps) else self.recording.duration_s
 
     def frame_at(self, time_s: float) -> int:
-        """The last frame that has begun at `time_s`."""
+        """Return the last frame that begins until `time_s`."""
         if time_s >= self.recording.duration_s:
             return self.num_frames - 1
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def seek(self, frame: int) -> None:
-        """Make `frame` (clamped to the recording) the current one."""
+        """Make `frame` the current frame, clamped to the recording."""
         self.frame = min(max(frame, 0), self.num_frames - 1)
         if "_states" in vars(self):
             self._show(self._states)
@@ -133,27 +131,28 @@ class Replay:
             self._growth.show(states, self.frame, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
-        """Operations of the ledger up to and including `frame`."""
+        """Return the number of operations of the ledger up to and including `frame`."""
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
-        """Units from 0 that the last request which held them gives back after frame `before` up to frame `after`, as
-        often as that happens; with -1, from the beginning.
+        """Return the units, counted from 0, that become free after frame `before` (or -1) up to frame `after`.
+
+        Units that become free several times are repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
     def warm_up(self) -> None:
-        """Make every keyframe now, so that no seek is the first to go that far. Another thread may do this."""
+        """Build all keyframes, so that later seeks are fast. Thread-safe."""
         self._states.warm_up()
 
-    def touched(self, before: int, after: int) -> npt.NDArray[np.int64]:
-        """Units whose picture may differ between two frames, each once, in address order."""
+    def touched(self, before: int, after: int) -> Numbers:
+        """Return the units whose picture may differ between two frames, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.frame)
         live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
-        old, new = (self._computed(live, frame) for frame in (low, high))
-        # Where a row ends and is written on, because its batch is, all of it turns into padding.
+        old, new = (self.computed_at(live, frame) for frame in (low, high))
+        # If a request has finished but its batch goes on, its whole row turns into padding.
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = new > old
         written = self._units_written(residencies[growing], old[growing], new[growing])
@@ -165,36 +164,32 @@ class Replay:
         is_touched[units] = True
         return np.flatnonzero(is_touched)
 
-    def live_requests(self) -> npt.NDArray[np.int64]:
-        """Requests that hold memory now, in the order in which they were admitted."""
+    def live_requests(self) -> Numbers:
+        """Return the requests that hold memory at the current frame, in order of admission."""
         return self._live_at(self.frame)
 
-    def _live_at(self, frame: int) -> npt.NDArray[np.int64]:
+    def _live_at(self, frame: int) -> Numbers:
         held = self.ledger.tables.residencies
-        live: npt.NDArray[np.int64] = held.request[self._live_residencies(frame)].astype(np.int64)
+        live: Numbers = held.request[self._live_residencies(frame)].astype(np.int64)
         return live
 
-    def waiting_requests(self) -> npt.NDArray[np.int64]:
-        """Requests that have arrived and hold no memory but will again, preempted ones first, then in order of
-        arrival.
-        """
+    def waiting_requests(self) -> Numbers:
+        """Return the waiting requests at the current frame: preempted ones first, then in order of arrival."""
         requests, seq = self.recording.requests, self.frame_seq[self.frame]
-        # Those before have come and gone, and those after have not come yet.
-        begin, end = np.searchsorted(self._all_gone_at, seq, "right"), np.searchsorted(self._none_came_by, seq, "right")
+        # Requests before the window have finished, and those after it have not arrived.
+        begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_gone_at, self._none_came_by))
         window = slice(begin, max(begin, end))
-        # The last thing that happens to a request is that its memory goes, or, if it never had any, that it is aborted.
+        # A request ends when its memory is freed for the last time or, if it never had any, when it is aborted.
         waits = (requests.arrival_seq[window] <= seq) & (self._last_death[window] > seq)
         waits &= ~(requests.finished_s[window] <= self.time_s)
         rows = begin + np.flatnonzero(waits)
         rows = rows[~np.isin(rows, self.live_requests())]
         started = self._first_birth[rows] <= seq
-        waiting: npt.NDArray[np.int64] = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
+        waiting: Numbers = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
         return waiting
 
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
-        """Logical positions and physical addresses of the units that `request` holds now, in one KV-cache group or in
-        all of them.
-        """
+        """Return positions and addresses of the units that `request` holds, in one KV-cache group or in all."""
         tables = self.ledger.tables
         rows = tables.held(request, int(self.frame_seq[self.frame]))
         if group is not None:
@@ -206,19 +201,19 @@ class Replay:
         run, offset = units_of_runs(lengths)
         return runs.position[run] + offset, runs.address[run] + offset
 
-    def computed_at(self, requests: IntArray, frames: IntArray) -> npt.NDArray[np.int64]:
-        """Tokens that each of `requests` has computed at its frame, at which it must hold memory."""
+    def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
+        """Return the computed tokens of each of `requests` at its frame, at which it must hold memory."""
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
-    def computed(self, requests: IntArray) -> npt.NDArray[np.int64]:
-        """Tokens computed so far for each of `requests`, which must hold memory."""
-        return self._computed(requests, self.frame)
+    def computed(self, requests: IntArray) -> Numbers:
+        """Return the computed tokens of each of `requests`, which must hold memory, at the current frame."""
+        return self.computed_at(requests, self.frame)
 
-    def slots(self, units: IntArray | slice = slice(None)) -> npt.NDArray[np.int64]:
-        """The slots of each unit by state: shape (units, 8), every row adding up to the unit's size.
+    def slots(self, units: IntArray | slice = slice(None)) -> Numbers:
+        """Return the slots of each unit by state: shape (units, 8), every row adding up to the unit's size.
 
-        `units` are indices from 0, in address order. The state `external` of free units is a property of the whole
-        pool and the queue, so it is not seen here: such units are `free`.
+        `units` are counted from 0. The state `external` depends on the whole pool and the queue; here, such units are
+        `free`.
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
@@ -227,8 +222,9 @@ class Replay:
     def states_at(
         self, frames: Sequence[int], units: IntArray | slice = slice(None)
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """What most slots of each unit are at several frames, and who holds it: SlotState and row of the request
-        (`NO_OWNER` for a free one), both of the shape (frames, units). The current frame may be another one afterwards.
+        """Return the state of most slots of each unit and its owner (or `NO_OWNER`), both of shape (frames, units).
+
+        The current frame may change.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         few, shown = None, units
@@ -243,7 +239,7 @@ class Replay:
         owners = np.empty((len(frames), num_units), np.int32)
         at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
         for begin in range(0, len(frames), at_once):
-            part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[npt.NDArray[np.int64]]()
+            part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[Numbers]()
             for nth, frame in enumerate(frames[part], start=begin):
                 if few is None:
                     self.seek(frame)
@@ -260,9 +256,9 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
-        """What stands in `units` at `frame`, which `pool` shows."""
+        """Return the contents of `units` at `frame`, which `pool` shows."""
         live = self._live_at(frame)
-        self._computed_by_live[live] = self._computed(live, frame)
+        self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()
         return Seen(
             owner=owner,
@@ -272,76 +268,64 @@ class Replay:
             computed=self._computed_by_live[owner],
         )
 
-    def _split(self, seen: Seen) -> npt.NDArray[np.int64]:
+    def _split(self, seen: Seen) -> Numbers:
         return slots_of_units(
             seen, unit_tokens=self.unit_tokens, pad=self.pad, full=self.full, requested=self._requested
         )
 
-    def _computed(self, requests: IntArray, frame: int) -> npt.NDArray[np.int64]:
-        return self.progress.computed(requests, min(frame, self.num_frames - 2))
-
     def alive(self) -> IntArray:
-        """The runs of `ledger.tables` that are held now."""
+        """Return the runs of `ledger.tables` that are held at the current frame."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
         runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
         return runs
 
-    def _live_residencies(self, frame: int) -> npt.NDArray[np.int64]:
-        """The requests that hold memory in `frame`, by number of their residency, in order of admission."""
+    def _live_residencies(self, frame: int) -> Numbers:
+        """Return the residencies of the requests that hold memory at `frame`, in order of admission."""
         seq = self.frame_seq[frame]
-        begin, end = (
-            np.searchsorted(self._all_dead_at, seq, "right"),
-            np.searchsorted(self._residency_birth, seq, "right"),
-        )
+        begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
         alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
-        live: npt.NDArray[np.int64] = self._residencies[window][alive]
+        live: Numbers = self._residencies[window][alive]
         return live
 
-    def _units_written(
-        self, residencies: npt.NDArray[np.int64], old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The units that change where so many tokens are computed now instead of so many before."""
+    def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
+        """Return the units that change when the computed tokens change from `old` to `new`."""
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
                    for span in group.changed(old, new)]  # fmt: skip
         return np.concatenate(changed)
 
-    def _units_between(
-        self, residencies: npt.NDArray[np.int64], group: int, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The units that now stand at [low, high) in the tables of a group."""
+    def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
+        """Return the units at positions [low, high) in the current tables of a group."""
         tables, seq = self.ledger.tables, self.frame_seq[self.frame]
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
         table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
         first = np.searchsorted(self._run_key, table_key + low, side="right") - 1
-        # A table may begin behind positions that were never held.
+        # A table may begin after positions that were never held.
         first = np.maximum(first, np.searchsorted(self._run_key, table_key, side="left"))
         last = np.maximum(np.searchsorted(self._run_key, table_key + high, side="left"), first)
         span, nth = units_of_runs(last - first)
         rows = first[span] + nth
-        # Stepping backward, a table is shorter now than the slots that it had.
+        # After a step backward, the table may be shorter.
         born = tables.birth_seq[rows] <= seq
         span, rows = span[born], rows[born]
         begin = np.maximum(tables.position[rows], low[span])
         end = np.minimum(tables.position[rows] + tables.length[rows], high[span])
         run, offset = units_of_runs(np.maximum(end - begin, 0))
-        address: npt.NDArray[np.int64] = tables.address[rows] + begin - tables.position[rows]
+        address: Numbers = tables.address[rows] + begin - tables.position[rows]
         return address[run] + offset - self.first_unit
 
     @cached_property
-    def _run_key(self) -> npt.NDArray[np.int64]:
-        """A number for each run: they ascend by table and then by position, so that any position of any table is found
-        at once.
-        """
+    def _run_key(self) -> Numbers:
+        """Sort key of each run, ascending by table and position, to look up positions in tables."""
         tables = self.ledger.tables
-        key: npt.NDArray[np.int64] = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
+        key: Numbers = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
         return key
 
-    def _begin_residencies_anew(self) -> None:
-        """What is given back is lost, but for what moves: it takes memory at the moment at which it gives it back.
+    def _reset_progress(self) -> None:
+        """Reset computed tokens on allocation, except for extents that move, which are freed at the same moment.
 
-        What is found there was computed by others, or comes from the host, which counts from when that is decided.
+        Prefix hits count as computed, including blocks from the host from the moment of the decision to load them.
         """
         held, memory = self.ledger.tables.residencies, self.recording.memory
         moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
@@ -361,30 +345,28 @@ class Replay:
             key = requests * self.num_frames + frames
             begin, end = (np.searchsorted(loaded_key, key, side) for side in ("left", "right"))
             found += (end - begin) * self.unit_tokens
-        self.progress.begin_anew(requests, frames, found)
+        self.progress.reset(requests, frames, found)
 
-    def _padding_per_request(self) -> npt.NDArray[np.int64]:
-        """Pad slots in front of each request's tokens: in a static batch, what its first step computed beyond its
-        prompt.
-        """
+    def _padding_per_request(self) -> Numbers:
+        """Return the slots of padding before each request's tokens, which its first step computed in a static batch."""
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
-        pad: npt.NDArray[np.int64] = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
+        pad: Numbers = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
         return pad
 
-    def _full_per_request(self) -> npt.NDArray[np.int64]:
-        """Where each request's last live token stands. The last token that a request generates is never written."""
+    def _full_per_request(self) -> Numbers:
+        """Return the place after each request's last live token; the KV of the last output token is never written."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final
-        full: npt.NDArray[np.int64] = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
+        full: Numbers = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
         return full
 
     def _index_tables(self) -> None:
-        """What is asked of the tables at every frame, so that no answer takes longer in a longer recording."""
+        """Index the tables for lookups whose time does not depend on the length of the recording."""
         tables, requests = self.ledger.tables, self.recording.requests
         held = tables.residencies
-        self._residencies: npt.NDArray[np.int64] = np.argsort(held.birth_row, kind="stable")
+        self._residencies: Numbers = np.argsort(held.birth_row, kind="stable")
         self._residency_birth = held.birth_seq[self._residencies]
         self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
@@ -394,12 +376,12 @@ class Replay:
         self._first_birth = np.full(len(requests), never, np.int64)
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
         self._first_birth[self.progress.initial > 0] = -1
-        # A request that never held memory is still waiting at the end, unless it was refused.
+        # A request that never held memory waits at the end, unless it was refused.
         self._last_death = np.full(len(requests), never, np.int64)
         self._last_death[held.request] = -1
         np.maximum.at(self._last_death, held.request, held.death_seq)
         self._last_death[requests.status == RequestStatus.REFUSED] = -1
-        # One that was preempted when the recording ends waits for memory that it will have behind its end.
+        # A request that is preempted when the recording ends still waits.
         self._last_death[requests.status == RequestStatus.UNFINISHED] = never
         self._all_gone_at = np.maximum.accumulate(self._last_death)
         self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
@@ -407,4 +389,4 @@ class Replay:
         self._requested = np.zeros(len(requests), np.int64)
         np.maximum.at(self._requested, last.request, last.position + last.requested)
         self._requested *= self.unit_tokens
-        self._computed_by_live = np.zeros(len(requests) + 1, np.int64)  # and one for units without an owner
+        self._computed_by_live = np.zeros(len(requests) + 1, np.int64)  # one more for units without an owner

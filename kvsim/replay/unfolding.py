@@ -1,6 +1,6 @@
-"""How the rows of `memory.parquet` become operations on runs of units.
+"""Conversion of the rows of `memory.parquet` to operations on runs of units.
 
-A row says "request 7 gives back its table"; the operations say which units that were, and in which order.
+A row such as "request 7 frees its table" becomes operations on the units of that table, in order.
 """
 
 from __future__ import annotations
@@ -19,65 +19,63 @@ if TYPE_CHECKING:
     from kvsim.recording.holdings import Holdings, Releases
 
 NO_OWNER = -1
-"""The owner of a unit that is free."""
+"""Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Holders that a run gains or loses, by the kind of the operation."""
+"""Change in the number of holders of a run, by kind of operation."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Some operations on runs of units, in the order in which they happened.
+    """Operations on runs of units, in order.
 
-    A run that grows is taken with the units of its first step, and given back with all of them.
+    A growing run is allocated with the units of its first step, and freed with all units.
     """
 
     row: IntArray
-    """The row of `memory.parquet`."""
+    """Row of `memory.parquet`."""
     address: IntArray
     length: IntArray
     change: npt.NDArray[np.int8]
-    """1 where a request takes the run, -1 where it gives it back, 0 where the units lose a prefix that they kept."""
+    """1 if a request allocates the run, -1 if it frees it, 0 if the units lose a cached prefix."""
     owner: IntArray
-    """The request that takes or gives back; `NO_OWNER` where none does."""
+    """Request that allocates or frees; `NO_OWNER` for evictions."""
     position: IntArray
     """Position of the run in that request's table, in units."""
     group: IntArray | None
-    """The KV-cache group of that table; None where a model has one."""
+    """KV-cache group of that table; None if the model has one group."""
     until: IntArray
-    """The row in which a run that is taken is given back; as many as there are rows where it never is."""
+    """Row in which an allocated run is freed; the number of rows if it never is."""
 
 
 class Takes(NamedTuple):
-    """Units that are taken, and those that lose a prefix that they kept, in order."""
+    """Allocations and evictions of single units, in order."""
 
     row: IntArray
-    """The row of `memory.parquet`."""
+    """Row of `memory.parquet`."""
     address: IntArray
     position: IntArray
-    """The unit's place in the table of the request that takes it."""
+    """Position of the unit in the request's table."""
     until: IntArray
-    """The row in which that request gives it back: as many as there are rows where it never does, and `row` where no
-    request takes it.
-    """
+    """Row in which the request frees the unit: the number of rows if it never does, and `row` for evictions."""
 
 
 class Unfolded(Protocol):
-    """How rows become operations."""
+    """Conversion of rows to operations."""
 
     def num_ops(self) -> IntArray:
-        """Operations of each row."""
+        """Return the number of operations of each row."""
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """The operations `ops`, each of which is the `nth` of its `row`."""
+        """Return the operations `ops`, each the `nth` of its `row`."""
 
     def takes(self, begin: int, end: int) -> Takes:
-        """All takes of the rows [begin, end), each of one unit."""
+        """Return all takes of the rows [begin, end), each of one unit."""
 
 
 class Rows:
-    """Rows that stand for runs behind each other. A table is given back from its end."""
+    """Conversion of rows with runs of adjacent units. Tables are freed from their end."""
 
     def __init__(
         self, memory: Memory, tables: Holdings, releases: Releases, until: IntArray, *, unit_by_unit: bool
@@ -88,13 +86,13 @@ class Rows:
         self._unit_by_unit = unit_by_unit
 
     def num_ops(self) -> IntArray:
-        """Operations of each row."""
+        """Return the number of operations of each row."""
         num_ops = self._memory.length.copy() if self._unit_by_unit else np.ones(len(self._memory), np.int32)
         num_ops[self._releases.row] = self._releases.num_runs
         return num_ops
 
     def takes(self, begin: int, end: int) -> Takes:
-        """All takes of the rows [begin, end), each of one unit."""
+        """Return all takes of the rows [begin, end), each of one unit."""
         memory = self._memory
         row = begin + np.flatnonzero(memory.kind[begin:end] != MemoryKind.RELEASE).astype(np.int32)
         length = memory.length.take(row).astype(np.intp)
@@ -106,7 +104,7 @@ class Rows:
         return Takes(row, memory.address.take(row) + nth, memory.position.take(row) + nth, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """The operations `ops`, each of which is the `nth` of its `row`."""
+        """Return the operations `ops`, each the `nth` of its `row`."""
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
@@ -137,17 +135,17 @@ class Rows:
 
 
 class Listed:
-    """Operations where groups let go of units on the way: everything is listed, unit by unit."""
+    """Conversion for several KV-cache groups, which free units early: all operations are listed, unit by unit."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
 
     def num_ops(self) -> IntArray:
-        """Operations of each row."""
+        """Return the number of operations of each row."""
         return np.bincount(self._operations.row, minlength=len(self._memory))
 
     def takes(self, begin: int, end: int) -> Takes:
-        """All takes of the rows [begin, end), each of one unit."""
+        """Return all takes of the rows [begin, end), each of one unit."""
         first, behind = np.searchsorted(self._operations.row, (begin, end)).tolist()
         ops = first + np.flatnonzero(self._memory.kind[self._operations.row[first:behind]] != MemoryKind.RELEASE)
         row = self._operations.row[ops]
@@ -155,8 +153,8 @@ class Listed:
         return Takes(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """The operations `ops`, each of which is the `nth` of its `row`."""
-        del nth  # they are listed in their order
+        """Return the operations `ops`, each the `nth` of its `row`."""
+        del nth  # operations are listed in order
         tables, is_of_table = self._tables, self._operations.run[ops] != NO_RUN
         run = np.where(is_of_table, self._operations.run[ops], 0)
 

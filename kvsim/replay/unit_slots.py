@@ -1,45 +1,49 @@
-"""The slots of units by state, from what stands in the units: at one frame, or at many at once."""
+"""Slots of units by state, for pools with one KV-cache group and with several."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.kv_groups.group import CacheKind
 from kvsim.memory.waste import NUM_STATES, SlotState, split_extent
+from kvsim.recording.order import is_new
 from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvsim.recording.model import Pool
     from kvsim.recording.tables import IntArray
+    from kvsim.replay.ledger import Ledger
 
 Numbers = npt.NDArray[np.int64]
+Span = tuple[Numbers, Numbers]
 
 
 class Seen(NamedTuple):
-    """What stands in some units, at one frame or several; all arrays have one shape."""
+    """Contents of some units, at one frame or several; all arrays have the same shape."""
 
     owner: IntArray
-    """The row of the request that holds the unit; `NO_OWNER` where it is free."""
+    """Row of the request that holds the unit; `NO_OWNER` if it is free."""
     position: IntArray
-    """The unit's place in the table of its owner."""
+    """Position of the unit in its owner's table."""
     is_shared: npt.NDArray[np.bool_]
     """Whether several requests hold it."""
     is_cached: npt.NDArray[np.bool_]
-    """Whether it keeps a prefix, being free."""
+    """Whether it is free and keeps a prefix."""
     computed: Numbers
-    """Tokens that the owner has computed; anything where there is none."""
+    """Tokens that the owner has computed; undefined without an owner."""
 
 
 def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
-    """The slots of each unit by state: the shape of `seen` and a last axis of eight, which add up to `unit_tokens`.
+    """Split each unit into slots by state; the last axis has the eight states and adds up to `unit_tokens`.
 
-    Args:
-        seen: what stands in the units.
-        unit_tokens: slots of a unit.
-        pad: slots of padding in front of the tokens of each request, by its row.
-        full: place behind the last live token of each request, by its row.
-        requested: slots that were asked for each request, by its row.
+    By row of the request, `pad` has the slots of padding before its tokens, `full` the place after its last live token,
+    and `requested` the slots that were requested for it.
     """
     slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
     slots[..., SlotState.FREE] = np.where(seen.is_cached, 0, unit_tokens)
@@ -52,8 +56,116 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
         end,
         pad=pad[requests],
         full=full[requests],
-        # Only full units are ever shared, whichever request counts as their owner.
+        # Only full units are ever shared.
         computed=np.where(seen.is_shared[held], end, seen.computed[held]),
         requested=requested[requests],
     )
     return slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableGroup:
+    """Layout of the units of one KV-cache group."""
+
+    kind: CacheKind
+    block_size: int
+    """Tokens of one unit."""
+    window: int | None
+    token_slots: int
+    """Slots of one token; 0 where units hold states."""
+    state_slots: int
+    """Slots of one state; 0 where units hold tokens."""
+
+    @property
+    def leaves_tokens(self) -> bool:
+        """Whether requests hold units with tokens or states that no later step reads."""
+        return self.kind is CacheKind.MAMBA or self.window is not None
+
+    def unread(self, computed: IntArray) -> Numbers:
+        """Return the leading tokens that no step reads after `computed` tokens; 0 for groups of states."""
+        computed = np.asarray(computed, np.int64)
+        if self.kind is CacheKind.MAMBA or self.window is None:
+            return np.zeros_like(computed)
+        if self.kind is CacheKind.CHUNKED_LOCAL:
+            return np.asarray(computed // self.window * self.window)
+        return np.maximum(computed - self.window + 1, 0)
+
+    def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
+        """Yield ranges of positions whose units change when the computed tokens change from `old` to `new`."""
+        size = self.block_size
+        yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
+        if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
+            yield (self.unread(old) // size, -(-self.unread(new) // size))
+
+
+def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
+    """Return the groups of a pool; one group of full attention if it has no layout."""
+    layout = pool.layout
+    if layout is None:
+        full = TableGroup(kind=CacheKind.FULL, block_size=pool.unit_tokens, window=None, token_slots=1, state_slots=0)
+        return (full,)
+    return tuple(
+        TableGroup(
+            kind=group.kind,
+            block_size=group.block_size,
+            window=group.window,
+            token_slots=layout.token_slots(group),
+            state_slots=layout.state_slots(group),
+        )
+        for group in layout.groups
+    )
+
+
+class _Moment(Protocol):
+    """The parts of a `Replay` that `slots_of_groups` needs."""
+
+    ledger: Ledger
+    num_units: int
+    unit_slots: int
+    first_unit: int
+    groups: tuple[TableGroup, ...]
+    full: Numbers
+
+    @property
+    def cached(self) -> npt.NDArray[np.bool_]: ...
+    @property
+    def refs(self) -> IntArray: ...
+    def alive(self) -> IntArray: ...
+    def computed(self, requests: IntArray) -> Numbers: ...
+
+
+def slots_of_groups(pool: _Moment, units: IntArray | slice) -> Numbers:
+    """Split each unit into slots by state. A shared unit has the state of the holder that uses most of it."""
+    tables, runs = pool.ledger.tables, pool.alive()
+    unit = tables.address[runs] - pool.first_unit
+    end = int(unit.max(initial=-1)) + 1
+    held = np.zeros((end + 1, 3), np.int64)  # the last row is for all units from `end` on
+    written, expired, left = held.T
+    expired[:] = left[:] = pool.unit_slots
+    newest = np.append(is_new(tables.table[runs])[1:], True)
+    computed = pool.computed(tables.request[runs])
+    for number, group in enumerate(pool.groups):
+        mine = np.flatnonzero(tables.group[runs] == number)
+        if group.state_slots:
+            np.maximum.at(written, unit[mine], group.state_slots)
+            np.minimum.at(expired, unit[mine], np.where(newest[mine], 0, group.state_slots))
+            left[unit[mine]] = 0
+            continue
+        begin = tables.position[runs[mine]].astype(np.int64) * group.block_size
+        full, reached = pool.full[tables.request[runs[mine]]], computed[mine]
+        gone = np.minimum(group.unread(reached), reached)
+        size, slots = group.block_size, group.token_slots
+        np.maximum.at(written, unit[mine], np.clip(reached - begin, 0, size) * slots)
+        np.minimum.at(expired, unit[mine], np.clip(gone - begin, 0, size) * slots)
+        waits = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
+        np.minimum.at(left, unit[mine], waits * slots)
+    refs, cached = pool.refs[units] > 0, pool.cached[units]
+    written, expired, left = held[np.minimum(np.arange(pool.num_units)[units], end)].T
+    slots_of = np.zeros((len(refs), NUM_STATES), np.int64)
+    slots_of[:, SlotState.TOKEN] = np.where(refs, written - expired, 0)
+    slots_of[:, SlotState.EXPIRED] = np.where(refs, expired, 0)
+    slots_of[:, SlotState.RESERVED] = np.where(refs, left, 0)
+    slots_of[:, SlotState.INTERNAL] = np.where(refs, pool.unit_slots - written - left, 0)
+    slots_of[:, SlotState.CACHED] = np.where(~refs & cached, pool.unit_slots, 0)
+    slots_of[:, SlotState.FREE] = np.where(~refs & ~cached, pool.unit_slots, 0)
+    return slots_of

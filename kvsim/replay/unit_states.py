@@ -1,7 +1,7 @@
-"""What stands in every unit of the pool after any number of operations.
+"""Contents of every unit of the pool after any number of operations.
 
-Where units are handed out one by one, there are keyframes, and the few operations since. Where they are handed out in
-long runs, as a reservation or a row of a batch, few of them are alive at a time, and those are laid out afresh.
+Pools of single units use keyframes and the operations since. Pools of long runs, such as reservations or rows of a
+batch, have few runs at a time, which are laid out afresh.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import IntArray
 from kvsim.replay.by_unit import running_refs
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.keyframes import Columns, Keyframes, carry_out
+from kvsim.replay.keyframes import Columns, Keyframes, apply_operations
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Operations on long runs that are carried out one after the other; beyond, it is faster to begin afresh."""
+"""Most operations on long runs that are applied one by one; with more, laying out afresh is faster."""
 
 
 class UnitStates(ABC):
-    """One entry per unit, in address order: who holds it, where it stands in whose table, by how many, and whether it
-    is cached. The arrays stay the same ones, and change with `go_to`.
+    """The owner of each unit, its position in the owner's table, its holders, and whether it is cached.
+
+    Entries are in address order. `go_to` changes the arrays in place.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
@@ -36,47 +37,44 @@ class UnitStates(ABC):
         self.cached = np.zeros(num_units, np.bool_)
         self.cached[ledger.initial_cached - first_unit] = True
         self.group = np.zeros(num_units if ledger.has_groups else 0, np.int16)
-        """The KV-cache group of the table that holds each unit; empty where a model has one."""
+        """KV-cache group of the table that holds each unit; empty if the model has one group."""
         self._op = 0
 
     @staticmethod
     def of(ledger: Ledger, num_units: int, first_unit: int) -> UnitStates:
-        """The pool of `ledger`, before its first operation."""
+        """Create the pool of `ledger` before its first operation."""
         kind = SingleUnits if ledger.unit_by_unit else LongRuns
         return kind(ledger, num_units, first_unit)
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, which are those up to `seq`; return whether everything was
-        laid out afresh.
-        """
+        """Show the pool after the first `op` operations, those up to `seq`; tell whether it was laid out afresh."""
 
     @abstractmethod
     def units_of(self, begin: int, end: int) -> IntArray:
-        """The units that the operations [begin, end) touch, from 0 in address order."""
+        """Return the units, counted from 0, that the operations [begin, end) touch."""
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
+        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
 
-    @abstractmethod
-    def warm_up(self) -> None:
-        """Do now what `go_to` would do when it first gets far; another thread may, while this one goes on."""
+    def warm_up(self) -> None:  # noqa: B027  long runs need nothing
+        """Build everything that `go_to` would build later. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Let `request` hold a run."""
+        """Give a run to `request`."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)
 
-    def let_go(self, address: int, length: int) -> None:
-        """Take a run from its holder."""
+    def release(self, address: int, length: int) -> None:
+        """Free a run."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
 
 
 class SingleUnits(UnitStates):
-    """Units that are shared and cached one by one."""
+    """Pool of units that are shared and cached one by one."""
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
@@ -94,49 +92,47 @@ class SingleUnits(UnitStates):
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
-        """Show the pool after the first `op` operations; return whether it was taken from a keyframe."""
-        # Who only goes forward needs no keyframes.
-        begins_afresh = not self._keyframes.last_made(op) <= self._op <= op
+        """Show the pool after the first `op` operations; tell whether it was copied from a keyframe."""
+        # Steps forward need no keyframes.
+        begins_afresh = not self._keyframes.last_built(op) <= self._op <= op
         if begins_afresh:
             self._op = self._keyframes.copy(self._keyframes.before(op), self._columns)
-        carry_out(self._ledger, self._op, op, self._columns, self._first_unit, self._scratch)
+        apply_operations(self._ledger, self._op, op, self._columns, self._first_unit, self._scratch)
         self._op = op
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """The units that the operations [begin, end) touch, from 0 in address order."""
+        """Return the units, counted from 0, that the operations [begin, end) touch."""
         units: IntArray = np.subtract(self._ledger.part(begin, end).address, self._first_unit, dtype=np.intp)
         return units
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
+        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
             columns = tuple(np.empty_like(column) for column in self._columns)
             since = self._keyframes.copy(self._keyframes.before(begin), columns)
-            carry_out(self._ledger, since, begin, columns, self._first_unit, self._scratch)
+            apply_operations(self._ledger, since, begin, columns, self._first_unit, self._scratch)
             holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns[2]))
             gone &= running_refs(part, holders) == 0
         units: IntArray = part.address[gone].astype(np.int64) - self._first_unit
         return units
 
     def warm_up(self) -> None:
-        """Make all keyframes."""
-        self._keyframes.make(len(self._keyframes.op))
+        """Build all keyframes. Thread-safe."""
+        self._keyframes.build(len(self._keyframes.op))
 
 
 class LongRuns(UnitStates):
-    """Runs of units that one request holds: a run is a slice, not thousands of indices."""
+    """Pool of long runs, each held by one request: a run is a slice, not thousands of indices."""
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, which are those up to `seq`; return whether everything was
-        laid out afresh.
-        """
+        """Show the pool after the first `op` operations, those up to `seq`; tell whether it was laid out afresh."""
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0
@@ -151,16 +147,16 @@ class LongRuns(UnitStates):
                 if part.change[nth] > 0:
                     self.hold(address, length, int(part.owner[nth]), int(part.position[nth]))
                 else:
-                    self.let_go(address, length)
+                    self.release(address, length)
         self._op = op
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """The units that the operations [begin, end) touch, from 0 in address order."""
+        """Return the units, counted from 0, that the operations [begin, end) touch."""
         return self._units(self._ledger.part(begin, end), slice(None))
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Units from 0 that the operations [begin, end) leave without a holder, as often as they do."""
+        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
         part = self._ledger.part(begin, end)
         return self._units(part, part.change < 0)
 
@@ -168,6 +164,3 @@ class LongRuns(UnitStates):
         run, offset = units_of_runs(part.length[chosen].astype(np.int64))
         units: IntArray = part.address[chosen][run].astype(np.int64) + offset - self._first_unit
         return units
-
-    def warm_up(self) -> None:
-        """There is nothing to prepare."""

@@ -13,8 +13,8 @@ from kvsim.kv_groups import CacheKind
 from .paint import KIND
 
 if TYPE_CHECKING:
-    from kvsim.replay.group_slots import TableGroup
     from kvsim.replay.replay import Replay
+    from kvsim.replay.unit_slots import TableGroup
 
 
 _PLACES: Final = {
