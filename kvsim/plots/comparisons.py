@@ -96,11 +96,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw output tokens per second over the size of the KV pool, with a line per policy.
-
-    Raises:
-        UsageError: there is no run, or there are more than four policies.
-    """
+    """Draw output tokens per second over the size of the KV pool, with a line per policy."""
     points = _points(runs)
     label = "output tokens per second"
     picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), purpose, size)
@@ -111,11 +107,7 @@ def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: 
 
 
 def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw output tokens per second and the wasted share of the pool over the block size.
-
-    Raises:
-        UsageError: there is no run, or there are more than four policies.
-    """
+    """Draw output tokens per second and the wasted share of the pool over the block size."""
     points = _points(runs)
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.75)
@@ -145,11 +137,7 @@ def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", si
 
 
 def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw the share of prompt tokens that are prefix hits over the size of the pool.
-
-    Raises:
-        UsageError: there is no run, or there are more than four policies.
-    """
+    """Draw the share of prompt tokens that are prefix hits over the size of the pool."""
     points = _points(runs)
     label = "prefix hits (% of prompt tokens)"
     picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size)

@@ -65,12 +65,7 @@ def free_runs(
     """Draw a histogram of the free memory by the length of its free run, mean over time.
 
     Paged policies can use runs of any length. Contiguous policies need runs at least as long as a reservation; a
-    vertical line marks the median reservation.
-
-    Raises:
-        UsageError: there is no recording or more than four, or not one name for each.
-        RecordingError: a recording has no steps.
-    """
+    vertical line marks the median reservation."""
     names = names_for(recordings, names, len(LINES))
     free = [FreeMemory.of(replay_of(recording)) for recording in recordings]
     with style(purpose):

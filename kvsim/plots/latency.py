@@ -26,11 +26,7 @@ PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"),
 def latency(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes.
-
-    Raises:
-        UsageError: there is no recording or more than four, or not one name for each.
-    """
+    """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes."""
     names = names_for(recordings, names, len(LINES))
     times = [latencies(recording) for recording in recordings]
     column = purpose == "paper"

@@ -154,12 +154,7 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
 def lifetimes(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Draw the cumulative distribution of hold times, and the share of units that several requests use.
-
-    Raises:
-        UsageError: there is no recording or more than four, or not one name for each.
-        RecordingError: a recording has no steps.
-    """
+    """Draw the cumulative distribution of hold times, and the share of units that several requests use."""
     names = names_for(recordings, names, len(LINES))
     lives = [lifetimes_of(replay_of(recording)) for recording in recordings]
     curves_s = [life.quantiles_s() for life in lives]

@@ -46,11 +46,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     batches are drawn by state only, to show padding.
 
     Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
-    neighbours is sampled. A column shows the frame at its beginning. The state `external` is shown as `free`.
-
-    Raises:
-        RecordingError: the recording has no steps, or no time passes in it.
-    """
+    neighbours is sampled. A column shows the frame at its beginning. The state `external` is shown as `free`."""
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
     by_owner = recording.meta.policy_name != "static"

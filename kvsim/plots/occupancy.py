@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 def occupancy(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Draw the occupancy of the pool, sequences in each step and waiting requests over time, a line per recording.
-
-    Raises:
-        UsageError: there is no recording or more than four, or not one name for each.
-        RecordingError: a recording has no steps, or no time passes in it.
-    """
+    """Draw the occupancy of the pool, sequences in each step and waiting requests over time, a line per recording."""
     names = names_for(recordings, names, len(LINES))
     summaries = []
     with style(purpose):

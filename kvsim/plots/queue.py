@@ -25,12 +25,7 @@ _NUM_WAIT_BINS = 120
 def queue(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Draw waiting requests over time, and the mean time from arrival to first schedule by time of arrival.
-
-    Raises:
-        UsageError: there is no recording or more than four, or not one name for each.
-        RecordingError: a recording has no steps, or no time passes in it.
-    """
+    """Draw waiting requests over time, and the mean time from arrival to first schedule by time of arrival."""
     names = names_for(recordings, names, len(LINES))
     rows = []
     with style(purpose):

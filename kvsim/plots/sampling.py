@@ -24,21 +24,13 @@ NUM_BINS = 600
 
 @lru_cache(maxsize=4)  # as many recordings as one figure compares
 def replay_of(recording: Recording) -> Replay:
-    """Return the replay of `recording`, at any frame: callers must seek.
-
-    Raises:
-        RecordingError: it has no steps.
-    """
+    """Return the replay of `recording`, at any frame: callers must seek."""
     return Replay(recording)
 
 
 @lru_cache(maxsize=16)
 def waste_of(recording: Recording) -> Waste:
-    """Return the slots of `recording` by state over time.
-
-    Raises:
-        RecordingError: it has no steps.
-    """
+    """Return the slots of `recording` by state over time."""
     return waste(replay_of(recording))
 
 
@@ -51,11 +43,7 @@ class TimeBins:
 
     @classmethod
     def of(cls, recording: Recording, num_bins: int = NUM_BINS) -> TimeBins:
-        """Divide the time from the first step of `recording` to its end.
-
-        Raises:
-            RecordingError: it has no steps, or no time passes in it.
-        """
+        """Divide the time from the first step of `recording` to its end."""
         start_s = float(recording.steps.start_s[0]) if len(recording.steps) else 0.0
         if not recording.duration_s > start_s:
             raise RecordingError(f"recording {recording.name!r} lasts no time, so nothing can be drawn over time.")

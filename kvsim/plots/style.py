@@ -134,47 +134,30 @@ def style(purpose: Purpose) -> AbstractContextManager[None]:
     if purpose not in _MEDIA:
         raise UnknownNameError("purpose of a figure", purpose, _MEDIA)
     medium = _MEDIA[purpose]
+    font, line = medium.font_pt, medium.line_pt
     sheet: dict[str, Any] = {
-        "font.family": "DejaVu Sans",  # comes with matplotlib: the same bytes on every machine
-        "font.size": medium.font_pt,
-        "axes.titlesize": medium.font_pt,
-        "axes.labelsize": medium.font_pt,
-        "xtick.labelsize": 0.9 * medium.font_pt,
-        "ytick.labelsize": 0.9 * medium.font_pt,
-        "legend.fontsize": 0.9 * medium.font_pt,
+        "font.family": "DejaVu Sans",  # part of matplotlib, so that files are equal on all machines
+        **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), font),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 0.9 * font),
         "figure.dpi": medium.dpi,
         "figure.facecolor": "white",
         "savefig.dpi": "figure",
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "axes.linewidth": 0.6 * medium.line_pt,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+        **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6 * line),
+        **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0.35 * font),
+        **dict.fromkeys(("grid.linewidth", "patch.linewidth", "hatch.linewidth"), 0.5 * line),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+        **dict.fromkeys(("axes.axisbelow", "axes.grid", "path.simplify"), True),
         "grid.color": "#dde1e5",
-        "grid.linewidth": 0.5 * medium.line_pt,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "xtick.major.width": 0.6 * medium.line_pt,
-        "ytick.major.width": 0.6 * medium.line_pt,
-        "xtick.major.size": 0.35 * medium.font_pt,
-        "ytick.major.size": 0.35 * medium.font_pt,
-        "lines.linewidth": medium.line_pt,
-        "lines.markersize": 3 * medium.line_pt,
-        "patch.linewidth": 0.5 * medium.line_pt,
-        "hatch.linewidth": 0.5 * medium.line_pt,
-        "legend.frameon": False,
+        "lines.linewidth": line,
+        "lines.markersize": 3 * line,
         "legend.handlelength": 1.6,
         "legend.columnspacing": 1.4,
         "legend.labelspacing": 0.35,
         "pdf.fonttype": 42,
         "svg.hashsalt": "kvsim",
-        "path.simplify": True,
-        "text.parse_math": False,  # names come from files, and a $ in one is a $
+        "text.parse_math": False,  # names from files may contain $
     }
     return mpl.rc_context(sheet)  # type: ignore[arg-type]  # the stubs want every key's literal name
 

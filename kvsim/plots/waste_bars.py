@@ -54,12 +54,7 @@ def waste_bars(
     of: Denominator = "pool",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw the time-weighted mean shares of the eight states in percent of `of`, one bar per recording.
-
-    Raises:
-        UsageError: there is no recording, or not one name for each.
-        RecordingError: a recording has no steps.
-    """
+    """Draw the time-weighted mean shares of the eight states in percent of `of`, one bar per recording."""
     names = names or distinct_names(recordings)
     if not recordings or len(names) != len(recordings):
         raise UsageError(f"{len(recordings)} recordings and {len(names)} names were given; a bar needs one of each.")

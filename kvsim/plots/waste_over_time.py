@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any.
-
-    Raises:
-        RecordingError: the recording has no steps, or no time passes in it.
-    """
+    """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any."""
     bins, slots = TimeBins.of(recording), waste_of(recording)
     pool = recording.meta.pool
     bytes_per_slot = pool.bytes_per_slot
