@@ -178,14 +178,18 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
     told_s = np.full(len(requests), steps.end_s[-1])
     rows, first_row = np.unique(schedule.request, return_index=True)
     told_s[rows] = steps.start_s[schedule.step[first_row]]
-    return np.asarray(requests.first_scheduled_s < told_s - CLOCK_S)
+    begun = np.asarray(requests.first_scheduled_s < told_s - CLOCK_S)
+    if (computed := recording.meta.initial_computed) is not None:
+        begun[: len(computed)] |= computed > 0  # some in the very step that was under way then
+    return begun
 
 
 def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
     """Tokens of each request that must be computed for its last output: all but that one.
 
     In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
-    tokens known by then, answers that token again, and from then on the request has one output more.
+    tokens known by then, answers that token again where it gets there before that token comes, and from then on the
+    request has one output more.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
@@ -201,8 +205,15 @@ def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
         after >= requests.prompt_tokens[request]
     )
     is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
-    is_under_way = steps.output_seq[(begins + repeats - 1)[:-1]] > steps.schedule_seq[begins[1:]]
-    return behind - np.bincount(request[1:][is_resumed & is_under_way & answers[:-1]], minlength=len(requests))
+    for row in np.flatnonzero(is_resumed & answers[:-1]).tolist():
+        there = row + 1
+        while there < len(rows) and request[there] == request[row] and after[there] < after[row]:
+            there += 1
+        if there < len(rows) and request[there] == request[row]:
+            again = begins[there] + -(-(after[row] - before[there]) // schedule.tokens[rows[there]]) - 1
+            is_under_way = steps.output_seq[begins[row] + repeats[row] - 1] > steps.schedule_seq[again]
+            behind[request[row]] -= is_under_way
+    return behind
 
 
 def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
