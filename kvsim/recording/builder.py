@@ -46,6 +46,8 @@ class RecordingBuilder:
         }  # fmt: skip
         self.copies = CopiesUnderWay()
         """Between GPU and host, if there are any."""
+        self._heard_s = 0.0
+        """When the last token came: the output of its step is reported behind it."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
@@ -176,6 +178,7 @@ class RecordingBuilder:
         if not outputs[request]:
             self._requests.columns["first_token_s"][request] = time_s
         outputs[request] += count
+        self._heard_s = time_s
 
     def preempted(self, request: int) -> None:
         """`request` lost its memory and will compute its tokens again."""
@@ -259,7 +262,7 @@ class RecordingBuilder:
         return Since(
             rows=chosen,
             requests=self._without_open_step(self._requests.so_far(chosen), chosen),
-            steps=self._steps.so_far(self._seq + 1, mark.num_steps),
+            steps=self._steps.so_far(self._seq + 1, self._heard_s, mark.num_steps),
             schedule=self._schedule.so_far(self._num_steps, rows),
             memory=self._memory.so_far(mark.num_memory_rows),
         )
@@ -271,7 +274,7 @@ class RecordingBuilder:
             meta=meta,
             name=name,
             requests=self._without_open_step(self._requests.so_far(), np.arange(len(self._requests))),
-            steps=self._steps.so_far(self._seq + 1),
+            steps=self._steps.so_far(self._seq + 1, self._heard_s),
             schedule=self._schedule.so_far(self._num_steps),
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
@@ -290,7 +293,7 @@ class RecordingBuilder:
         """Nothing more will be reported: hand the rest to the sink."""
         assert self._sink is not None, "there is no sink to hand it to"
         self._sink.append(self._requests.so_far())
-        self._sink.append(self._steps.so_far(self._seq + 1))
+        self._sink.append(self._steps.so_far(self._seq + 1, self._heard_s))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
         if (copies := self.copies.so_far()) is not None:

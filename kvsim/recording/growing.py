@@ -152,13 +152,15 @@ class GrowingSteps(GrowingTable):
         self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
         return steps
 
-    def so_far(self, next_seq: int, first: int = 0) -> Steps:
-        """All that are here from row `first` on; those whose output is awaited are taken to end now."""
+    def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
+        """All that are here from row `first` on; those whose output is awaited are taken to end now, which is no
+        earlier than `heard_s`.
+        """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
         steps["end_s"][awaited] = max(
-            np.nanmax(steps["end_s"], initial=self._last_end_s), steps["start_s"].max(initial=0.0)
+            np.nanmax(steps["end_s"], initial=self._last_end_s), steps["start_s"].max(initial=0.0), heard_s
         )
         return Steps(**steps)
 
