@@ -73,7 +73,8 @@ def story_of_comparison(comparison: Comparison) -> Story:
     slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
     if slow.session.rows is not None or fast_s <= 0 or slow is fast:
         return Story(frame=0, parts=())
-    running = " against ".join(f"{_mean(lane.session, 'running'):,.0f} ({lane.label})" for lane in (fast, slow))
+    batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, slow)]
+    running = " against ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
     durations = ", ".join(
         f"{lane.label} {seconds(lane.session.player.duration_s, lane.session.player.duration_s / 100)}"
         for lane in (fast, slow)
@@ -111,7 +112,7 @@ def _when_full(session: Session) -> list[str]:
 
 def _waiting(session: Session) -> list[str]:
     """Return the average number of waiting requests over time."""
-    mean = _mean(session, "waiting")
+    mean = _mean_of(session, session.recording.steps.waiting)
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
@@ -127,16 +128,9 @@ def _held_back_by(session: Session) -> list[str]:
         return []
     if meta.policy_name == "static":
         return ["held back by batch_size"]
-    batch_words, token_words = (
-        f"max_num_seqs {limits.max_num_seqs:,}",
-        f"{limits.max_num_batched_tokens:,} tokens a step",
-    )
-    return [f"held back by {batch_words if batch >= tokens else token_words}"]
-
-
-def _mean(session: Session, column: str) -> float:
-    """Return the mean over time of a column of the steps."""
-    return _mean_of(session, getattr(session.recording.steps, column))
+    if batch >= tokens:
+        return [f"held back by max_num_seqs {limits.max_num_seqs:,}"]
+    return [f"held back by {limits.max_num_batched_tokens:,} tokens a step"]
 
 
 def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:

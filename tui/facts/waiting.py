@@ -13,8 +13,6 @@ from kvsim.replay.unfolding import NO_OWNER
 from ..look.words import plural
 
 if TYPE_CHECKING:
-    from kvsim.kv_groups import KVCacheGroup
-
     from ..playback.session import Session
 
 
@@ -44,11 +42,11 @@ def wait_reason(session: Session) -> tuple[str, ...]:
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
     """Return the memory that the head of the queue needs, and the free memory."""
-    waiting = session.replay.waiting_requests()
-    head = int(waiting[0]) if len(waiting) else None
+    unknown = ("too little memory is free",)
+    head = next(iter(session.replay.waiting_requests().tolist()), None)
     need = None if head is None else units_needed(session, head)
     if head is None or need is None:
-        return ("too little memory is free",)
+        return unknown
     name, unit = session.request_name(head), session.unit_name
     if session.replay.unit_tokens > 1:
         ownerless = session.replay.owner == NO_OWNER
@@ -56,11 +54,11 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
         which = "free or cached" if (session.replay.cached & ownerless).any() else "free"
         if need > free:
             return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
-        # What is free after a preemption is for those who run.
-        return ("a step that preempts admits none",) if beside_preemption else ("too little memory is free",)
+        # Memory that a preemption frees is for the running requests.
+        return ("a step that preempts admits none",) if beside_preemption else unknown
     longest = int(free_run_lengths(session.replay).max(initial=0))
     if need <= longest:
-        return ("too little memory is free",)
+        return unknown
     return (
         f"{name} needs {need:,} {unit}s in a row, {longest:,} free",
         f"needs {need:,} in a row, {longest:,} free",
@@ -75,18 +73,13 @@ def units_needed(session: Session, request: int) -> int | None:
     tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
     if len(replay.groups) > 1:
         limits = Limits.of(session.recording.meta.policy, session.recording.meta.engine)
-        return (
-            None
-            if limits is None
-            else sum(_of_group(group, tokens, limits) for group in session.recording.meta.pool.groups)
-        )
+        if limits is None:
+            return None
+        most = limits.max_num_batched_tokens
+        groups = session.recording.meta.pool.groups
+        return sum(min(group.blocks_for(tokens, most), -(-tokens // group.block_size)) for group in groups)
     if replay.unit_tokens > 1:
         return -(-tokens // replay.unit_tokens)
     tables, now = replay.ledger.tables, int(replay.frame_seq[replay.frame])
     rows = np.flatnonzero((tables.request == request) & (tables.birth_seq > now))
     return int(tables.length[rows[0]]) if len(rows) else None
-
-
-def _of_group(group: KVCacheGroup, tokens: int, limits: Limits) -> int:
-    """Return the blocks of one group that a request of `tokens` tokens needs to begin."""
-    return min(group.blocks_for(tokens, limits.max_num_batched_tokens), -(-tokens // group.block_size))

@@ -19,8 +19,6 @@ _FONT: Final = {
     "%": ("▀ █", "▄▀ ", "▀ ▀"),
     " ": ("   ", "   ", "   "),
 }
-WIDTH: Final = 4
-"""Columns of a character, with the gap after it."""
 
 
 def tall(text: str) -> tuple[str, str, str]:

@@ -64,7 +64,8 @@ class Comparison:
             np.empty(0, np.int64),
             span_s=min(min(durations_s) / _SHORTEST_PLAY_S * DEFAULT_PLAY_S, max(durations_s)),
         )
-        refused_s = [self._refusals_s(lane.session) for lane in self.lanes]
+        all_requests = [lane.session.recording.requests for lane in self.lanes]
+        refused_s = [each.arrival_s[each.status == RequestStatus.REFUSED] for each in all_requests]
         self.player.notable = self.frames_at(np.concatenate([durations_s, *refused_s]))
         if at_s is not None:
             self.player.go_to_time(at_s)
@@ -89,9 +90,3 @@ class Comparison:
         for lane in self.lanes:
             rows = np.flatnonzero(lane.session.recording.requests.id == (name or ""))
             lane.session.followed = int(rows[0]) if len(rows) else None
-
-    @staticmethod
-    def _refusals_s(session: Session) -> FloatArray:
-        requests = session.recording.requests
-        refused_s: FloatArray = requests.arrival_s[requests.status == RequestStatus.REFUSED]
-        return refused_s
