@@ -15,6 +15,7 @@ from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_queue import Stays, check_queue
 from kvsim.recording.check_requests import check_requests
+from kvsim.recording.check_reservations import check_reservations
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
 from kvsim.recording.check_settings import check_settings, check_waiting
 from kvsim.recording.check_times import Ends, check_clock
@@ -63,6 +64,7 @@ def check_events(recording: Recording, folder: Path) -> None:
     check_queue(recording, stays, Ends.of(recording), folder)
     if recording.meta.pool.num_units is not None:
         check_admissions(recording, stays, folder)
+        check_reservations(recording, stays, folder)
 
 
 def _check_memory(recording: Recording, file: Path) -> None:

@@ -17,7 +17,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class Stays(NamedTuple):
-    """The moments at which requests begin to hold memory, and at which they give all of it back."""
+    """The moments at which requests begin to hold memory, and at which they give all of it back, by request."""
 
     birth_row: IntArray
     birth_request: IntArray
@@ -37,12 +37,10 @@ class Stays(NamedTuple):
         rows, num_births = np.concatenate((births, memory.ends)), len(births)
         num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
         key = memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows]
-        moments, number = np.unique(key, return_inverse=True)
+        moments, first, number = np.unique(key, return_index=True, return_inverse=True)
         more = np.bincount(number[:num_births], minlength=len(moments))
         more -= np.bincount(number[num_births:], minlength=len(moments))
-        last_row = np.zeros(len(moments), np.int64)
-        np.maximum.at(last_row, number, rows)
-        begins, leaves = last_row[more > 0], last_row[more < 0]
+        begins, leaves = rows[first[more > 0]], rows[first[more < 0]]
         return cls(
             begins, memory.request[begins], memory.seq[begins], memory.request[leaves], memory.seq[leaves],
             memory.step[leaves],

@@ -27,7 +27,7 @@ from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.check import check
-from kvsim.recording.tables import RequestStatus
+from kvsim.recording.tables import MemoryKind, RequestStatus
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -135,9 +135,6 @@ def _is_coherent(before: Recording, after: Recording) -> bool:
         # A token that was under way when its request gave way may have filled a unit or not.
         assert (np.abs(after.memory.cached - before.memory.cached) <= 1).all()  # type: ignore[operator]
         with_same = with_columns(with_same, "memory", cached=before.memory.cached)
-    if before.steps.unusable_units is not None and before.meta.policy_name == "contiguous":
-        # Which holes are too small follows from what the head of the queue asks for, which no table says.
-        with_same = with_columns(with_same, "steps", unusable_units=before.steps.unusable_units)
     if (before.meta.policy_name == "static" or after.meta.policy.get("num_speculative_tokens")) and not np.array_equal(
         requests.status, told.status
     ):
@@ -237,3 +234,22 @@ def test_groups_without_a_number_of_their_spec_are_told_apart(good: dict[str, Re
     (folder / "meta.json").write_text(json.dumps(document))
     with pytest.raises(RecordingError, match=r"kv_cache_groups\[1\] has the spec of kv_cache_groups\[0\], 0, and"):
         read(folder)
+
+
+def test_holes_that_the_head_of_the_queue_fits_into(good: dict[str, Recording]) -> None:
+    recording = good["doubling"]
+    unusable = recording.steps.unusable_units
+    assert unusable is not None
+    assert unusable.any()
+    with pytest.raises(RecordingError, match=r"unusable_units says 0, and memory.parquet makes it"):
+        refuse(with_columns(recording, "steps", unusable_units=np.zeros_like(unusable)), Path("rec"))
+
+
+def test_reservations_that_ask_for_less_than_they_are_long(good: dict[str, Recording]) -> None:
+    for name in ("contiguous", "compacted", "doubling"):
+        requested = good[name].memory.requested
+        assert requested is not None
+        first = np.argmax(good[name].memory.kind == MemoryKind.APPEND)
+        changed = requested - (np.arange(len(requested)) == first)
+        with pytest.raises(RecordingError, match=r"requested"):
+            refuse(with_columns(good[name], "memory", requested=changed.astype(requested.dtype)), Path("rec"))
