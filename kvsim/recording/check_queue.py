@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.errors import RecordingError
 from kvsim.recording.check_times import Ends
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.model import Recording
-from kvsim.recording.order import in_parts, stable_order
+from kvsim.recording.order import in_parts, is_new, stable_order
 from kvsim.recording.rules import agree, require, require_of
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
@@ -133,6 +135,32 @@ def _check_preemptions_with_copies(recording: Recording, stays: Stays, ends: End
     running = steps.running.astype(np.int64)
     gave_way = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
     agree(steps.preempted, gave_way, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
+    _check_turns(recording, stays, end, folder / "steps.parquet")
+
+
+def _check_turns(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
+    """Check that whoever gave way did so in a step between its last one and the one in which it begins anew or ended.
+
+    Each step is given those whose time runs out first.
+    """
+    schedule, steps, num_keys = recording.schedule, recording.steps, len(recording.steps) + 1
+    order = stable_order(schedule.request, len(recording.requests))
+    key = schedule.request[order].astype(np.int64) * num_keys + schedule.step[order]
+    birth = stays.birth_request.astype(np.int64) * num_keys + np.searchsorted(steps.schedule_seq, stays.birth_seq)
+    is_last = np.append(is_new(stays.birth_request)[1:], True)
+    upto = np.where(is_last, end[stays.birth_request], np.append(birth[1:], 0) % num_keys)
+    row = order[np.searchsorted(key, stays.birth_request.astype(np.int64) * num_keys + upto) - 1]
+    since = schedule.step[row] + schedule.repeats[row].astype(np.int64)
+    begun = np.bincount(stays.birth_request, minlength=len(recording.requests))
+    gave_way = ~is_last | (recording.requests.preemptions == begun)[stays.birth_request]
+    turns = sorted(zip(since[gave_way].tolist(), upto[gave_way].tolist(), strict=True), reverse=True)
+    open_turns: list[int] = []
+    for step in np.flatnonzero(steps.preempted).tolist():
+        while turns and turns[-1][0] <= step:
+            heapq.heappush(open_turns, turns.pop()[1])
+        for _ in range(int(steps.preempted[step])):
+            if not open_turns or heapq.heappop(open_turns) <= step:
+                raise RecordingError(f"{file}, row {step}: preempted counts a request that goes on.")
 
 
 def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
