@@ -1,4 +1,4 @@
-"""Fit the step-time model to recordings of one GPU and model, and say how well it fits."""
+"""Fit the step-time model to recordings of one GPU and model, and report the remaining error."""
 
 from kvsim.calibration.card import calibrate_card
 from kvsim.calibration.fit import calibrate

@@ -1,8 +1,8 @@
-"""Fit a machine: how much longer its GPU and its host take than a machine card says, from recordings of any model.
+"""Fit a machine: factors by which its GPU and its host are slower than its machine card, from recordings of any model.
 
-Three factors, not thirty coefficients: what was learnt with one model serves every model on that machine. They are
-found so that each kind of step takes as long in total as it was recorded to take, because throughput is a mean, and a
-robust fit follows the median: hosts stall now and then, and a fit that takes that for outliers comes out fast.
+There are three factors instead of thirty coefficients, so a fit with one model serves every model on that machine. The
+factors make the total time of each kind of step equal to the recorded one, because throughput depends on the mean. A
+robust fit follows the median: it would treat the occasional stalls of a host as outliers and predict too little time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Usual distances of hosts and GPUs from a card, as shares: what recordings do not tell is held so close to 1. Hosts
-that never sleep lie between 0.7 and 1.1 of the card's on seven machines with an H200, and what sleeping costs them
-between 0.75 and 1.1 of the usual."""
+"""Usual distances of hosts and GPUs from a card, as shares. Factors that the recordings do not determine are held this
+close to 1. On seven machines with an H200, hosts that never sleep lie between 0.7 and 1.1 of the card's, and the cost
+of sleeping between 0.75 and 1.1 of the usual cost."""
 _COUNTS = 0.025
-"""A kind of step that comes out too long by this share counts as one such distance."""
+"""Excess of a kind of step, as a share of its time, that weighs as much as one usual distance."""
 _REACH = float(np.log(4.0))
 """The largest factor between a machine and a card."""
 _STALL_PERCENTILE = 99.8
-"""Errors beyond this say nothing of a machine."""
+"""Percentile of errors above which a step is taken for a stall and ignored."""
 
 
 def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, tuple[Residual, ...]]:
-    """`card` with the factors of the machine of `recordings`, and how far it is from each of those afterwards.
+    """Return `card` with the fitted factors of the machine of `recordings`, and the error of each recording afterwards.
 
     Raises:
         UsageError: there is no recording, or one is a simulation, of another GPU than the card, not of vLLM, or there
@@ -58,17 +58,16 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     ]
     factors = factors_of(observed)
     residuals = tuple(residual_of(item, times_with(factors)) for times_with, item in observed)
-    told_by: dict[str, tuple[str, ...]] = {}
+    models: dict[str, tuple[str, ...]] = {}
     for item in recordings:
         model = served_name(served_model(item.meta))
-        told_by[model] = (*told_by.get(model, ()), item.name)
-    return replace(card, factors={**card.factors, **factors}, fitted_to=told_by), residuals
+        models[model] = (*models.get(model, ()), item.name)
+    return replace(card, factors={**card.factors, **factors}, fitted_to=models), residuals
 
 
 def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
-    """The factors of the machine that took so long for each of `observed`, each with the step times of its engine and
-    model at given factors.
-    """
+    """Fit the factors of the machine that ran `observed`. Each recording comes with a function from factors to the step
+    times of its engine and model."""
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def factors(logarithms: Any) -> dict[str, float]:
@@ -89,10 +88,9 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
 
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
-    """By how much of the recorded time all steps of a kind come out too long, weighed by the square root of its share
-    of the time: decoding steps, captured ones with prompt tokens, and larger ones, each where the GPU was waited for
-    and where the host was, whose errors are not to cancel.
-    """
+    """Return the excess of each kind of step as a share of the recorded time, weighted by the square root of the kind's
+    share of the time. The kinds are decoding steps, captured steps with prompt tokens, and larger steps. Each kind is
+    split by the clock that the step waited for, so that errors of GPU and host do not cancel."""
     followed, duration = predict(times, item), step_durations(item)
     error, by_host = followed.end_s - item.end_s, followed.launch >= 0
     usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
@@ -108,7 +106,8 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """What `card` says, without its factors, of the engine and model of `recording`, for a host that never sleeps.
+    """Return the step times of `card`, without its factors, for the engine and model of `recording` on a host that
+    never sleeps.
 
     Raises:
         UsageError: the recording is a simulation, of another GPU than the card, or not of vLLM.

@@ -1,7 +1,7 @@
-"""Which of the two clocks step times miss: a recording's steps, one by one, by its own decisions.
+"""Attribute the error of step times to the GPU or the host: compare a recording step by step, with its own decisions.
 
-A whole simulation adds up what each step misses, and queues amplify it. Followed step by step, a recording tells
-whether its GPU or its host was slower than the step times say, and a host that others use tells when.
+A whole simulation adds up the errors of all steps, and queues amplify them. A comparison by step shows whether the GPU
+or the host was slower than predicted, and when a shared host changed its speed.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from kvsim.recording.tables import FloatArray
 from kvsim.steptime import Roofline
 
 _PARTS = 8
-"""Parts of a run, equally long, in which a host may be in another mood."""
+"""Number of equal parts of a run for which the host's speed is computed."""
 _ENOUGH_STEPS = 5
-_MOODY = 1.25
-"""A host whose slowest part takes so many times as long as its quickest changed its pace."""
+_CHANGING = 1.25
+"""Ratio of a host's slowest to its fastest part from which its speed counts as changing."""
 
 
 class ClockError(NamedTuple):
-    """How far off the steps are that waited for one clock."""
+    """Error of the steps that waited for one clock."""
 
     clock: str
-    """GPU or host."""
+    """Name of the clock: GPU or host."""
     time_share: float
-    """Their share of the recorded time."""
+    """Share of the recorded time that these steps took."""
     error_percent: float
     """Predicted minus recorded time, as a percentage of the recorded."""
     host_paces: tuple[float, ...] = ()
-    """Multiples of the predicted time that they took, in each part of the run with enough of such steps."""
+    """Ratios of recorded to predicted time of these steps, for each part of the run with enough of them."""
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
-    """The errors of `times` by the clock that each step waited for; a clock that none waited for is left out.
+    """Return the errors of `times` by the clock that each step waited for; clocks without such steps are left out.
 
-    A step on several GPUs that is no longer than a worker process takes to launch it waited for a host, too.
+    On several GPUs, a step that is no longer than a worker process takes to launch it counts as waiting for the host.
     """
     followed, lasted_s = predict(times, observed), step_durations(observed)
     error_s = followed.end_s - observed.end_s
@@ -71,14 +71,14 @@ def _paces(end_s: FloatArray, steps: Any, lasted_s: FloatArray, error_s: FloatAr
 
 
 def in_words(errors: Sequence[ClockError]) -> str:
-    """The errors as sentences."""
+    """Describe the errors in one sentence."""
     parts = [
         f"{item.error_percent:+.1f} % where the {item.clock} was waited for ({item.time_share:.0%} of the time)"
         for item in errors
     ]
     paces = [pace for item in errors for pace in item.host_paces]
     words = f"step by step, by the recorded decisions: {', '.join(parts)}"
-    if paces and max(paces) > _MOODY * min(paces):
+    if paces and max(paces) > _CHANGING * min(paces):
         words += (
             f". Its host changed its pace: from {min(paces):.2f} to {max(paces):.2f} times as long as these times say, "
             f"{paces[0]:.2f} at first"

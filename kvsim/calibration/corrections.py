@@ -1,4 +1,4 @@
-"""What a robust fit does not see: means where it looks at medians, what is rare, and what can be read off directly."""
+"""Correct a robust fit, which follows medians, for means, for rare events, and for costs that can be read off."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import numpy.typing as npt
 
 from kvsim.calibration.observed import Observed
 from kvsim.calibration.predict import machine_of, predict, step_errors
-from kvsim.steptime import Roofline
+from kvsim.recording.tables import FloatArray, IntArray
+from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _MANY = 16
-"""So many sequences in one step tell what one takes."""
+"""Fewest sequences in one step from which the cost of one can be read off."""
 _STALL_PERCENTILE = 99.5
-"""Errors beyond this are stalls: they are left out of the mean excess too."""
+"""Percentile of errors above which a step is taken for a stall and left out of the mean excess too."""
+_FAR_S = 1e-3
+"""Error above which something other than kernels delayed a step, in seconds."""
+_ENOUGH_STEPS = 5
+"""Number of steps of a size at which their excess has half its weight."""
+_SIZE_ROUNDS = 10
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what each kind of step, or its launch, took longer on average than the robust fit says."""
+    """Add the mean excess of each kind of step, or of its launch, over the robust fit to `times`."""
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:
@@ -53,7 +59,7 @@ def _trimmed_mean(values: Any) -> float:
 
 
 def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """The steps that pay for something that `with_first_uses` reads off, and tell little else: bool[steps]."""
+    """Select the steps with a cost that `with_first_uses` reads off; they show little else: bool[steps]."""
     first = np.zeros(len(observed), bool)
     for field in names.values():
         first |= np.asarray(getattr(observed.shape, field)) > 0
@@ -61,9 +67,8 @@ def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np
 
 
 def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mapping[str, str]) -> Roofline:
-    """`times` with what compiling, or building a kernel, takes: so long and so seldom that a robust fit takes it for
-    stalls. `names` are the coefficients and the fields of `StepShape` that count what they are paid for.
-    """
+    """Set the costs of compiling and of building kernels in `times`. These are so long and so rare that a robust fit
+    takes them for stalls. `names` maps coefficients to the fields of `StepShape` that count them."""
     found: dict[str, Any] = {}
     for coefficient, field in names.items():
         num_uses = [np.asarray(getattr(item.shape, field)) for item in observed]
@@ -76,9 +81,8 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
 
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what a sequence that joins the batch takes of the host: seen where many do at once, as when
-    all requests arrive together, and the host goes on to the next step without waiting for anything.
-    """
+    """Set the host time per sequence that joins the batch in `times`. It is measured where many join at once, as when
+    all requests arrive together, and the host launches the next step without waiting."""
     longer_s, joined = [], []
     for item in observed:
         launch_s = np.broadcast_to(
@@ -95,9 +99,7 @@ def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Rooflin
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """`times` with what the host does between outputs and decisions, and for every request: both can be read off
-    directly.
-    """
+    """Set the host times between outputs and decisions, and per request, in `times`; both can be read off directly."""
     gaps, sequences = [], []
     for item in observed:
         direct = item.next_step >= 0
@@ -106,25 +108,16 @@ def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofli
     step_s, sequence_s = _line(
         np.concatenate(sequences), np.concatenate(gaps), times.turnaround_step_s, times.turnaround_sequence_s
     )
-    request_s, token_s = _line(
-        np.concatenate([item.entry_prompt_tokens for item in observed]),
-        np.concatenate([item.entry_gap_s for item in observed]),
-        times.request_s,
-        times.request_token_s,
-    )
-    return replace(
-        times,
-        turnaround_step_s=step_s,
-        turnaround_sequence_s=sequence_s,
-        request_s=request_s,
-        request_token_s=token_s,
-    )
+    prompts = np.concatenate([item.entry_prompt_tokens for item in observed])
+    entries = np.concatenate([item.entry_gap_s for item in observed])
+    request_s, token_s = _line(prompts, entries, times.request_s, times.request_token_s)
+    times = replace(times, turnaround_step_s=step_s, turnaround_sequence_s=sequence_s)
+    return replace(times, request_s=request_s, request_token_s=token_s)
 
 
 def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of a line through the points but for stalls; the given ones without
-    points.
-    """
+    """Fit a line without stalls and return its intercept and slope, neither negative; the given ones if there are no
+    points."""
     if not len(x):
         return intercept, slope
     kept = y <= np.percentile(y, _STALL_PERCENTILE)
@@ -132,3 +125,41 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
         return intercept, slope
     fitted_slope, fitted_intercept = np.polyfit(x[kept], y[kept], 1)
     return max(float(fitted_intercept), 0.0), max(float(fitted_slope), 0.0)
+
+
+def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
+    """Add the median excess of each captured size, over all recordings, to `times`.
+
+    The speed of a recording as a whole, and of its steps with prompt tokens, is subtracted first.
+    """
+    sizes, groups, errors = map(np.concatenate, zip(*_errors_by_size(times, observed), strict=True))
+    if not len(errors):
+        return times
+    by_size = [np.flatnonzero(sizes == size) for size in range(NUM_SIZES)]
+    by_group = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    excess, level = np.zeros(NUM_SIZES), np.zeros(len(errors))
+    for _ in range(_SIZE_ROUNDS):
+        for steps in by_group:
+            level[steps] = np.median(errors[steps] - excess[sizes[steps]])
+        for size, steps in enumerate(by_size):
+            if len(steps):
+                share = len(steps) / (len(steps) + _ENOUGH_STEPS)
+                excess[size] = share * np.median(errors[steps] - level[steps])
+    of_size = np.array(times.of_size_s) + excess
+    least = float(of_size.min())  # no coefficient is negative: what all sizes have in common is the step's
+    return replace(times, of_size_s=tuple((of_size - least).tolist()), step_s=max(times.step_s + least, 0.0))
+
+
+def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
+    """Return for each recording the sizes of its captured steps, the group of each step, and its excess."""
+    found: list[tuple[IntArray, IntArray, FloatArray]] = []
+    for number, item in enumerate(observed):
+        model = machine_of(times, item)
+        end_s, waited_for = predict(model, item)
+        error_s = item.end_s - end_s
+        num_tokens = np.asarray(item.shape.num_tokens)
+        usual = (num_tokens <= model.max_captured_tokens) & (waited_for < 0) & (np.abs(error_s) < _FAR_S)
+        prefill = np.asarray(item.shape.num_prefill_tokens)[usual] > 0
+        tokens: Any = num_tokens[usual].astype(np.int64)
+        found.append((np.asarray(size_place(tokens)).astype(np.int64), 2 * number + prefill, error_s[usual]))
+    return found

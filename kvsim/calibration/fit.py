@@ -1,7 +1,7 @@
-"""Fit the coefficients of a step-time model, within physical reach of what the data sheets say.
+"""Fit the coefficients of a step-time model, within physical limits given by data sheets.
 
-Every coefficient starts at its roofline value and may move by a limited factor; a stalled host is an outlier, not a
-coefficient. What a robust fit does not see is put right afterwards (`kvsim.calibration.corrections`).
+Every coefficient starts at its roofline value and may change by a limited factor; a stall of the host is an outlier.
+Errors that a robust fit does not see are corrected afterwards (`kvsim.calibration.corrections`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from kvsim.calibration.corrections import (
     with_host_overheads,
     with_mean_excess,
     with_new_sequences,
+    with_sizes,
 )
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.prior import vllm_prior
-from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, served_model
-from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import Pace, Roofline, StepShape, generate_times
@@ -45,30 +44,29 @@ _FITTED = {
     "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,
 }
-"""Coefficients that are fitted, by engine; the others stay at their roofline values."""
+"""Fitted coefficients by engine; the others keep their roofline values."""
 READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
-"""Coefficients of what is too rare for a fit, each with the field of `StepShape` that counts it."""
+"""Coefficients of events that are too rare for a fit, each with the field of `StepShape` that counts the events."""
 _REACH = 6.0
-"""The largest factor by which a coefficient may leave its roofline value."""
+"""Largest factor between a coefficient and its roofline value."""
 _FASTEST = {
     "weights_s": MEMORY_EFFICIENCY / 0.95,
     "context_token_s": MEMORY_EFFICIENCY / 0.95,
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""The smallest values of coefficients, as shares of their roofline values: no kernel reaches more of the data
-sheet's peak than the shares here on the right, and whatever seems faster belongs to another coefficient.
-"""
+"""Smallest values of coefficients, as shares of their roofline values. No kernel reaches more of the data sheet's peak
+than the divisors here, so a smaller value would belong to another coefficient."""
 _ROUNDS = 3
-"""Coefficients, the machines' paces and the sizes' kernels are found in turn, so many times."""
+"""Number of rounds in which coefficients, the machines' paces and the sizes' kernels are fitted in turn."""
 _EVALUATIONS = 15
 _PRIOR_WEIGHT = 0.3
-"""Weight with which a coefficient that the recordings do not determine is held at its roofline value."""
+"""Weight that holds a coefficient at its roofline value if the recordings do not determine it."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
-"""Shares that cannot be more, or more work would take less time."""
+"""Upper limits of shares; beyond them, more work would take less time."""
 
 
 def calibrate(
@@ -78,8 +76,8 @@ def calibrate(
 
     Args:
         recordings: at least one.
-        held_out: fit again without each recording in turn, to say how well the others predict it.
-        progress: called with the fits done and all.
+        held_out: fit again without each recording in turn, to measure how well the others predict it.
+        progress: called with the number of finished fits and of all.
 
     Raises:
         UsageError: there is no recording, one is there twice, they are of different machines, or one has no measured
@@ -88,19 +86,20 @@ def calibrate(
     if not recordings:
         raise UsageError("there is nothing to calibrate on; give at least one recording.")
     check_distinct(recordings)
-    gpu_name, engine = (
-        _same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]),
-        _same("engine", [engine_of(item) for item in recordings]),
-    )
+    gpu = find_gpu(_same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]))
+    engine = _same("engine", [engine_of(item) for item in recordings])
     models = [served_model(item.meta) for item in recordings]
     _same("tensor-parallel size", [str(model.tensor_parallel_size) for model in models])
     model_name = _same("model", [listed_name(model) for model in models])
     for item in recordings:
         if item.meta.source == "simulation":
             raise UsageError(f"{item.name} is a simulation; calibrate on recordings of a real engine.")
-    gpu, model = find_gpu(gpu_name), models[0]
-    prior = _prior(gpu_name, model, engine)
-    observed = [observe_on(card_of(find_gpu(item.meta.gpu)), item) for item in recordings]
+    model = models[0]
+    if engine == "vllm":
+        prior = vllm_prior(gpu, model)
+    else:
+        prior = generate_times(gpu, model, "static" if engine == "hf-static" else "dynamic")
+    observed = [observe_on(card_of(gpu), item) for item in recordings]
     rounds = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
 
     def fitted(chosen: Sequence[int], done: int) -> Roofline:
@@ -131,7 +130,7 @@ def calibrate(
 
 
 def engine_of(recording: Recording) -> str:
-    """Which of `kvsim.profiles.ENGINES` made the recording."""
+    """Return the one of `kvsim.profiles.ENGINES` that made the recording."""
     if recording.meta.policy_name != "static":
         return "vllm"
     return f"hf-{recording.meta.policy.get('cache', 'dynamic')}"
@@ -142,17 +141,6 @@ def _same(what: str, values: Sequence[str]) -> str:
     if len(distinct) > 1:
         raise UsageError(f"a profile is for one {what}, and the recordings are of {' and '.join(distinct)}.")
     return distinct[0]
-
-
-def _prior(gpu_name: str, model: Model, engine: str) -> Roofline:
-    gpu = find_gpu(gpu_name)
-    match engine:
-        case "vllm":
-            return vllm_prior(gpu, model)
-        case "hf-static":
-            return generate_times(gpu, model, "static")
-        case _:
-            return generate_times(gpu, model)
 
 
 def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
@@ -168,7 +156,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
     def model(logarithms: Any, before: Roofline) -> Roofline:
         values: dict[str, Any] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
         values |= {name: min(values[name], most) for name, most in _LIMITS.items() if name in values}
-        if "weights_s" in values:  # a dense model streams the same weights for one token as for many
+        if "weights_s" in values:  # a dense model reads the same weights for one token as for many
             values["active_weights_s"] = values["weights_s"] * prior.active_weights_s / prior.weights_s
         return replace(before, **values)
 
@@ -190,7 +178,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
             times = with_sizes(with_new_sequences(times, observed), observed)
     times = with_mean_excess(times, observed)
     if engine == "vllm":
-        if not any(item.eager for item in observed):  # kernel by kernel is kernel by kernel, as far as is known
+        if not any(item.eager for item in observed):  # launched kernel by kernel either way
             times = replace(times, uncompiled_launch_s=times.eager_launch_s)
         return with_host_overheads(times, observed)
     return with_first_uses(times, observed, read_off)
@@ -199,7 +187,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
 def _at_their_paces(
     times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
 ) -> list[Observed]:
-    """`observed`, each with the pace of its machine, of which the one in the middle is 1."""
+    """Set the pace of each machine in `observed`, such that the median pace is 1."""
     machines = sorted({item.machine for item in observed})
 
     def pace(machine: str) -> Pace:
@@ -212,7 +200,7 @@ def _at_their_paces(
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
-    """How far `times` are from a recording, and how far they were `without` it."""
+    """Return the error of `times` for a recording, and of the times fitted `without` it."""
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:

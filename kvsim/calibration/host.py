@@ -1,8 +1,7 @@
-"""Carry a profile to another host with the same GPU.
+"""Adapt a profile to another host with the same GPU.
 
-What the host does, every launch above all, sets the pace of small models and of Hugging Face; and machines with the
-same card differ by a third in how fast they do it. One short recording is enough to tell how fast a host is: a single
-factor on everything that the profile has the host do. What the GPU does stays as it was fitted.
+Host time, mostly launches, decides the speed of small models and of Hugging Face, and hosts with the same GPU differ by
+a third. One short recording is enough to fit a single factor on all host times of the profile. GPU times are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 
 def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile:
-    """`profile` on the host of `recordings`, which are of its GPU, model and engine.
+    """Return `profile` for the host of `recordings`, which must have its GPU, model and engine.
 
     Raises:
         UsageError: there is no recording, or one is of something else than the profile.
@@ -51,7 +50,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
 
 
 def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
-    """With a static cache the host is seen compiling, seldom and for long, and nowhere else."""
+    """Return the host's pace from its compilations, which are all that a recording with a static cache shows of it."""
     recorded_s = predicted_s = 0.0
     for item in observed:
         first = is_first_use(item, READ_OFF["hf-static"])

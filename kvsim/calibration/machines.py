@@ -1,8 +1,8 @@
-"""What sets one machine apart from another with the same GPU: how fast its host is, and how fast this GPU runs.
+"""Fit what distinguishes machines with the same GPU: the speed of their hosts, and of this particular GPU.
 
-Hosts differ by a third, and two starts of the same engine by a per cent or two. Were recordings of several machines
-thrown together, a coefficient would be bent to explain what is merely another machine; so each machine has two factors
-of its own, found along with the coefficients, and a profile is of the machine in the middle.
+Hosts differ by a third, and two starts of the same engine by one or two percent. If recordings of several machines were
+fitted as one, coefficients would explain differences between machines. So each machine has two factors, fitted together
+with the coefficients, and a profile describes the median machine.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _REACH = 4.0
 
 
 _USUAL = Pace(host=0.1, gpu=0.01)
-"""Usual distances between machines, as shares: what a recording does not tell is held so close to 1."""
+"""Usual distances between machines, as shares. Paces that a recording does not determine are held this close to 1."""
 _USUAL_WEIGHT = 5.0
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
-    """The pace at which the `errors` of `observed`, 1 where one counts, are small; the host's alone unless `gpu`."""
+    """Return the pace that makes the `errors` of `observed` small (an error of 1 counts); the host's alone unless
+    `gpu`."""
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def pace(logarithms: Any) -> Pace:
@@ -47,6 +48,6 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
 
 
 def relative_to_median(paces: Mapping[str, Pace]) -> dict[str, Pace]:
-    """`paces` of machines such that the one in the middle is 1."""
+    """Scale the `paces` of machines such that the median is 1."""
     middle = np.exp(np.median(np.log(np.array(list(paces.values()))), axis=0))
     return {machine: Pace(*map(float, np.array(pace) / middle)) for machine, pace in paces.items()}

@@ -1,4 +1,4 @@
-"""A recording as the calibration sees it: what every step held, and when it began and ended."""
+"""Describe a recording for calibration: the contents of each step, and its times."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Observed:
 
     name: str
     machine: str
-    """The machine that ran it; the recording's own name where it does not say."""
+    """Machine of the recording; its own name if the machine is not stated."""
     eager: bool
-    """Whether the engine captured no graphs."""
+    """True if the engine captured no graphs."""
     shape: StepShape
     """Arrays, one entry per step."""
     start_s: FloatArray
@@ -38,30 +38,28 @@ class Observed:
     end_s: FloatArray
     """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
     launched_before_output: IntArray
-    """The last step that was scheduled before each step's output was processed: the host was busy with it until
-    then.
-    """
+    """Last step that was scheduled before each step's output was processed: the host was busy with it until then."""
     next_step: IntArray
-    """The step that was scheduled right after each step's output; -1 where the engine did something else in between."""
+    """Step that was scheduled right after each step's output; -1 if the engine did something else first."""
 
     launch_s: FloatArray
-    """Seconds that the host was busy with each step, where it went straight on to the next; NaN elsewhere."""
+    """Seconds that the host was busy with each step, if it went straight on to the next; else NaN."""
     entry_gap_s: FloatArray
-    """Time between two requests that the engine took in one after the other without doing anything else."""
+    """Seconds between two requests that the engine received one after the other without doing anything else."""
     entry_prompt_tokens: IntArray
-    """The prompt of the second of each two."""
+    """Prompt tokens of the second request of each such pair."""
     offload_s: FloatArray
-    """Seconds that the host spent on copies between GPU and host memory before it launched each step; zeros without an
-    offload, or where what it costs is not known (`with_offload`)."""
+    """Seconds that the host spent on copies between GPU and host memory before each launch; zeros without an offload,
+    or if its costs are unknown (`with_offload`)."""
     pace: Pace = TYPICAL
-    """The assumed pace of that machine."""
+    """Assumed pace of the machine."""
 
     def __len__(self) -> int:
         return len(self.start_s)
 
 
 def observe(recording: Recording) -> Observed:
-    """What the steps of `recording` held, from its schedule.
+    """Return the steps of `recording`, from its schedule.
 
     Raises:
         UsageError: its engine had the stages of a pipeline at work on several steps at once.
@@ -113,7 +111,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:
-    """Refuse what would be fitted to twice, and be left out once.
+    """Check that no recording is given twice: it would count double in a fit, and could not be held out.
 
     Raises:
         UsageError: two of `recordings` are one and the same run.
@@ -126,17 +124,17 @@ def check_distinct(recordings: Sequence[Recording]) -> None:
 
 
 def observe_on(card: Card, recording: Recording) -> Observed:
-    """What the steps of `recording` held, with what an offload costs a host as fast as the card's."""
+    """Return the steps of `recording`, with the costs of an offload on a host as fast as the card's."""
     costs: dict[str, Any] = host_link(card)
     num_layers = served_model(recording.meta).num_layers
     return with_offload(observe(recording), recording, PagedSettings(**costs), num_layers)
 
 
 def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:
-    """`observed` with what the offload of `recording` cost its host, by the costs in `cache`.
+    """Add the host time of the offload of `recording` to `observed`, by the costs in `cache`.
 
-    Each step looks after its sequences. A load is handed to the GPU in the step that decides it, a store in the step
-    after, each in as many pieces as it has blocks on the GPU times layers.
+    Each step has a cost per sequence. A load is submitted in the step that decides it, a store in the next step. Each
+    copy has as many pieces as it has blocks on the GPU times layers.
     """
     copies, num_steps = recording.copies, len(observed)
     if copies is None:
@@ -156,7 +154,7 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
 
 
 def _launches(steps: Steps) -> FloatArray:
-    """What passed until the next step was scheduled, where no output was processed in between."""
+    """Return the time to the next schedule call, if no output was processed in between; else NaN."""
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])
     output_between = np.append(steps.start_s[1:], np.inf) >= steps.end_s
@@ -164,9 +162,8 @@ def _launches(steps: Steps) -> FloatArray:
 
 
 def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatArray) -> FloatArray:
-    """1 for each row of a schedule in which a sequence joins the batch: its first, or one that computes anew what it
-    had lost.
-    """
+    """Return 1 for each schedule row in which a sequence joins the batch: its first, or one that recomputes lost
+    tokens."""
     order = np.lexsort((step, request))
     goes_on = np.diff(request[order], prepend=-1) == 0
     had = np.append(0.0, (before + tokens)[order][:-1])
@@ -176,7 +173,7 @@ def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatA
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
-    """What each step of a paged cache reads more than once, as far as free memory tells: more than is held."""
+    """Return the tokens that each step of a paged cache reads more than once: read tokens beyond the slots in use."""
     pool = recording.meta.pool
     if pool.num_units is None or pool.groups:  # blocks of several groups hold different numbers of tokens
         return np.zeros(len(context_tokens))
@@ -185,7 +182,7 @@ def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
 
 
 def _first_uses(recording: Recording) -> dict[str, Any]:
-    """The shapes and kernels that each step of `generate()` is the first of its process to need; none elsewhere."""
+    """Return the shapes and kernels that each step of `generate()` is the first of its process to need; else zeros."""
     if recording.meta.policy_name != "static":
         none = np.zeros(len(recording.steps))
         return {"new_shape": none, "new_kernels": none}

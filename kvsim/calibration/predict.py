@@ -1,7 +1,7 @@
-"""The time at which each recorded step should have ended, given the time at which the engine scheduled it.
+"""Predict the time at which each recorded step should have ended, from the time at which it was scheduled.
 
-The two clocks are followed step by step. Decisions are taken from the recording, so an error does not travel from one
-step to the next; where the GPU was the slower clock, its clock is set by what was recorded.
+The two clocks are followed step by step. Decisions are taken from the recording, so an error does not carry over to the
+next step. If the GPU was the slower clock, its clock is set to the recorded time.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import UNTHROTTLED, Roofline, StepTime, StepTimeModel, at_pace, throttled_gpu_s
 
 SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
-"""An error of so many seconds, and of this share of the step, counts as one in a fit."""
+"""Error in seconds, and additional share of the step, that count as one in a fit."""
 
 
 class Prediction(NamedTuple):
-    """The predicted times at which the outputs of the steps are there, and what each step waited for."""
+    """Predicted end of each step, and the clock that it waited for."""
 
     end_s: FloatArray
     launch: IntArray
-    """The step whose launch the host was busy with until then; -1 where the GPU was the slower clock."""
+    """Step whose launch the host was busy with until then; -1 if the GPU was the slower clock."""
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """`times` in the engine of `observed`, which may have captured no graphs, and on its machine."""
+    """Return `times` for the engine of `observed`, which may capture no graphs, at the pace of its machine."""
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 
@@ -36,7 +36,7 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     """Follow both clocks through `observed`."""
     time, num_steps = model.step_time(observed.shape), len(observed)
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
-    # The host attends to copies first, then prepares and launches.
+    # The host submits copies first, then prepares and launches.
     start_s = observed.start_s + observed.offload_s
     launch_end_s, busy_with = start_s + launch_s, observed.launched_before_output
     throttling = (slowed_s != 0.0) & (alone_s != 0.0)
@@ -44,7 +44,7 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     steps = zip(*(column.tolist() for column in (*times_s, busy_with, throttling)), strict=True)
     predicted, waited_for = [0.0] * num_steps, [-1] * num_steps
     gpu_free_s, throttle = float("-inf"), UNTHROTTLED
-    # A fit comes here thousands of times, for as many steps: to ask which of two is larger costs less than max and min.
+    # Fits run this loop thousands of times over thousands of steps: a comparison is cheaper than max and min.
     for step, (ready_s, launched_s, host_free_s, end_s, gpu_s, throttle_s, other, throttles) in enumerate(steps):
         begin_s = gpu_free_s if gpu_free_s > ready_s else ready_s
         slow_s = gpu_s
@@ -63,22 +63,21 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
 
 
 def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
-    """Predicted minus recorded end of each step, seconds."""
+    """Return the predicted minus the recorded end of each step, in seconds."""
     return predict(model, observed).end_s - observed.end_s
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """What each step took, seconds: from the end of the one before, or from its own decision where the engine was
-    idle.
-    """
+    """Return the duration of each step in seconds, from the end of the one before, or from its scheduling if the engine
+    was idle."""
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 
 def counted_errors(times: Roofline, observed: Observed) -> FloatArray:
-    """The error of each step on the machine of `observed`, 1 where it counts as one."""
+    """Return the error of each step on the machine of `observed`, in units of `error_scale_s`."""
     return step_errors(machine_of(times, observed), observed) / error_scale_s(observed)
 
 
 def error_scale_s(observed: Observed) -> FloatArray:
-    """The error of each step that counts as one, seconds."""
+    """Return the error in seconds that counts as one, for each step."""
     return SCALE_S + SCALE_SHARE * step_durations(observed)

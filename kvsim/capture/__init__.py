@@ -1,1 +1,1 @@
-"""Record real engines. The only room that knows vLLM, PyTorch or transformers; each is imported in its own module."""
+"""Record real engines. Only this room knows vLLM, PyTorch or transformers; each is imported in a module of its own."""

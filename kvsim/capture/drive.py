@@ -1,7 +1,7 @@
-"""Start vLLM in this process, put a workload through it, and record what it does.
+"""Start vLLM in this process, serve a workload, and record it.
 
-Requests go in when the workload says (open loop) or whenever one of a fixed number has finished (closed loop). One
-engine start, which takes about a minute, serves any number of recordings.
+Requests are sent at their arrival times (open loop), or whenever one of a fixed number has finished (closed loop). One
+engine start takes about a minute and serves any number of recordings.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.capture.prompts import token_ids
-from kvsim.capture.shapes import has_weights, model_folder
 from kvsim.capture.sinks import FileSink
+from kvsim.capture.synthetic import has_weights, model_folder, token_ids
 from kvsim.errors import UsageError
 from kvsim.recording import Recording, read, write
 from kvsim.workload import Workload
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler must be reachable from here
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler must be in this process
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 _WARM_UP = (12, 64)
-"""Requests, and tokens in and out of each, that run before anything is recorded."""
+"""Number of warm-up requests, and the tokens in and out of each; they are not recorded."""
 
 
 class DrivenEngine:
-    """A vLLM engine under our control, as a context manager."""
+    """A vLLM engine that this process drives, as a context manager."""
 
     def __init__(self, model: str, *, async_scheduling: bool = True, **engine_args: Any) -> None:
         """Start the engine.
@@ -89,15 +88,15 @@ class DrivenEngine:
         extra: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Recording:
-        """Serve `workload` and leave its recording in `folder`.
+        """Serve `workload` and write its recording to `folder`.
 
         Args:
-            workload: the requests; outputs are cut at their `output_tokens`, whatever the weights would say.
+            workload: the requests; outputs are cut at their `output_tokens`, whatever the model generates.
             folder: where the recording goes; it must not exist.
-            concurrency: serve so many at a time, ignoring arrival times; None for open loop.
-            command: goes into the provenance.
-            extra: more provenance.
-            progress: called with the requests finished and all.
+            concurrency: number of requests served at a time, ignoring arrival times; None for open loop.
+            command: command line for the provenance.
+            extra: more fields of the provenance.
+            progress: called with the number of finished requests and of all.
 
         Raises:
             UsageError: `folder` exists.
@@ -133,7 +132,7 @@ class DrivenEngine:
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> float:
-        """Serve `workload`, with an empty prefix cache to begin with; return the seconds it took."""
+        """Serve `workload`, starting with an empty prefix cache; return the seconds that it took."""
         prompts = token_ids(workload, self._vocab_size, seed)
         self._forget()
         arrivals = workload.arrival_s.tolist() if concurrency is None else [0.0] * len(workload)
@@ -153,11 +152,11 @@ class DrivenEngine:
             if progress is not None and done:
                 progress(finished, len(workload))
         while self._engine.engine_core.engine_core.scheduler.has_requests():
-            self._engine.step()  # one more call tells the engine of the last finish
+            self._engine.step()  # one more call reports the last finish to the engine
         return time.monotonic() - begin
 
     def _forget(self) -> None:
-        """Empty the prefix cache, and host memory where blocks are offloaded."""
+        """Empty the prefix cache, and host memory if blocks are offloaded."""
         offloads = self._scheduler.connector is not None
         self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 

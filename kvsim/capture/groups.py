@@ -1,6 +1,6 @@
-"""The KV-cache groups of a running vLLM engine, as a recording lists them: from its specs to `KVCacheGroup`.
+"""Translate the KV-cache specs of a running vLLM engine into the groups of a recording.
 
-Nothing of vLLM is imported: specs are known by the names of their classes.
+Nothing of vLLM is imported: specs are identified by their class names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
-    """The groups of vLLM's `KVCacheConfig`, on the GPU of its first worker.
+    """Return the groups of vLLM's `KVCacheConfig`, on the GPU of its first worker.
 
     Raises:
         RecordingError: a group is of a kind whose blocks kvsim does not follow.
@@ -44,7 +44,7 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _first(spec: Any) -> Any:
-    """The spec of the first layer, where layers of one kind have pages of different sizes."""
+    """Return the spec of the first layer, if the layers of a group have pages of different sizes."""
     return next(iter(spec.kv_cache_specs.values())) if hasattr(spec, "kv_cache_specs") else spec
 
 
@@ -56,7 +56,10 @@ def _group(spec: Any, num_layers: int, number: int) -> KVCacheGroup:
         )
     content_bytes = replace(spec, page_size_padded=None).page_size_bytes
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
-    windowed = kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL)  # vLLM may remember one of a full group
+    windowed = kind in (
+        CacheKind.SLIDING_WINDOW,
+        CacheKind.CHUNKED_LOCAL,
+    )  # vLLM may keep a window in a full group's spec
     is_mamba = kind is CacheKind.MAMBA
     if is_mamba and spec.num_speculative_blocks:
         raise RecordingError("recurrent layers with speculative decoding keep states that kvsim does not follow.")

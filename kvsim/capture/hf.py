@@ -1,12 +1,12 @@
-"""Record Hugging Face's `generate()`: how long each step took, and what PyTorch's allocator held after it.
+"""Record Hugging Face's `generate()`: the time of each step, and the state of PyTorch's allocator after it.
 
     with GenerateRecorder(model) as recorder:
         model.generate(**inputs, max_new_tokens=128)
         model.generate(**more_inputs, max_new_tokens=128)
     write(recorder.recording(), "runs/mine")
 
-Every call of `generate()` inside is one batch. A step ends when its tokens are known, so the recorder waits for the
-GPU once a step; that is what a program that streams its output does too.
+Every call of `generate()` inside the context is one batch. A step ends when its tokens are known, so the recorder waits
+for the GPU once per step, like a program that streams its output.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.capture.machine import machine
-from kvsim.capture.prompts import token_ids
-from kvsim.capture.shapes import has_weights, shape_of
+from kvsim.capture.synthetic import has_weights, shape_of, token_ids
 from kvsim.errors import MissingExtraError, UsageError, WorkloadError, shortened
 from kvsim.recording import AllocatorHistory, Meta, Pool, Recording, RecordingBuilder, RequestStatus
 from kvsim.workload import Workload
@@ -42,11 +41,11 @@ _COUNTERS = {
     "segments": "segment.all.current",
     "peak_allocated_bytes": "allocated_bytes.all.peak",
 }
-"""A column of `steps.parquet` and the counter of `torch.cuda.memory_stats` that it holds."""
+"""Counters of `torch.cuda.memory_stats`, by column of `steps.parquet`."""
 
 
 class _AfterStep(StoppingCriteria):  # type: ignore[misc]
-    """Never stops anything: `generate()` asks it after every step, and that is when a step ends."""
+    """Calls `on_step` after each step of `generate()`, and never stops it."""
 
     def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
@@ -71,10 +70,10 @@ class GenerateRecorder:
 
         Args:
             model: a transformers model with `generate`.
-            allocation_history: keep so many of PyTorch's own allocation events (0: none; needs CUDA).
-            earlier_batches: what this process has generated before, as other recorders' `batches` say; the first batch
-                of a shape is slower.
-            command: goes into the provenance.
+            allocation_history: number of PyTorch's own allocation events to keep (0: none; needs CUDA).
+            earlier_batches: batches that this process generated before, from other recorders' `batches`; the first
+                batch of a shape is slower.
+            command: command line for the provenance.
         """
         self._model = model
         self._earlier = list(earlier_batches)
@@ -86,14 +85,13 @@ class GenerateRecorder:
         self._min_new_tokens = False
         self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
-        """Every call of `generate()` so far: its rows, width, new tokens, whether it was padded, and its cache."""
+        """Calls of `generate()` so far: rows, width, new tokens, whether it was padded, and its cache."""
         self._step_ends_us: list[float] = []
-        self._memory_before = _memory_held(cuda=False)
-        self._memory_after = self._memory_before
+        self._memory_before = self._memory_after = _memory_held(cuda=False)
         self.allocator: AllocatorHistory | None = None
-        """PyTorch's allocation history, once the context has been left."""
+        """PyTorch's allocation history, available after the context."""
         self.known_outputs: Sequence[int] | None = None
-        """Output tokens of each row of the next batch, if something else than end-of-sequence tokens ends it."""
+        """Output tokens of each row of the next batch, if other rules than end-of-sequence tokens end it."""
 
     def __enter__(self) -> GenerateRecorder:
         self._generate = self._model.generate
@@ -109,19 +107,19 @@ class GenerateRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._model.generate  # the instance's; the class's stands behind it
+        del self._model.generate  # the instance's method; the class's is used again
         self._memory_after = _memory_held(cuda=self._cuda)
         if self._history:
             self.allocator = _history(self._step_ends_us)
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def give_back(self) -> None:
-        """Give what PyTorch has cached back to the driver, and say so: the next batch has to ask for it again."""
+        """Empty PyTorch's cache and note it: the next batch has to ask the driver for memory again."""
         torch.cuda.empty_cache()
         self._given_back.append(len(self.batches))
 
     def recording(self, name: str = "") -> Recording:
-        """Everything recorded so far.
+        """Return the recording so far.
 
         Raises:
             UsageError: nothing was generated.
@@ -131,7 +129,7 @@ class GenerateRecorder:
         shape = shape_of(self._model.config)
         dtype = self._model.dtype
         kv_bytes = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"] * dtype.itemsize
-        first = self.batches[0]
+        cache, batch_size = self.batches[0]["cache"], max(batch["rows"] for batch in self.batches)
         model_name = Path(self._model.config.name_or_path or type(self._model).__name__).name
         meta = Meta(
             source="hf",
@@ -140,8 +138,8 @@ class GenerateRecorder:
                 "name": "transformers",
                 "version": transformers.__version__,
                 "torch": torch.__version__,
-                "cache": first["cache"],
-                "batch_size": max(batch["rows"] for batch in self.batches),
+                "cache": cache,
+                "batch_size": batch_size,
                 "attention": self._model.config._attn_implementation,
                 "min_new_tokens": self._min_new_tokens,
             },
@@ -151,11 +149,7 @@ class GenerateRecorder:
                 "dtype": str(dtype).removeprefix("torch."),
                 "kv_bytes_per_token": kv_bytes,
             },
-            policy={
-                "name": "static",
-                "cache": first["cache"],
-                "batch_size": max(batch["rows"] for batch in self.batches),
-            },
+            policy={"name": "static", "cache": cache, "batch_size": batch_size},
             pool=Pool(unit_tokens=1, num_units=None, bytes_per_unit=kv_bytes),
             command=self._command,
             created=date.today().isoformat(),
@@ -210,7 +204,7 @@ class GenerateRecorder:
         return output
 
     def _output_lengths(self, sequences: Any, prompt_width: int) -> list[int]:
-        """Outputs of each row up to and including its first end-of-sequence token."""
+        """Return the number of outputs of each row, up to and including its first end-of-sequence token."""
         generated = sequences[:, prompt_width:].cpu().numpy()
         ends = self._model.generation_config.eos_token_id
         if ends is None:
@@ -247,7 +241,7 @@ class _Batch:
         self._start_s = time_s
 
     def step(self, time_s: float, counters: dict[str, int]) -> None:
-        """A step has just ended."""
+        """Record a step that has just ended."""
         builder, rows = self._builder, self._rows
         tokens, done = (self._width, 0) if self._num_steps == 0 else (1, self._width + self._num_steps - 1)
         builder.next_seq()
@@ -274,7 +268,7 @@ class _Batch:
         self._start_s = time_s
 
     def end(self, outputs: Sequence[int], time_s: float) -> None:
-        """`generate()` has returned; only now are the answers there."""
+        """Record the outputs, which are known once `generate()` has returned."""
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:
                 self._builder.emitted(row, time_s, count - 1)
@@ -282,9 +276,8 @@ class _Batch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """What PyTorch's allocator holds at this moment: allocated, reserved, and the segments of private pools, which
-    captured graphs keep for themselves.
-    """
+    """Return the allocated and reserved bytes of PyTorch's allocator, and the segments of private pools of captured
+    graphs."""
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
     segments = torch.cuda.memory_snapshot()
@@ -298,14 +291,14 @@ def _memory_held(*, cuda: bool) -> dict[str, Any]:
 
 
 def _gpu_properties() -> dict[str, int]:
-    """What the driver says of the GPU beside its name; a property that this PyTorch does not ask for is left out."""
+    """Return the driver's properties of the GPU; those that this PyTorch does not read are left out."""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
     return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}
 
 
 def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
-    """PyTorch's allocation events, each with the step during which it happened."""
+    """Return PyTorch's allocation events, each with the step in which it happened."""
     traces = torch.cuda.memory._snapshot()["device_traces"]
     events = [event for trace in traces for event in trace if event["action"] != "snapshot"]
     time_us = np.array([event["time_us"] for event in events], np.int64)
@@ -322,7 +315,7 @@ def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
 
 
 def find_device(name: str | None) -> str:
-    """The device of that name, `cpu`, `cuda` or `cuda:N`; without a name, `cuda` where there is one, else `cpu`.
+    """Return the device of that name: `cpu`, `cuda` or `cuda:N`. The default is `cuda` if there is one, else `cpu`.
 
     Raises:
         UsageError: this machine has none of that name.
@@ -337,7 +330,7 @@ def find_device(name: str | None) -> str:
 
 
 def load_model(folder: Path, *, device: str, dtype: Any = None) -> Any:
-    """The model in `folder` on `device`, ready to generate: with its weights, or with random ones where it has none."""
+    """Load the model in `folder` on `device` for generation, with random weights if it has none."""
     if has_weights(folder):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
     else:
@@ -357,9 +350,9 @@ def generate_workload(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Put `workload` through `model.generate` in padded batches, in order of arrival and as fast as it goes.
+    """Serve `workload` with `model.generate` in padded batches, in arrival order and without pauses.
 
-    Every row of a batch runs to the batch's longest output, as it would with end-of-sequence tokens at the workload's
+    Every row of a batch runs to the batch's longest output, as if end-of-sequence tokens came at the workload's
     lengths.
 
     Raises:
@@ -390,7 +383,7 @@ def generate_workload(
 
 
 def _check_lengths(workload: Workload, longest_tokens: int | None) -> None:
-    """Make sure that every request fits the model, where that says how much does."""
+    """Check that every request fits the model's longest sequence, if that is known."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     if longest_tokens is not None and len(tokens) and tokens.max() > longest_tokens:
         row = int(tokens.argmax())

@@ -1,4 +1,4 @@
-"""Which machine a recording was made on, without saying anything else about it."""
+"""Identify the machine of a recording without describing it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from hashlib import sha256
 
 
 def machine() -> dict[str, str]:
-    """What a recording says of its machine: eight hexadecimal digits that tell its GPU from any other; nothing without
-    a GPU.
-    """
+    """Return eight hexadecimal digits that identify the GPU, as an entry of a recording's provenance; empty without a
+    GPU."""
     import torch  # noqa: PLC0415  a process that records has it; the caller may say better what is missing
 
     if not torch.cuda.is_available():

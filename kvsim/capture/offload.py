@@ -1,8 +1,7 @@
-"""Watch vLLM's native offload from inside its scheduler: the copies that it decides, waits for and hears of.
+"""Watch vLLM's native offload inside its scheduler: the copies that it decides, waits for and receives reports of.
 
-What the scheduler decides depends on when a copy is reported and, for the order of evictions, on the order in which
-its blocks become idle. Inside one copy vLLM 0.25.1 has no order of its own (it goes through a set), so both are written
-down.
+The scheduler's decisions depend on the time at which a copy is reported. The order of evictions depends on the order in
+which its blocks become idle. In vLLM 0.25.1 that order is a set's inside one copy, so both are recorded.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from kvsim.errors import RecordingError
 
 
 class OffloadWatch:
-    """Reports what the offload of one scheduler does. `report` takes the words of an event."""
+    """Reports the actions of one scheduler's offload. `report` takes the fields of an event."""
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:
-        """Watch the offload of `scheduler`, which has one."""
+        """Watch the offload of `scheduler`, which must have one."""
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
@@ -26,7 +25,7 @@ class OffloadWatch:
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
-        """What a recording says of the offload, beside the other settings of the policy."""
+        """Return the settings of the offload for the policy of a recording."""
         manager, config = self._connector.manager, self._connector.config
         block_size = self._scheduler.block_size
         return {
@@ -38,7 +37,7 @@ class OffloadWatch:
         }
 
     def start(self) -> None:
-        """A recording begins.
+        """Begin a recording.
 
         Raises:
             RecordingError: host memory holds blocks already, and it is not known which.
@@ -50,7 +49,7 @@ class OffloadWatch:
         self._deferred.clear()
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
-        """A step was scheduled: which copies it begins, and which it has to wait for."""
+        """Report the copies that a step begins, and those that it has to wait for."""
         metadata = output.kv_connector_metadata
         for is_load, jobs in ((True, metadata.load_jobs), (False, metadata.store_jobs)):
             for number, job in jobs.items():
@@ -62,11 +61,11 @@ class OffloadWatch:
             self._report("await", awaited)
 
     def deferring(self, row: int, num_blocks: int, num_cached: int) -> None:
-        """A request lost a table whose blocks are not free yet."""
+        """Note a released table whose blocks are not free yet."""
         self._deferred.append((row, num_blocks, num_cached))
 
     def freed(self, num_tables: int) -> None:
-        """The blocks of the tables that were lost first are free now."""
+        """Report that the blocks of the oldest deferred tables are free."""
         for _ in range(num_tables):
             self._report("release", *self._deferred.popleft())
 
@@ -74,7 +73,7 @@ class OffloadWatch:
         return job - self._first_job
 
     def _watch_copies(self) -> None:
-        """Put a listener before the connector hears which copies have ended."""
+        """Report ended copies before the connector processes them."""
         connector = self._connector
         update = connector.update_connector_output
 
@@ -91,7 +90,7 @@ class OffloadWatch:
 
 
 def has_offload(scheduler: Any) -> bool:
-    """Whether the connector of `scheduler`, if it has one, is vLLM's native offload."""
+    """Tell whether the scheduler has vLLM's native offload."""
     connector = getattr(scheduler, "connector", None)
     return hasattr(getattr(connector, "connector_scheduler", None), "_block_id_to_pending_jobs")
 

@@ -1,8 +1,8 @@
 """Publish the events of a recording on a local socket, for `kvsim tui --attach`.
 
-Viewers are served by a process of their own (`kvsim.capture.viewers`), which is sent the log through a pipe. The
-engine's process has one thread and one descriptor for it, and no work, memory or socket that depends on viewers: what
-a viewer does cannot slow the engine.
+A process of its own (`kvsim.capture.viewers`) serves viewers and receives the log through a pipe. The engine's process
+has one thread and one descriptor for it, and no work, memory or socket that depends on viewers: a viewer cannot slow
+the engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MAX_WAITING_BYTES = 16 << 20
 """Bytes that may wait for the process that serves viewers."""
 _BACKLOG = 16
 _END_S = 3.0
-"""Seconds that the process may take to say farewell."""
+"""Seconds that the process may take to end."""
 
 
 class Publisher:
-    """A sink that serves viewers."""
+    """A sink that sends events to viewers."""
 
     def __init__(self, address: str) -> None:
         """Listen on `address` (`HOST:PORT` or `PORT`; the loopback interface unless a host is named).
@@ -65,15 +65,15 @@ class Publisher:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that the engine's process keeps because they have not been sent; viewers do not add to them."""
+        """Bytes in the engine's process that have not been sent; viewers do not add to them."""
         return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:
-        """Have `lines` sent to every viewer."""
+        """Queue `lines` for every viewer."""
         self._pump.push(lines)
 
     def close(self) -> None:
-        """Hang up."""
+        """End the log and the process that serves viewers."""
         if not self._pump.close():
             self._process.kill()
         with suppress(OSError):  # the process may be gone
@@ -85,7 +85,7 @@ class Publisher:
             self._process.wait()
 
     def _send(self, lines: bytes) -> None:
-        """Send lines behind which the engine's state is complete: an empty one says so."""
+        """Send lines and an empty line, which marks that the engine's state is complete."""
         write_all(self._log.fileno(), lines + b"\n")
 
     def _give_up(self, reason: str) -> None:
@@ -94,9 +94,9 @@ class Publisher:
 
 
 def _serve(listener: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the process that serves viewers at `listener`; what is written to its standard input is the log."""
+    """Start the process that serves viewers at `listener`; its standard input is the log."""
     descriptor = listener.fileno()
-    # Wherever this package was found, the process must find it too.
+    # The process must find this package wherever this one did.
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "kvsim.capture.viewers", str(descriptor)],

@@ -1,7 +1,7 @@
-"""Bytes on their way from the engine's thread to something slow, such as a disk or another process.
+"""Move bytes from the engine's thread to a slow destination, such as a disk or another process.
 
-The engine's thread appends to a queue and does nothing else: no lock, no system call. A thread of our own delivers
-what has gathered, a few times a second. When the destination fails or falls too far behind, nothing more is kept.
+The engine's thread only appends to a queue: no lock, no system call. Another thread delivers the queued bytes a few
+times a second. If the destination fails or falls too far behind, the queue is dropped.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_WAITING_BYTES = 64 << 20
-"""Bytes that may wait for a destination that does not take them."""
+"""Largest number of bytes that may wait for a slow destination."""
 _CLOSE_S = 2.0
-"""Seconds that `close` waits for the destination to take the rest."""
+"""Seconds that `close` waits for the last delivery."""
 
 
 class Pump:
-    """Delivers in a thread of its own what one other thread pushes."""
+    """Delivers in a thread of its own the bytes that one other thread pushes."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class Pump:
         self._pushed_bytes = self._taken_bytes = 0
         self._ready, self._closing = threading.Event(), threading.Event()
         self.open = True
-        """Whether what is pushed will be delivered."""
+        """True while pushed bytes will be delivered."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have not been handed to the destination."""
+        """Bytes that have not been delivered."""
         return self._pushed_bytes - self._taken_bytes if self.open else 0
 
     def push(self, lines: bytes) -> None:
-        """Have `lines` delivered; takes about a microsecond, whatever the destination does."""
+        """Queue `lines` for delivery; takes about a microsecond, whatever the destination does."""
         if not self.open:
             return
         self._waiting.append(lines)
@@ -65,7 +65,7 @@ class Pump:
             self._ready.set()
 
     def close(self) -> bool:
-        """Deliver what is left; False if the destination did not take it within two seconds."""
+        """Deliver what is queued; return False if that takes longer than two seconds."""
         self._closing.set()
         self._ready.set()
         self._thread.join(_CLOSE_S)

@@ -1,8 +1,8 @@
-"""Watch a vLLM V1 scheduler from inside its engine and report what it does as events.
+"""Watch a vLLM V1 scheduler inside its engine and report its actions as events.
 
-The scheduler subclass in `kvsim.capture.vllm` calls the hooks here around its own methods; allocation and freeing are
-watched on its cache manager. Nothing of a request but its length, its timing and the hashes of its blocks is looked
-at. A defect in here ends the recording and leaves the engine alone.
+The scheduler subclass in `kvsim.capture.vllm` calls these hooks around its own methods; allocation and release are
+watched on its cache manager. Only the length, timing and block hashes of a request are read. A defect in this code ends
+the recording and does not affect the engine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger("kvsim")
 
 _RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 _KEEP_ALL = ("FullAttentionManager",)
-"""Managers of groups that keep every block until the request ends; MLA has this one, too."""
+"""Managers of groups that keep every block until the request ends; MLA uses the same one."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def _harmless(hook: Hook) -> Hook:
-    """A hook that is skipped while nothing is recorded, and ends the recording instead of raising."""
+    """Wrap a hook: skip it while nothing is recorded, and end the recording instead of raising."""
 
     @wraps(hook)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:
@@ -47,20 +47,20 @@ def _harmless(hook: Hook) -> Hook:
 
 
 class SchedulerRecorder:
-    """Reports one scheduler's doings to a sink, from `start` to `stop`."""
+    """Reports the actions of one scheduler to a sink, from `start` to `stop`."""
 
     def __init__(self, scheduler: Any) -> None:
-        """Watch `scheduler`, which has been set up."""
+        """Watch `scheduler`, which must be fully set up."""
         self.sink: LogSink | None = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
-        # There, steps that compute nothing count: a sequence decodes only every so many steps as there are stages.
+        # A pipeline counts steps that compute nothing: with N stages, a sequence decodes in every Nth step only.
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._watch_memory()
 
     def check(self) -> None:
-        """See whether this engine can be recorded.
+        """Check that this engine can be recorded.
 
         Raises:
             RecordingError: it does something with its blocks that is not followed.
@@ -87,7 +87,7 @@ class SchedulerRecorder:
             )
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already holds are not part of it.
+        """Begin a recording. Requests that the engine already has are not part of it.
 
         Raises:
             RecordingError: it cannot be recorded; nothing is.
@@ -96,13 +96,14 @@ class SchedulerRecorder:
         if self._offload is not None:
             self._offload.start()
             meta = meta | {"policy": meta["policy"] | self._offload.settings()}
-        self._meta = meta
         self._begin_s: float | None = None
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]  # entries in each request's table, by group
-        self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]  # where its blocks stand, for windows
+        self._places: list[dict[str, dict[int, int]]] = [
+            {} for _ in managers
+        ]  # positions of its blocks, if they may be skipped
         self._rows: dict[str, int] = {}
-        self._all_rows: dict[str, int] = {}  # of requests that have ended too: a copy may be reported afterwards
+        self._all_rows: dict[str, int] = {}  # with ended requests, whose copies may be reported later
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -111,7 +112,9 @@ class SchedulerRecorder:
         self._ended: list[Any] = []
         self._evicted: list[int] = []
         self._num_preempted = 0
-        self._lines: list[bytes] = [self._opening()]
+        queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
+        meta = meta | {"initial_free": [block.block_id for block in queue]}
+        self._lines: list[bytes] = [eventlog.line("meta", meta)]
         self.sink = sink
         self._send()
 
@@ -123,32 +126,35 @@ class SchedulerRecorder:
             self.sink = None
 
     def _abandon(self) -> None:
-        """End the recording behind the last lines that were sent, without making the engine wait."""
+        """End the recording after the last lines that were sent, without making the engine wait."""
         sink, self.sink = self.sink, None
         if sink is not None:
             threading.Thread(target=sink.close, name="kvsim-end").start()
 
     @_harmless
     def arrived(self, request: Any) -> None:
-        """`request` was added to the queue."""
+        """Report that `request` was added to the queue."""
         self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
-        self._report(*self._arrival(request))
+        hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
+        hashes = hashes[: request.num_prompt_tokens // self._layout.hash_block_size]
+        lengths = request.num_prompt_tokens, request.max_tokens
+        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes)
         self._send()
 
     @_harmless
     def scheduling(self) -> None:
-        """The scheduler is about to decide a step."""
+        """Report that the scheduler is about to decide a step."""
         self._start_s = self._now()
         self._num_preempted = 0
         self._report("seq")
 
     @_harmless
     def scheduled(self, output: Any) -> None:
-        """The scheduler has decided the step in `output`."""
+        """Report the step in `output`, which the scheduler has decided."""
         tokens: dict[str, int] = output.num_scheduled_tokens
-        if self._offload is not None:  # a step that computes nothing may begin copies, and report them
+        if self._offload is not None:  # a step that computes nothing may begin or report copies
             self._offload.scheduled(output, self._all_rows)
         elif not tokens and not self._num_preempted and not self._is_pipeline:
             return
@@ -166,30 +172,39 @@ class SchedulerRecorder:
                 if count > 1 or before < request.num_prompt_tokens:
                     num_prefill += count
             self._report("tokens", self._start_s, rows)
-        # What the last step computed for a prompt does not go on token by token.
+        # A step with prompt tokens is not repeated token by token.
         self._last_tokens = dict(tokens) if not num_prefill else {}
         self._steps_in_flight[id(output)] = self._num_steps
         self._num_steps += 1
-        self._report("step", self._step_columns(self._start_s, num_prefill, num_tokens - num_prefill, len(tokens)))
+        scheduler = self._scheduler
+        columns = {
+            "start_s": self._start_s,
+            "prefill_tokens": num_prefill,
+            "decode_tokens": num_tokens - num_prefill,
+            "num_scheduled": len(tokens),
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            "preempted": self._num_preempted,
+            "free_units": self._manager.block_pool.get_num_free_blocks(),
+        }
+        self._report("step", columns)
         self._send()
 
     @_harmless
     def updating(self) -> None:
-        """The output of a step is about to be processed."""
+        """Report that the output of a step is about to be processed."""
         self._report("seq")
 
     @_harmless
     def updated(self, output: Any) -> None:
-        """The output of the step in `output` was processed."""
+        """Report that the output of the step in `output` was processed."""
         time_s = self._now()
         for name in [name for name in output.num_scheduled_tokens if name in self._awaiting_first]:
             request = self._awaiting_first[name]
             if request.num_output_tokens:
                 del self._awaiting_first[name]
                 self._report("emit", self._rows[name], time_s, 1)
-        for request in self._ended:
-            self._end(request, time_s)
-        self._ended.clear()
+        self._end(time_s)
         step = self._steps_in_flight.pop(id(output), None)
         if step is not None:
             self._report("output", step, time_s)
@@ -197,19 +212,17 @@ class SchedulerRecorder:
 
     @_harmless
     def aborted(self) -> None:
-        """Requests were finished from outside."""
+        """Report requests that a client or the server has aborted."""
         time_s = self._now()
-        if self._offload is not None:  # one that loads keeps its blocks until that has ended
+        if self._offload is not None:  # a request keeps its blocks until its load has ended
             gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
             self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
-        for request in self._ended:
-            self._end(request, time_s)
-        self._ended.clear()
+        self._end(time_s)
         self._send()
 
     @_harmless
     def preempted(self, request: Any) -> None:
-        """`request` is about to lose its memory."""
+        """Report that `request` is about to lose its memory."""
         if request.request_id in self._rows:
             self._num_preempted += 1
             self._report("preempt", self._rows[request.request_id])
@@ -228,7 +241,7 @@ class SchedulerRecorder:
             self._report_entries("share", row, group, table, held, min(num_hits, len(table)))
             appended.append((group, table, max(held, num_hits)))
             self._held[group][name] = len(table)
-            if self._lets_go[group]:
+            if self._has_window[group]:
                 places = self._places[group].setdefault(name, {})
                 places.update((table[place].block_id, place) for place in range(held, len(table)))
         if self._evicted:
@@ -238,7 +251,7 @@ class SchedulerRecorder:
             self._report_entries("append", row, group, table, begin, len(table))
 
     def _report_entries(self, word: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report what stands in a table from `begin` to `end`; null blocks, which come first, are not reported."""
+        """Report the entries `begin:end` of a table without its null blocks, which come first."""
         while begin < end and table[begin].is_null:
             begin += 1
         if begin < end:
@@ -259,7 +272,7 @@ class SchedulerRecorder:
             num_held, num_cached = sum(not block.is_null for block in table), manager.num_cached_block.get(name, 0)
             if self._layout.keeps_some(self._layout.groups[group]):
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
-                self._report_let_go(row, group, places, [table[place] for place in places])
+                self._report_skipped(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0
             if deferred and self._offload is not None:
                 self._offload.deferring(row, num_held, num_cached)
@@ -269,39 +282,39 @@ class SchedulerRecorder:
             self._ended.append(request)
 
     @_harmless
-    def _let_go(self, name: str, blocks: list[Any]) -> None:
-        """Blocks of the tables of a running request are about to be freed, all in one group at a time."""
+    def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
+        """Report blocks of one group that a running request is about to free."""
         if name not in self._rows:
             return
         for group, places in enumerate(self._places):
             held = places.get(name, {})
             if blocks and blocks[0].block_id in held:
-                self._report_let_go(self._rows[name], group, [held.pop(each.block_id) for each in blocks], blocks)
+                self._report_skipped(self._rows[name], group, [held.pop(each.block_id) for each in blocks], blocks)
                 return
 
-    def _report_let_go(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
+    def _report_skipped(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
         kept = [int(block.block_hash is not None) for block in blocks]
         self._report("let_go", row, places, [block.block_id for block in blocks], kept, group)
 
     def _of_group(self, group: int) -> tuple[int, ...]:
-        """What an event says of its group: nothing, where there is one."""
+        """Return the group as the last field of an event; empty if there is one group."""
         return (group,) if len(self._layout.groups) > 1 else ()
 
     @_harmless
     def freed(self, num_tables: int) -> None:
-        """The blocks of tables that were lost while steps were under way are free now."""
+        """Report that the blocks of tables that were released during a step are free."""
         if self._offload is not None:
             self._offload.freed(num_tables)
 
     def _watch_memory(self) -> None:
-        """Put a listener around the cache manager's allocation and freeing, and around the pool's evictions."""
+        """Wrap the cache manager's allocation and release, and the pool's evictions."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
         pop_blocks = getattr(manager, "pop_blocks_for_free", None)
 
         def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = allocate_slots(request, *args, **kwargs)
-            # Called for every running request at every step: do nothing more where nothing happened.
+            # Called for every running request in every step: return at once if nothing was allocated.
             if blocks is not None and self.sink is not None:
                 hits = kwargs.get("new_computed_blocks") or (args[2] if len(args) > 2 else None)
                 if hits is not None or any(blocks.blocks):
@@ -329,70 +342,41 @@ class SchedulerRecorder:
         self._watch_windows()
 
     def _watch_windows(self) -> None:
-        """Listen to what windows leave behind, if there are any: blocks that a running request gives back."""
+        """Wrap the release of skipped blocks, if a group has windows: a running request frees them."""
         coordinator, pool = self._manager.coordinator, self._manager.block_pool
-        letting_go: list[str] = []
+        removing: list[str] = []
 
         def watched_remove(request_id: str, *args: Any, **kwargs: Any) -> Any:
-            letting_go.append(request_id)
+            removing.append(request_id)
             try:
                 return remove_skipped(request_id, *args, **kwargs)
             finally:
-                letting_go.clear()
+                removing.clear()
 
         def watched_free_blocks(blocks: Any, *args: Any, **kwargs: Any) -> Any:
-            if letting_go and self.sink is not None:
+            if removing and self.sink is not None:
                 blocks = list(blocks)
-                self._let_go(letting_go[0], blocks)
+                self._removing_skipped(removing[0], blocks)
             return free_blocks(blocks, *args, **kwargs)
 
-        self._lets_go = [
+        self._has_window = [
             type(manager).__name__ not in _KEEP_ALL for manager in self._manager.coordinator.single_type_managers
         ]
-        if any(self._lets_go):
+        if any(self._has_window):
             remove_skipped, free_blocks = coordinator.remove_skipped_blocks, pool.free_blocks
             coordinator.remove_skipped_blocks, pool.free_blocks = watched_remove, watched_free_blocks
 
-    def _opening(self) -> bytes:
-        """The first line of a log that begins now."""
-        queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
-        return eventlog.line("meta", self._meta | {"initial_free": [block.block_id for block in queue]})
-
-    def _arrival(self, request: Any) -> tuple[Any, ...]:
-        hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
-        return (
-            "arrive",
-            request.request_id,
-            self._now(),
-            request.num_prompt_tokens,
-            request.max_tokens,
-            request.priority,
-            hashes[: request.num_prompt_tokens // self._layout.hash_block_size],
-        )
-
-    def _step_columns(self, start_s: float, num_prefill: int, num_decode: int, num_scheduled: int) -> dict[str, float]:
-        scheduler = self._scheduler
-        return {
-            "start_s": start_s,
-            "prefill_tokens": num_prefill,
-            "decode_tokens": num_decode,
-            "num_scheduled": num_scheduled,
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
-            "preempted": self._num_preempted,
-            "free_units": self._manager.block_pool.get_num_free_blocks(),
-        }
-
-    def _end(self, request: Any, time_s: float) -> None:
-        name = request.request_id
-        row = self._rows.pop(name)
-        outputs = request.num_output_tokens
-        if self._awaiting_first.pop(name, None) is None:
-            outputs -= 1
-        if outputs:
-            self._report("emit", row, time_s, outputs)
-        status = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
-        self._report("end", row, status, time_s)
+    def _end(self, time_s: float) -> None:
+        """Report the requests that have ended."""
+        for request in self._ended:
+            row, outputs = self._rows.pop(request.request_id), request.num_output_tokens
+            if self._awaiting_first.pop(request.request_id, None) is None:
+                outputs -= 1
+            if outputs:
+                self._report("emit", row, time_s, outputs)
+            status = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
+            self._report("end", row, status, time_s)
+        self._ended.clear()
 
     def _now(self) -> float:
         now = time.monotonic()

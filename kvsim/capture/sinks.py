@@ -1,4 +1,4 @@
-"""Where the events of a recording go while it is made: a file, viewers, or both. No sink may ever hurt the engine."""
+"""Destinations for the events of a recording: a file, viewers, or both. No sink may slow or end the engine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _PERIOD_S = 0.25
 
 
 class LogSink(Protocol):
-    """Takes complete lines of a log; never raises, never waits."""
+    """Takes complete lines of a log; never raises, never blocks."""
 
     def write(self, lines: bytes) -> None:
         """Keep or send `lines`."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the log."""
 
 
 class FileSink:
-    """Appends to the log in a folder, from a thread of its own. When that fails, as on a full disk, the recording ends
-    there; the engine goes on.
+    """Appends to a log file from a thread of its own. If writing fails, for example on a full disk, the recording ends
+    and the engine goes on.
 
-    An event is with the operating system a quarter of a second after it happened, whether others follow or not: an
-    engine that is killed loses no more.
+    The operating system has an event a quarter of a second after it happened, even if no other follows: an engine that
+    is killed loses no more than that.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Begin a log in `folder`, which is made.
+        """Create `folder` and begin a log in it.
 
         Raises:
             OSError: it cannot be made, or holds a log already.
@@ -47,11 +47,11 @@ class FileSink:
         self._pump = Pump(self._append, self._give_up, name="kvsim-file", period_s=_PERIOD_S)
 
     def write(self, lines: bytes) -> None:
-        """Have `lines` appended."""
+        """Queue `lines` for writing."""
         self._pump.push(lines)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is queued."""
         if not self._pump.close():
             log.warning("kvsim: the end of the recording is lost, %s takes too long to write.", self._path)
         self._file.close()
@@ -70,7 +70,7 @@ class Fanout:
         self._sinks = sinks
 
     def write(self, lines: bytes) -> None:
-        """Hand `lines` to every sink."""
+        """Send `lines` to every sink."""
         for sink in self._sinks:
             sink.write(lines)
 
@@ -81,7 +81,7 @@ class Fanout:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data` to an open file or pipe, waiting where it must.
+    """Write all of `data` to an open file or pipe; may block.
 
     Raises:
         OSError: it cannot be written.

@@ -1,10 +1,10 @@
-"""The process that serves viewers of a live recording: `python -m kvsim.capture.viewers DESCRIPTOR`.
+"""Serve viewers of a live recording, as a process: `python -m kvsim.capture.viewers DESCRIPTOR`.
 
-The engine's process writes its log to our standard input and knows of no viewer. Whatever a viewer does happens here:
-in another process, with descriptors, memory and a processor's time of its own, at a lower priority. A viewer has
-nothing to say; one that speaks, reads too slowly or leaves is disconnected.
+The engine's process writes its log to this process's standard input and knows of no viewer. All work for viewers is
+done here, with separate descriptors, memory and processor time, at a lower priority. A viewer only reads: one that
+sends data, reads too slowly or leaves is disconnected.
 
-Standard input is the log with an empty line wherever the engine's state is complete: there, viewers may join.
+Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join there.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from kvsim.files.eventline import line
 from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16
-"""Connections that are served at a time; others are told so and closed."""
+"""Largest number of connections; more are refused with a message and closed."""
 MAX_QUEUED_BYTES = 16 << 20
 """Bytes that may wait for one viewer."""
 SNAPSHOT_PERIOD_S = 1.0
-"""Seconds between two snapshots: viewers that come in between wait for the next one."""
+"""Seconds between two snapshots; viewers that come in between wait for the next one."""
 ACCEPT_PERIOD_S = 0.01
 """Seconds between two connections."""
 _EXHAUSTED_S = 1.0
-"""Seconds to wait where the process has no descriptor left."""
+"""Seconds to wait if the process has no descriptor left."""
 _FAREWELL_S = 1.0
-"""Seconds in which the viewers may take what is queued when the engine ends."""
+"""Seconds that viewers have to read what is queued when the engine ends."""
 _READ_BYTES = 1 << 16
 _NICENESS = 5
 
 
 class ViewerServer:
-    """Serves what it reads from a log to every viewer. It has one thread, and never waits for a viewer."""
+    """Serves a log to every viewer. It has one thread, and never waits for a viewer."""
 
     def __init__(self, listener: socket.socket, log: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Args: a listening socket, the descriptor of the log, and the clock, in seconds."""
@@ -51,7 +51,7 @@ class ViewerServer:
         self._joining: list[_Viewer] = []
         self._viewers: list[_Viewer] = []
         self._accept_s: float | None = None
-        """The time at which the listener is asked again, while it rests."""
+        """Time at which the listener is used again; None while it is in use."""
         self._snapshot_s = -SNAPSHOT_PERIOD_S
         self.num_snapshots = 0
         """Snapshots made so far."""
@@ -63,7 +63,7 @@ class ViewerServer:
 
     @property
     def num_viewers(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._joining) + len(self._viewers)
 
     @property
@@ -77,7 +77,7 @@ class ViewerServer:
             pass
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """Wait until something happens, for `timeout_s` seconds at most, and deal with it; False at the log's end."""
+        """Wait for events, for `timeout_s` seconds at most, and handle them; return False at the log's end."""
         now_s = self._clock()
         due_s = [] if timeout_s is None else [timeout_s]
         if self._accept_s is not None:
@@ -91,7 +91,7 @@ class ViewerServer:
             elif key.fileobj is self._listener:
                 self._accept()
             elif key.data.connection.fileno() < 0:
-                pass  # dropped a moment ago
+                pass  # dropped in this turn
             elif events & selectors.EVENT_READ or not key.data.send():
                 self._drop(key.data)
             else:
@@ -101,7 +101,7 @@ class ViewerServer:
         return goes_on
 
     def close(self) -> None:
-        """Let the viewers take what is queued, for a second in all, and hang up."""
+        """Give the viewers a second in all to read what is queued, and close every connection."""
         end_s = self._clock() + _FAREWELL_S
         for viewer in list(self._viewers):
             viewer.send_all(max(end_s - self._clock(), 0.01))
@@ -122,7 +122,7 @@ class ViewerServer:
         return bool(data)
 
     def _follow(self, text: bytes) -> bytes:
-        """Follow one line, and return it as viewers get it."""
+        """Apply one line to the mirror, and return it as viewers get it."""
         event = json.loads(text)
         goes_on = self._mirror.apply(event)
         return text + b"\n" if goes_on is event else line(*goes_on)
@@ -140,7 +140,7 @@ class ViewerServer:
         return self._complete and self._mirror.begun
 
     def _admit(self) -> None:
-        """Give all who have joined one snapshot, unless the last one was just made."""
+        """Send one snapshot to all viewers that have joined, unless the last one was just made."""
         now_s = self._clock()
         if not self._joining or not self._can_join() or now_s < self._snapshot_s + SNAPSHOT_PERIOD_S:
             return
@@ -151,13 +151,13 @@ class ViewerServer:
         self._tell(b"".join(line(*event) for event in self._mirror.snapshot()), joined)
 
     def _accept(self) -> None:
-        """Take one connection, and rest before the next."""
+        """Accept one connection, and pause before the next."""
         rest_s = ACCEPT_PERIOD_S
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
-            return  # the client has left already
-        except OSError:  # above all, no descriptor is left
+            return  # the client has left
+        except OSError:  # most often, no descriptor is left
             rest_s = _EXHAUSTED_S
         else:
             self._greet(connection)
@@ -175,13 +175,13 @@ class ViewerServer:
         self._selector.register(connection, selectors.EVENT_READ, viewer)
 
     def _rest(self) -> None:
-        """Ask the listener again when it has rested."""
+        """Use the listener again after its pause."""
         if self._accept_s is not None and self._clock() >= self._accept_s:
             self._accept_s = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _await(self, viewer: _Viewer) -> None:
-        """Hear of the viewer's hanging up, and of its taking more where something is queued."""
+        """Watch for the viewer's end, and for room to send if something is queued."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.queued_bytes else 0)
         if self._selector.get_key(viewer.connection).events != events:
             self._selector.modify(viewer.connection, events, viewer)
@@ -195,7 +195,7 @@ class ViewerServer:
 
 
 class _Viewer:
-    """One connection and the bytes that wait for it. Bytes for several viewers are held once."""
+    """One connection and its queue. Bytes for several viewers are in memory once."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -204,13 +204,13 @@ class _Viewer:
         self._queue: deque[memoryview] = deque()
 
     def offer(self, lines: bytes) -> bool:
-        """Queue `lines`; False if the viewer has fallen too far behind."""
+        """Queue `lines`; return False if the viewer has fallen too far behind."""
         self._queue.append(memoryview(lines))
         self.queued_bytes += len(lines)
         return self.queued_bytes <= MAX_QUEUED_BYTES or len(self._queue) == 1
 
     def send(self) -> bool:
-        """Send what the connection takes now; False if the viewer is gone."""
+        """Send as much as the connection accepts now; return False if the viewer is gone."""
         try:
             while self._queue:
                 num_bytes = self.connection.send(self._queue[0])
@@ -226,21 +226,21 @@ class _Viewer:
         return True
 
     def send_all(self, timeout_s: float) -> None:
-        """Send everything that the viewer takes within `timeout_s` seconds."""
+        """Send as much as the viewer accepts within `timeout_s` seconds."""
         self.connection.settimeout(timeout_s)
         with suppress(OSError):
             self.connection.sendall(b"".join(self._queue))
 
     def close(self) -> None:
-        """Hang up."""
-        with suppress(OSError):  # it may have hung up already
+        """Close the connection."""
+        with suppress(OSError):  # it may be closed already
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
 def main() -> None:
-    """Serve the log on standard input at the listening socket whose descriptor is the one argument."""
-    # The engine ends us by closing the log; Ctrl+C is for the engine, which has something left to say.
+    """Serve the log on standard input at the listening socket whose descriptor is the only argument."""
+    # The engine ends this process by closing the log; after Ctrl+C it still has events to send.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     server = ViewerServer(socket.socket(fileno=int(sys.argv[1])), sys.stdin.fileno())

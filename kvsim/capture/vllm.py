@@ -1,9 +1,9 @@
-"""Scheduler classes that record: name one on your own server and every decision it makes is written down.
+"""Scheduler classes that record: name one on a vLLM server, and every decision is recorded.
 
     KVSIM_RECORD=runs/today vllm serve MODEL --scheduler-cls kvsim.capture.vllm.RecordingScheduler
 
-Two environment variables say where the recording goes: `KVSIM_RECORD` a folder, `KVSIM_PUBLISH` a local address for
-`kvsim tui --attach`. With neither, the class is vLLM's own scheduler.
+Two environment variables set the destination: `KVSIM_RECORD` is a folder, `KVSIM_PUBLISH` a local address for `kvsim
+tui --attach`. Without them, the class is vLLM's own scheduler.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Rank among what multiprocessing ends at exit: before queues and managers, which have ranks below it."""
+"""Priority among multiprocessing's exit handlers: before queues and managers, which have lower ones."""
 
 
 class _Recording:
-    """What both schedulers add to vLLM's: a report before and after each of its own steps."""
+    """Hooks for both schedulers of vLLM: they report before and after each of its own steps."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +51,9 @@ class _Recording:
         try:
             self.kvsim_meta = describe(self)
         except KvsimError:
-            log.info("kvsim: this engine cannot be recorded.", exc_info=True)  # said aloud where it is to be
+            log.info(
+                "kvsim: this engine cannot be recorded.", exc_info=True
+            )  # a warning follows if a recording was asked for
         except Exception:
             log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
             return
@@ -60,7 +62,7 @@ class _Recording:
             return
         self.kvsim.start(sink, self.kvsim_meta)
         atexit.register(self.kvsim.stop)
-        # An engine in a process that multiprocessing made may leave without what atexit knows.
+        # An engine in a multiprocessing child may exit without running atexit handlers.
         multiprocessing.util.Finalize(None, self.kvsim.stop, exitpriority=_AT_EXIT)
 
     def add_request(self, request: Any) -> None:
@@ -96,15 +98,15 @@ class _Recording:
 
 
 class RecordingScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
-    """vLLM's asynchronous scheduler, its default, recording."""
+    """vLLM's asynchronous scheduler, its default, with recording."""
 
 
 class RecordingSyncScheduler(_Recording, Scheduler):  # type: ignore[misc]
-    """vLLM's synchronous scheduler, recording; use it together with `--no-async-scheduling`."""
+    """vLLM's synchronous scheduler with recording; use it together with `--no-async-scheduling`."""
 
 
 def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
-    """Where the environment says that the recording should go; None if nowhere, or if `check` raises a KvsimError."""
+    """Return a sink for the destinations in the environment; None without one, or if `check` raises a KvsimError."""
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
     if not folder and not address:
@@ -128,9 +130,9 @@ def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
 
 
 def describe(scheduler: Any) -> dict[str, Any]:
-    """The provenance of a recording: engine, settings, model shape, pool, GPU."""
+    """Return the provenance of a recording: engine, settings, model shape, pool, GPU."""
     config = scheduler.vllm_config
-    cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
+    cache, model = config.cache_config, config.model_config
     pool = scheduler.kv_cache_manager.block_pool
     layout = layout_of(scheduler.kv_cache_config, pool.hash_block_size)
     parallel = config.parallel_config
@@ -145,29 +147,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
         "version": VERSION,
         "source": "vllm",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "engine": {
-            "name": "vllm",
-            "version": vllm.__version__,
-            "torch": torch.__version__,
-            "scheduler": type(scheduler).__mro__[2].__name__,
-            "async_scheduling": bool(scheduling.async_scheduling),
-            "enforce_eager": bool(model.enforce_eager),
-            "max_model_len": model.max_model_len,
-            "max_num_seqs": scheduling.max_num_seqs,
-            "max_num_batched_tokens": scheduling.max_num_batched_tokens,
-            "enable_chunked_prefill": bool(scheduling.enable_chunked_prefill),
-            "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
-            "enable_prefix_caching": bool(cache.enable_prefix_caching),
-            **served,
-            "v2_model_runner": bool(scheduler.use_v2_model_runner),
-            "hash_block_size": layout.hash_block_size,
-            "gpu_memory_utilization": cache.gpu_memory_utilization,
-            "policy": scheduling.policy,
-            "watermark": scheduling.watermark,
-            "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
-            "load_format": str(config.load_config.load_format),
-            "in_process": multiprocessing.parent_process() is None,
-        },
+        "engine": _engine(scheduler, served, layout.hash_block_size),
         "model": shape,
         "policy": {
             "name": "paged",
@@ -178,7 +158,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "unit_tokens": scheduler.block_size,
             "num_units": pool.num_gpu_blocks - 1,
             "first_unit": 1,
-            # In a pipeline, the layout is that of one stage, and layers are alike.
+            # In a pipeline, the layout is that of one stage, and all layers are of one kind.
             "bytes_per_unit": layout.bytes_per_block
             if parallel.pipeline_parallel_size == 1
             else scheduler.block_size * shape["kv_bytes_per_token"],
@@ -190,10 +170,39 @@ def describe(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
-    """The shape of the model: what its configuration says of every layer, or, of a plain decoder, the figures alone.
+def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dict[str, Any]:
+    """Return the settings of the engine."""
+    config = scheduler.vllm_config
+    cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
+    return {
+        "name": "vllm",
+        "version": vllm.__version__,
+        "torch": torch.__version__,
+        "scheduler": type(scheduler).__mro__[2].__name__,
+        "async_scheduling": bool(scheduling.async_scheduling),
+        "enforce_eager": bool(model.enforce_eager),
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": scheduling.max_num_seqs,
+        "max_num_batched_tokens": scheduling.max_num_batched_tokens,
+        "enable_chunked_prefill": bool(scheduling.enable_chunked_prefill),
+        "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        **served,
+        "v2_model_runner": bool(scheduler.use_v2_model_runner),
+        "hash_block_size": hash_block_size,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "policy": scheduling.policy,
+        "watermark": scheduling.watermark,
+        "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
+        "load_format": str(config.load_config.load_format),
+        "in_process": multiprocessing.parent_process() is None,
+    }
 
-    Of a model of several kinds of layers that kvsim cannot read, too little to be taken for a plain one.
+
+def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
+    """Return the shape of the model: its layers as in its configuration, or the figures of a plain decoder.
+
+    A model with several kinds of layers that kvsim cannot read gets too few fields to pass for a plain decoder.
     """
     text, name = model.hf_text_config, Path(model.model).name
     dtype = str(model.dtype).removeprefix("torch.")
@@ -204,12 +213,12 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
     except (KvsimError, TypeError, ValueError):
         log.info("kvsim: the recording says of its model what the engine does.", exc_info=True)
     else:
-        told = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
-        return told | {"kv_bytes_per_token": served.kv_bytes_per_token}
+        stated = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
+        return stated | {"kv_bytes_per_token": served.kv_bytes_per_token}
     num_gpus, cache_dtype = served_as["tensor_parallel_size"], served_as["kv_cache_dtype"]
     num_kv_heads = model.get_total_num_kv_heads()
     itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
-    # On each GPU: heads are dealt out, and repeated where there are more GPUs than heads.
+    # Each GPU has a share of the heads; they are replicated if there are more GPUs than heads.
     per_token = 2 * text.num_hidden_layers * max(1, num_kv_heads // num_gpus) * model.get_head_size() * itemsize
     shape = {
         "name": name,

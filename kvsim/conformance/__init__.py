@@ -1,7 +1,7 @@
 """Conformance: run the paged policy in lockstep with a real engine and find the first difference.
 
-What the real engine did is either a recording of vLLM on a GPU (`verify_recording`), or the records of an oracle,
-vLLM's own scheduler driven with a fake model (`verify_oracle`).
+The real engine is either a recording of vLLM on a GPU (`verify_recording`) or the records of an oracle
+(`verify_oracle`): vLLM's own scheduler, driven with a fake model.
 """
 
 from kvsim.conformance.lockstep import verify_recording

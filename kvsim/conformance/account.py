@@ -1,72 +1,79 @@
-"""What a stretch of moments brought, as columns, so that two engines are compared at once and not moment by moment."""
+"""Events of a range of moments as columns, so that two engines are compared in one pass instead of moment by moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.conformance.changes import UNTOLD, WHOLE_TABLE, Change
-from kvsim.conformance.words import StepFacts
 from kvsim.engine.ownership import MemoryKind
 from kvsim.recording.order import units_of_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.recording.tables import IntArray
 
 Rows = npt.NDArray[np.int64]
+Change: TypeAlias = tuple[int, int, int, int, int]
+"""Kind, request, position, block, KV-cache group. The release of a whole table has `WHOLE_TABLE` as position, and its
+number of blocks, or `UNKNOWN_LENGTH`, in place of the block.
+"""
+UNKNOWN_LENGTH = 0
+WHOLE_TABLE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """One row for each thing that happened, in order; the first column is the moment at which it did."""
+    """Events in order, one row each; the first column is the moment of the event."""
 
     steps: Rows
-    """[n, 5]: running, waiting and preempted sequences, free blocks (-1 where that is not compared)."""
+    """[n, 5]: moment, running, waiting and preempted sequences, free blocks (-1 if they are not compared)."""
     batch: Rows
-    """[n, 4]: the request, what it computes, and what it had computed before; in order of scheduling."""
+    """[n, 4]: moment, request, tokens computed by this step, tokens computed before; in scheduling order."""
     changes: Rows
-    """[n, 6]: kind, request, position, block and KV-cache group, as in a `Change`."""
+    """[n, 6]: moment, kind, request, position, block and KV-cache group, as in a `Change`."""
     evicted: Rows
-    """[n, 2]: the block."""
+    """[n, 2]: moment, block."""
 
     def first_difference(self, other: Account) -> int | None:
-        """The first moment at which the two are not equal; None if all of it is."""
+        """Return the first moment at which the two accounts differ, or None."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in Account.__slots__)
         return min((moment for pair in pairs if (moment := _first_difference(*pair)) is not None), default=None)
 
-    def facts_at(self, moment: int) -> StepFacts | None:
-        """The step that was scheduled at `moment`; None where none was."""
-        steps = _at(self.steps, moment)
-        if not steps:
-            return None
-        (running, waiting, preempted, free), batch = steps[0], _at(self.batch, moment)
-        return StepFacts(
-            requests=[request for request, _, _ in batch],
-            tokens=[tokens for _, tokens, _ in batch],
-            computed_before=[before for _, _, before in batch],
-            evicted=self.evicted_at(moment),
-            running=running,
-            waiting=waiting,
-            free=free,
-            preempted=preempted,
-        )
+    def has_step(self, moment: int) -> bool:
+        """Tell whether a step was scheduled at `moment`."""
+        return bool(_at(self.steps, moment))
+
+    def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
+        """Describe the step that was scheduled at `moment`, with its changes of memory."""
+        ((running, waiting, preempted, free),) = _at(self.steps, moment)
+        batch = _at(self.batch, moment)
+        return {
+            "preempted": preempted,
+            "scheduled": [f"{names[request]}: {tokens} after {before}" for request, tokens, before in batch],
+            "memory": changes_in_words(self.changes_at(moment), names),
+            "evicted": self.evicted_at(moment),
+            "running": running,
+            "waiting": waiting,
+            "free": free,
+        }
 
     def changes_at(self, moment: int) -> list[Change]:
-        """The changes of ownership at `moment`, but for evictions."""
+        """Return the changes of ownership at `moment`, without evictions."""
         return [
             (kind, request, position, block, group)
             for kind, request, position, block, group in _at(self.changes, moment)
         ]
 
     def evicted_at(self, moment: int) -> list[int]:
-        """The blocks that lost a prefix at `moment`, in order."""
+        """Return the blocks that lost a prefix at `moment`, in order."""
         return [block for (block,) in _at(self.evicted, moment)]
 
     def before(self, moment: int) -> Account:
-        """What was there before `moment`."""
+        """Return the rows before `moment`."""
         return Account(*(rows[: between(rows[:, 0], 0, moment)[1]] for rows in self._tables()))
 
     def _tables(self) -> tuple[Rows, ...]:
@@ -74,13 +81,13 @@ class Account:
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Which part of an ascending column lies in `begin:end`; it is not looked at as a whole."""
+    """Return the part of an ascending column that lies in `begin:end`, by binary search."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
 
 def joined(accounts: list[Account]) -> Account:
-    """One account of consecutive stretches."""
+    """Concatenate the accounts of consecutive ranges."""
     if len(accounts) == 1:
         return accounts[0]
     empty = Account(*(np.empty((0, width), np.int64) for width in (5, 4, 6, 2)))
@@ -89,27 +96,28 @@ def joined(accounts: list[Account]) -> Account:
 
 
 def stacked(*columns: IntArray) -> Rows:
-    """Columns of whole numbers beside each other."""
+    """Stack integer columns side by side."""
     return np.stack([column.astype(np.int64) for column in columns], axis=1)
 
 
 def block_by_block(
     moment: IntArray, kind: IntArray, request: IntArray, position: IntArray, address: IntArray, length: IntArray,
-    group: IntArray, *, tell_lengths: bool,
+    group: IntArray, *, with_lengths: bool,
 ) -> Rows:  # fmt: skip
-    """Changes of ownership as in an `Account`, evictions among them; rows stand for `length` blocks in a row.
+    """Return changes of ownership as in an `Account`, evictions included. Each input row covers `length` consecutive
+    blocks.
 
-    A release of a whole table is one change, with the number of its blocks in place of a block if `tell_lengths`.
+    The release of a whole table is one change. It has the number of blocks in place of the block if `with_lengths`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = units_of_runs(np.where(released, 1, length))
-    block = np.where(released, length if tell_lengths else UNTOLD, address)[row] + offset
+    block = np.where(released, length if with_lengths else UNKNOWN_LENGTH, address)[row] + offset
     position = np.where(released, WHOLE_TABLE, position)[row] + offset
     return stacked(moment[row], kind[row], request[row], position, block, group[row])
 
 
 def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
-    """Changes of ownership proper, and which blocks lost a prefix when."""
+    """Split changes of ownership into all others and the evictions (moment, block)."""
     evicted = changes[:, 1] == MemoryKind.EVICT
     return changes[~evicted], changes[evicted][:, [0, 4]]
 
@@ -128,3 +136,20 @@ def _first_difference(ours: Rows, theirs: Rows) -> int | None:
 def _at(rows: Rows, moment: int) -> list[list[int]]:
     begin, end = between(rows[:, 0], moment, moment + 1)
     return [list(row) for row in rows[begin:end, 1:].tolist()]
+
+
+def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
+    """Describe allocations, shared blocks and releases: `r5[12] gets 345` means block 345 at position 12 of the table
+    of r5.
+
+    Tables after the first of a request with several groups have the group's number: `r5/2[12]`.
+    """
+    verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares", MemoryKind.RELEASE: "gives back"}
+    words = []
+    for kind, request, position, block, group in changes:
+        table = f"{names[request]}/{group}" if group else names[request]
+        if kind == MemoryKind.RELEASE and position == WHOLE_TABLE:
+            words.append(f"{table} gives back its table ({block or '?'} blocks)")
+        else:
+            words.append(f"{table}[{position}] {verbs[MemoryKind(kind)]} {block}")
+    return words

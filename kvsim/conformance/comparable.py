@@ -1,4 +1,4 @@
-"""Whether a recording can be compared block for block, and the settings that its engine had."""
+"""Check that a recording can be compared block for block, and read the settings of its engine."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
-"""Settings that vLLM calls otherwise."""
+"""Settings with another name in vLLM."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that `recording` is of a paged engine, with block ids and all that decides who shares them.
+    """Check that `recording` is of a paged engine and has block ids and everything that decides sharing.
 
     Raises:
         RecordingError: it is not, or lacks something.
     """
-    meta = recording.meta
-    if meta.source == "hf" or meta.policy_name != "paged":
-        raise RecordingError(
-            f"recording {recording.name!r} is of a {meta.policy_name} cache from {meta.source}; only a paged one, from "
-            "vLLM or from kvsim run --policy paged, can be compared block for block."
-        )
-    if meta.rules_name != meta.policy_name:
-        raise RecordingError(
-            f"recording {recording.name!r} was made under rules of its own ({meta.rules_name}); only vLLM's can be "
-            "compared with vLLM's."
-        )
-    if meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"):
-        raise RecordingError(
-            f"recording {recording.name!r} was made with swapping or speculation, which kvsim models and vLLM 0.25.1 "
-            "does differently or not at all; only runs without them can be compared block for block."
-        )
-    if meta.pool.num_units is None or meta.pool.first_unit != NULL_BLOCK + 1:
-        raise RecordingError(
-            f"recording {recording.name!r} has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's "
-            "does, so there are no block ids to compare."
-        )
-    if meta.extra.get("joined_at_step"):
-        raise RecordingError(
-            f"recording {recording.name!r} begins at step {meta.extra['joined_at_step']} of its server, and what the "
-            "server had decided and cached before is not in it; one that was made with KVSIM_RECORD can be compared."
-        )
-    if not len(recording.steps):
-        raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to compare.")
-    if not len(recording.memory):
-        raise RecordingError(
-            f"recording {recording.name!r} has no memory.parquet, so there are no block ids to compare."
-        )
+    meta, pool = recording.meta, recording.meta.pool
+
+    def refuse(applies: object, problem: str) -> None:
+        if applies:
+            raise RecordingError(f"recording {recording.name!r} {problem}")
+
+    refuse(
+        meta.source == "hf" or meta.policy_name != "paged",
+        f"is of a {meta.policy_name} cache from {meta.source}; only a paged one, from vLLM or from kvsim run --policy "
+        "paged, can be compared block for block.",
+    )
+    refuse(
+        meta.rules_name != meta.policy_name,
+        f"was made under rules of its own ({meta.rules_name}); only vLLM's can be compared with vLLM's.",
+    )
+    refuse(
+        meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"),
+        "was made with swapping or speculation, which kvsim models and vLLM 0.25.1 does differently or not at all; "
+        "only runs without them can be compared block for block.",
+    )
+    refuse(
+        pool.num_units is None or pool.first_unit != NULL_BLOCK + 1,
+        f"has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's does, so there are no block ids to "
+        "compare.",
+    )
+    refuse(
+        meta.extra.get("joined_at_step"),
+        f"begins at step {meta.extra.get('joined_at_step')} of its server, and what the server had decided and cached "
+        "before is not in it; one that was made with KVSIM_RECORD can be compared.",
+    )
+    refuse(not len(recording.steps), "has no steps, so there is nothing to compare.")
+    refuse(not len(recording.memory), "has no memory.parquet, so there are no block ids to compare.")
     _check_hashes(recording)
 
 
 def check_prompts(recording: Recording, max_model_len: int) -> None:
-    """Check that an engine with `max_model_len` would have taken every prompt.
+    """Check that an engine with `max_model_len` would have accepted every prompt.
 
     Raises:
         RecordingError: naming the row of the first that it would not.
@@ -79,19 +79,19 @@ def check_prompts(recording: Recording, max_model_len: int) -> None:
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """The settings that `recording` says its engine had; those that are `known` already are not looked for.
+    """Return the settings of the recorded engine; those in `known` are not looked up.
 
     Raises:
         RecordingError: one is missing that has no common default, or cannot be right.
     """
-    told, values = _told(recording.meta), dict(known)
+    recorded, values = _recorded_settings(recording.meta), dict(known)
     file = f"meta.json of recording {recording.name!r}"
     for field in fields(kind):
-        name = field.name if field.name in told else _VLLM_NAMES.get(field.name, field.name)
+        name = field.name if field.name in recorded else _VLLM_NAMES.get(field.name, field.name)
         if field.name in values:
             continue
-        if name in told:
-            values[field.name] = told[name]
+        if name in recorded:
+            values[field.name] = recorded[name]
         elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
             raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
         default = getattr(kind(), field.name) if field.default is None else field.default  # follows from other limits
@@ -108,7 +108,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
 
 
 def _check_hashes(recording: Recording) -> None:
-    """What a request hits when it is first admitted depends on its prompt, so the hashes of that must be known."""
+    """Check that the prompt hashes of requests with a prefix hit are known: they decide that hit."""
     memory, requests = recording.memory, recording.requests
     owned = np.flatnonzero(memory.kind != MemoryKind.EVICT)
     request, first = np.unique(memory.request[owned], return_index=True)
@@ -122,7 +122,7 @@ def _check_hashes(recording: Recording) -> None:
 
 
 def host_blocks_of(meta: Meta) -> int:
-    """Blocks of host memory that a recorded engine had for its offload; 0 for none.
+    """Return the number of host-memory blocks of the recorded engine's offload; 0 without one.
 
     Raises:
         RecordingError: it was made with a setting of the offload that kvsim does not know.
@@ -141,13 +141,13 @@ def host_blocks_of(meta: Meta) -> int:
     return int(size * (1 << 30)) // (block_size // meta.pool.unit_tokens * meta.pool.bytes_per_unit * num_gpus)
 
 
-def _told(meta: Meta) -> dict[str, Any]:
-    """What `meta.json` says of the engine's settings; null means the default."""
+def _recorded_settings(meta: Meta) -> dict[str, Any]:
+    """Return the engine settings in `meta.json`; null means the default."""
     return {name: value for name, value in (*meta.engine.items(), *meta.policy.items()) if value is not None}
 
 
 def _types(default: object) -> tuple[type, ...]:
-    """Types that JSON may have for a setting with this default."""
+    """Return the JSON types that are valid for a setting with this default."""
     if isinstance(default, Enum):
         return (str,)
     return (int, float) if isinstance(default, float) else (type(default),)

@@ -1,4 +1,4 @@
-"""An engine that is led through the moments of a recording, and tells what it did."""
+"""Lead an engine through the moments of a recording and report what it did."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvsim.conformance.recorded import Recorded
     from kvsim.recording.tables import IntArray
 
-STRETCH = 1 << 14
-"""Moments that an engine is led through at once, at most."""
+MAX_MOMENTS = 1 << 14
+"""Largest number of moments that an engine plays in one call."""
 
 
 class Follower:
@@ -44,15 +44,15 @@ class Follower:
             copies_are_timed=False,
             records_memory=True,
             records_schedule=True,
-            num_moments=STRETCH,
+            num_moments=MAX_MOMENTS,
         )
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[Account]]:
-        """Let the moments in `begin:end` happen; fewer, if a call should have found nothing to do and has found some.
+        """Play the moments in `begin:end`; stop early if a call schedules something although the recording has no step
+        there.
 
-        Returns:
-            the moment to go on from, and what was done.
+        Returns: the next moment, and an account of what was done.
         """
         timeline, accounts, at = self._timeline, [], begin
         while at < end:
@@ -60,12 +60,12 @@ class Follower:
             num_done = self.driver.play(kind, np.where(np.isin(kind, (ADD, LEAVE)), row + 1, 0))
             accounts.append(self._done(at, num_done))
             at += num_done
-            if timeline.kind[at - 1] == LOOK and accounts[-1].facts_at(at - 1) is not None:
+            if timeline.kind[at - 1] == LOOK and accounts[-1].has_step(at - 1):
                 break
         return at, accounts
 
     def _done(self, begin: int, num_moments: int) -> Account:
-        """What the driver did last, in `num_moments` moments from `begin` on."""
+        """Return an account of the last `num_moments` moments, which begin at `begin`."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
@@ -79,37 +79,38 @@ class Follower:
             column(engine.memory_rows, name, state.num_memory_rows)
             for name in ("seq", "kind", "request", "position", "address", "length", "group")
         ]
-        of_steps[0], of_memory[0] = of_steps[0] - since, self._told_with(of_memory[0] - since)
+        of_steps[0], of_memory[0] = of_steps[0] - since, self._reported_at(of_memory[0] - since)
         of_batch[0] = of_steps[0][of_batch[0] - state.first_step]
-        if not self._recorded.tells_free:
+        if not self._recorded.has_free:
             of_steps[4] = np.full(num_steps, -1)
-        changes = block_by_block(*of_memory, tell_lengths=self._recorded.tells_lengths)
+        changes = block_by_block(*of_memory, with_lengths=self._recorded.has_lengths)
         return Account(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes))
 
-    def _told_with(self, moments: IntArray) -> IntArray:
-        """The moments with which a recording tells what changed at `moments`: with a step, what left before it."""
+    def _reported_at(self, moments: IntArray) -> IntArray:
+        """Map each moment of a change to the moment of the recording that reports it: a departure is reported with the
+        next step."""
         kind = self._timeline.kind
         while (early := kind[moments] == LEAVE).any():
             moments = moments + early
         return moments
 
     def abort(self, row: int, moment: int) -> Account:
-        """Drop the request in `row` at once, at `moment`."""
+        """Abort the request in `row` at `moment`."""
         self.driver.abort(row + 1)
         return self._done(moment, 1)
 
 
 def _demand(recorded: Recorded) -> Demand:
-    """What the recorded engine was asked for."""
+    """Return the requests of the recorded engine."""
     requests, block_size, longest = (
         recorded.recording.requests,
         recorded.cache.block_size,
         recorded.scheduler.max_model_len,
     )
     prompt = requests.prompt_tokens.astype(np.int64)
-    # Where no limit is given, vLLM goes on to the longest sequence.
+    # Without a limit, vLLM goes on to the longest sequence.
     limit = np.where(requests.max_tokens < 1, longest - prompt, requests.max_tokens).astype(np.int64)
-    # A request that did not finish did not stop by itself either.
+    # An unfinished request has not stopped by itself: it may go on to its limit.
     output = np.where(requests.status == RequestStatus.FINISHED, requests.output_tokens, limit)
     keys = PrefixKeys(block_size)
     return Demand(

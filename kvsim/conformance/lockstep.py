@@ -1,12 +1,12 @@
-"""The paged policy in lockstep with a recording of a real engine.
+"""Run the paged policy in lockstep with a recording of a real engine.
 
-The recording says in which order requests arrived, steps were scheduled and outputs were processed; everything else is
-decided here and compared. Calls that scheduled nothing left no step behind. They decide nothing either, but the loop of
-the engine rests on them: it looks at an output before its pipeline is full only where there was nothing more to
-schedule, and that is checked.
+The recording gives the order in which requests arrived, steps were scheduled and outputs were processed. Everything
+else is decided here and compared. A call that scheduled nothing left no step in the recording. It decides nothing, but
+the engine's loop depends on it: the engine processes an output before its pipeline is full only if there was nothing
+more to schedule. This is checked too.
 
-Moments are followed in stretches, and what both engines did in one is compared in columns. Where a client aborted a
-request, only the recording knows when; a stretch ends there.
+Moments are played in ranges, and the events of both engines in a range are compared as columns. Only the recording
+knows when a client aborted a request, so a range ends at every abort.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from kvsim.conformance.account import Account, joined
-from kvsim.conformance.follower import STRETCH, Follower
+from kvsim.conformance.account import Account, changes_in_words, joined
+from kvsim.conformance.follower import MAX_MOMENTS, Follower
 from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.recorded_copies import CopiesInLockstep, RecordedCopies
 from kvsim.conformance.verdict import Difference, Verdict, difference
-from kvsim.conformance.words import changes_in_words, step_in_words
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.initialization import memory_of
@@ -34,12 +33,12 @@ from kvsim.recording import MemoryKind, Recording, RequestStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvsim.conformance.changes import Change
+    from kvsim.conformance.account import Change
 
-_CopiesDiffer: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Copies as the recording tells them, and as they were decided here."""
+_CopyDifference: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+"""Copies as recorded, and copies as decided here."""
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
-"""Steps from which on machine code pays that is at hand, and that is not."""
+"""Fewest steps at which machine code is worth loading from the cache, and worth compiling."""
 
 
 def verify_recording(
@@ -47,8 +46,9 @@ def verify_recording(
 ) -> Verdict:
     """Replay `recording` and compare every decision.
 
-    Compared are, at every step: which requests, in which order, how many tokens after how many; the blocks that each
-    got or shared, in order; releases, preemptions and (where written down) evictions; how many run, wait and are free.
+    Compared at every step: the scheduled requests in order, with their tokens before and in this step; the blocks that
+    each one got or shared, in order; releases, preemptions and (if recorded) evictions; the running and waiting
+    requests and the free blocks.
 
     Args:
         recording: of vLLM, or of a simulation of the paged policy.
@@ -63,7 +63,7 @@ def verify_recording(
 
 
 def _pays(recorded: Recorded) -> bool:
-    """Whether the engine is loaded, or made, as machine code in less time than it takes to follow without."""
+    """Tell whether loading or compiling machine code saves time for this recording."""
     num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy)
     if memory is TIERED or num_steps < _WORTH_LOADING:
         return False
@@ -71,17 +71,17 @@ def _pays(recorded: Recorded) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Stretch:
-    """What both engines did before moment `end`, since they were compared last."""
+class _Range:
+    """Events of both engines from the last comparison to moment `end`."""
 
     end: int
     ours: Account
     theirs: Account
-    copies: _CopiesDiffer | None
-    """Copies at the last moment as the recording tells them and as they were decided here, where these differ."""
+    copies: _CopyDifference | None
+    """Recorded and simulated copies at the last moment, if they differ."""
 
     def first_difference(self) -> int | None:
-        """The first moment at which the two are not equal; None if they are."""
+        """Return the first moment at which the two engines differ, or None."""
         moment = self.ours.first_difference(self.theirs)
         return self.end - 1 if moment is None and self.copies is not None else moment
 
@@ -95,41 +95,41 @@ class _Lockstep:
         self._copies = CopiesInLockstep(self._driver, RecordedCopies(recording))
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """The moments at which requests were aborted, by row."""
+        """Moments at which requests were aborted, by row."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
         while done < self._timeline.breaks_off_at:
-            stretch = self._follow(done)
-            moment = stretch.first_difference()
-            verdict = self._with(verdict, stretch.ours, done, stretch.end if moment is None else moment)
+            played = self._follow(done)
+            moment = played.first_difference()
+            verdict = self._with(verdict, played.ours, done, played.end if moment is None else moment)
             if moment is not None:
-                return replace(verdict, difference=self._difference(stretch, moment))
-            done = stretch.end
+                return replace(verdict, difference=self._difference(played, moment))
+            done = played.end
             if progress:
                 progress(verdict.num_steps, len(self._recording.steps))
         return replace(verdict, difference=self._left_over() if done == len(self._timeline) else self._broken_off(done))
 
-    def _follow(self, begin: int) -> _Stretch:
-        """Go on from moment `begin` to one at which a request may be aborted, or to one after many."""
-        end = min(begin + STRETCH, self._timeline.breaks_off_at)
+    def _follow(self, begin: int) -> _Range:
+        """Play from moment `begin` to the next possible abort, or at most one full range."""
+        end = min(begin + MAX_MOMENTS, self._timeline.breaks_off_at)
         aborts = self._recorded.aborts(begin, end)
         end = int(aborts[0]) + 1 if len(aborts) else end
-        copies: _CopiesDiffer | None = None
+        copies: _CopyDifference | None = None
         if self._copies.are_followed:
             end, accounts, copies = self._play_with_copies(begin, end)
         else:
             end, accounts = self._follower.play(begin, end)
-        theirs = self._recorded.told(begin, end)
+        theirs = self._recorded.account(begin, end)
         if len(aborts) and end == aborts[0] + 1:
             accounts += self._abort(end - 1, joined(accounts).changes_at(end - 1), theirs.changes_at(end - 1))
         ours = joined(accounts)
-        if not self._recorded.tells_evictions:
+        if not self._recorded.has_evictions:
             theirs = replace(theirs, evicted=ours.evicted)
-        return _Stretch(end=end, ours=ours, theirs=theirs, copies=copies)
+        return _Range(end=end, ours=ours, theirs=theirs, copies=copies)
 
-    def _play_with_copies(self, begin: int, end: int) -> tuple[int, list[Account], _CopiesDiffer | None]:
-        """Let the moments in `begin:end` happen to an engine with a second tier, until copies differ."""
+    def _play_with_copies(self, begin: int, end: int) -> tuple[int, list[Account], _CopyDifference | None]:
+        """Play the moments in `begin:end` on an engine with a second tier; stop where copies differ."""
         accounts: list[Account] = []
         copies = self._copies
         for moment in range(begin, end):
@@ -140,14 +140,14 @@ class _Lockstep:
             accounts += done
             if kind == UPDATE:
                 copies.settle(step)
-            elif kind == SCHEDULE and (told := copies.recorded(step)) != (decided := copies.decided()):
-                return after, accounts, (told, decided)
+            elif kind == SCHEDULE and (recorded := copies.recorded(step)) != (decided := copies.decided()):
+                return after, accounts, (recorded, decided)
         return end, accounts, None
 
-    def _abort(self, moment: int, done: list[Change], told: list[Change]) -> list[Account]:
-        """Abort the requests that only the recording knows to be aborted at `moment`, after what was `done` here."""
-        rest = told[len(done) :]
-        if told[: len(done)] != done or not all(map(self._is_abort, rest)):
+    def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[Account]:
+        """Abort the requests that the recording shows as aborted at `moment`, after the changes in `done`."""
+        rest = recorded[len(done) :]
+        if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
             return []
         accounts = []
         for row in dict.fromkeys(row for _, row, _, _, _ in rest):
@@ -161,7 +161,7 @@ class _Lockstep:
         return kind == MemoryKind.RELEASE and aborted and self._driver.sequence(row + 1).status == RUNNING
 
     def _with(self, verdict: Verdict, ours: Account, begin: int, end: int) -> Verdict:
-        """`verdict` and what is equal in the moments in `begin:end`."""
+        """Add the equal moments in `begin:end` to `verdict`."""
         ours, timeline = ours.before(end), self._timeline
         for moment in (begin + np.flatnonzero(timeline.kind[begin:end] == LEAVE)).tolist():
             row = int(timeline.row[moment])
@@ -176,19 +176,19 @@ class _Lockstep:
             num_aborts=sum(moment < end for moment in self._aborts.values()),
         )
 
-    def _difference(self, stretch: _Stretch, moment: int) -> Difference:
-        """What the two engines say of `moment`, at which they differ."""
-        about_copies: _CopiesDiffer = ({}, {})
-        if stretch.copies is not None and moment == stretch.end - 1:
-            about_copies = stretch.copies
-        told, done = (self._in_words(account, moment) for account in (stretch.theirs, stretch.ours))
-        return difference(self._moment_in_words(moment), told | about_copies[0], done | about_copies[1])
+    def _difference(self, played: _Range, moment: int) -> Difference:
+        """Describe both engines at `moment`, where they differ."""
+        about_copies: _CopyDifference = ({}, {})
+        if played.copies is not None and moment == played.end - 1:
+            about_copies = played.copies
+        recorded, done = (self._in_words(account, moment) for account in (played.theirs, played.ours))
+        return difference(self._moment_in_words(moment), recorded | about_copies[0], done | about_copies[1])
 
     def _in_words(self, account: Account, moment: int) -> dict[str, Any]:
-        facts, changes = account.facts_at(moment), account.changes_at(moment)
-        if facts is not None:
-            return step_in_words(facts, changes, self._names)
-        memory = {"memory": changes_in_words(changes, self._names), "evicted": account.evicted_at(moment)}
+        if account.has_step(moment):
+            return account.step_at(moment, self._names)
+        changes = changes_in_words(account.changes_at(moment), self._names)
+        memory = {"memory": changes, "evicted": account.evicted_at(moment)}
         return {"preempted": 0, "scheduled": []} | memory if self._timeline.kind[moment] == LOOK else memory
 
     def _moment_in_words(self, moment: int) -> str:
@@ -202,7 +202,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """What is wrong with `moment`, at which no engine can go on.
+        """Describe the problem at `moment`, after which no engine can go on.
 
         Raises:
             RecordingError: an output is not that of the oldest step in flight.
@@ -216,12 +216,12 @@ class _Lockstep:
             )
         begun, ended = int((before == SCHEDULE).sum()), int((before == UPDATE).sum())
         in_flight = [f"step {number:,}" for number in range(ended, begun)]
-        told, most = {"in flight already": in_flight}, {"in flight already": in_flight[1:]}
-        return difference(self._moment_in_words(moment), told, most)
+        recorded, most = {"in flight already": in_flight}, {"in flight already": in_flight[1:]}
+        return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Requests that have finished in the recording and not here."""
+        """Return the requests that have finished in the recording but not here, as a difference."""
         finished = np.flatnonzero(self._recording.requests.status == RequestStatus.FINISHED)
-        left = {node - 1 for node in (*self._driver.running(), *self._driver.waiting())}
+        left = {number - 1 for number in (*self._driver.running(), *self._driver.waiting())}
         names = [self._names[row] for row in finished.tolist() if row in left]
         return difference("the end", {"unfinished": []}, {"unfinished": names}) if names else None

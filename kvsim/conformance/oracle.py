@@ -1,7 +1,8 @@
-"""The paged policy against an oracle: vLLM's own scheduler, driven with a fake model, that writes down all it decides.
+"""Compare the paged policy with an oracle: vLLM's own scheduler, driven with a fake model, which records all its
+decisions.
 
-The same workload is run here, moment by moment, and described in the oracle's words. Every field that is a decision is
-compared, the order of the free queue included; timings are not.
+The same workload runs here, moment by moment, and is described in the oracle's format. Every decision is compared,
+including the order of the free queue; timings are not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.conformance.changes import Changes
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
 from kvsim.conformance.verdict import Verdict, difference
@@ -22,6 +22,7 @@ from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
+from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
@@ -41,7 +42,7 @@ _LIVE = (WAITING, RUNNING, PREEMPTED, LOADING)
 def verify_oracle(
     workload: OracleWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with what an oracle said of it.
+    """Run `workload` in lockstep with the oracle's records.
 
     Args:
         workload: what the oracle was given.
@@ -56,21 +57,21 @@ def verify_oracle(
     verdict = run.equal_so_far()
     for line, recorded in records:
         ours = next(simulated, {"kind": "nothing: every request has ended"})
-        # A record of another kind has nothing else to compare; a file may leave the order of the free queue out; and
-        # whatever else it says that we do not is a timing.
-        if recorded.get("deadlock"):  # the oracle gave up on requests that wait for ever
+        if recorded.get("deadlock"):  # the oracle gave up on requests that can never be scheduled
             return verdict
+        # Of records of different kinds only the kind is compared. The order of the free queue is optional in a file,
+        # and fields that only the oracle has are timings.
         fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
         if any(ours[name] != recorded[name] for name in fields):
             moment = f"{recorded['kind']} {recorded.get('i', '')}".rstrip()
-            told = {name: recorded[name] for name in recorded if name in fields}
-            return replace(verdict, difference=difference(f"{moment}, line {line}", told, ours))
+            theirs = {name: recorded[name] for name in recorded if name in fields}
+            return replace(verdict, difference=difference(f"{moment}, line {line}", theirs, ours))
         verdict = run.equal_so_far()
     return verdict
 
 
 class OracleRun:
-    """One engine that serves an oracle's workload and tells what the oracle would tell."""
+    """One engine that serves an oracle's workload and produces the records that the oracle would write."""
 
     def __init__(self, workload: OracleWorkload, *, compiled: bool = False) -> None:
         self._workload = workload
@@ -90,7 +91,8 @@ class OracleRun:
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._state = self._driver.engine.state
-        self._changes = Changes(self._driver)
+        self._num_units: Counter[int] = Counter()
+        """Blocks that changed hands so far, by kind of change."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -102,29 +104,29 @@ class OracleRun:
         self._arrived: list[int] = []
         """Rows of the requests that have arrived, in order."""
         self._lengths: dict[int, dict[int, int]] = {}
-        """Entries in the tables of running sequences when the step under way was not scheduled yet, by group."""
+        """Table lengths of running sequences before the current step was scheduled, by group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self._unsent: list[str] = []
-        """Requests that have left since the last call of the scheduler."""
+        """Requests that have left since the last scheduler call."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
-        """The verdict on everything up to now, if it is equal."""
+        """Return the verdict on everything up to now, assuming it is equal."""
         return Verdict(
             num_steps=self._num_steps,
-            num_allocations=self._changes.num_allocations,
+            num_allocations=self._num_units[MemoryKind.APPEND],
             num_preemptions=self._num_preemptions,
-            num_hits=self._changes.num_hits,
-            num_evictions=self._changes.num_evictions,
+            num_hits=self._num_units[MemoryKind.SHARE],
+            num_evictions=self._num_units[MemoryKind.EVICT],
             num_aborts=self._num_aborts,
         )
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Everything that the oracle would say, in order. It never ends if a request can never be scheduled."""
+        """Yield the records that the oracle would write, in order. Never ends if a request can never be scheduled."""
         yield self._meta()
         call, driver, state = 0, self._driver, self._state
         in_flight: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps whose output was not processed: number, sequences in the batch, sequences that get an output."""
+        """Steps whose output is still to be processed: number, sequences in the batch, sequences that get an output."""
         while True:
             if not state.awaiting:  # an engine call begins
                 if not in_flight and not driver.has_work():
@@ -137,11 +139,11 @@ class OracleRun:
             before = self._outputs_due(*in_flight[0][1:]) if in_flight else {}
             groups = range(driver.engine.settings.num_groups)
             self._lengths = {
-                node: {group: len(driver.blocks(node, group)) for group in groups} for node in driver.running()
+                number: {group: len(driver.blocks(number, group)) for group in groups} for number in driver.running()
             }
             num_ended = state.num_ended
             moment = driver.next_moment()
-            self._changes.take()
+            self._count_changes()
             if moment == SCHEDULED:
                 in_flight.append((self._num_steps, list(driver.batch()), driver.emitting()))
                 record = self._schedule_record(driver.batch())
@@ -150,11 +152,11 @@ class OracleRun:
                     self._copies.run_step(driver)
                 yield record
             elif in_flight:
-                number = in_flight.popleft()[0]
+                step = in_flight.popleft()[0]
                 ended = [int(driver.engine.lines[index].ended) for index in range(num_ended, state.num_ended)]
-                self._unsent += [self._name(node) for node in ended]
-                finished = [[self._name(node), self._reason(node)] for node in ended]
-                yield {"kind": "update", "i": number, "finished": finished} | before | self._state_record()
+                self._unsent += [self._name(number) for number in ended]
+                finished = [[self._name(number), self._reason(number)] for number in ended]
+                yield {"kind": "update", "i": step, "finished": finished} | before | self._state_record()
         yield {"kind": "end", "engine_calls": call}
 
     def _meta(self) -> dict[str, Any]:
@@ -192,42 +194,47 @@ class OracleRun:
             _, _, row = self._aborts.popleft()
             if row in self._arrived and self._is_live(row + 1):
                 self._driver.abort(row + 1)
-                self._changes.take()
+                self._count_changes()
                 self._unsent.append(self._name(row + 1))
                 self._num_aborts += 1
+
+    def _count_changes(self) -> None:
+        for row in self._driver.changes():
+            self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
         driver = self._driver
         preempted = driver.preempted()
         self._num_steps += 1
         self._num_preemptions += len(preempted)
-        self._changes.drain()
         admitted = list(batch)[len(batch) - self._state.num_new_seqs :]
-        new = [node for node in admitted if not driver.sequence(node).preemptions]
+        new = [number for number in admitted if not driver.sequence(number).preemptions]
         handed_over = admitted if self._workload.pipeline.v2_model_runner else new
-        tables = {self._name(node): self._told(self._entries_since(node)) for node in batch}
-        tables |= {self._name(node): self._tables(node) for node in admitted}
+        tables = {self._name(number): self._by_group(self._entries_since(number)) for number in batch}
+        tables |= {self._name(number): self._tables(number) for number in admitted}
         sent, self._unsent = sorted(self._unsent), []
         return {
             "kind": "schedule",
             "i": self._num_steps - 1,
-            "scheduled": [[self._name(node), tokens] for node, tokens in batch.items()],
+            "scheduled": [[self._name(number), tokens] for number, tokens in batch.items()],
             "total": sum(batch.values()),
-            "new": [self._name(node) for node in new],
+            "new": [self._name(number) for number in new],
             "new_computed": {
-                self._name(node): int(driver.sequence(node).computed) - batch[node] for node in handed_over
+                self._name(number): int(driver.sequence(number).computed) - batch[number] for number in handed_over
             },
-            "resumed": sorted(self._name(node) for node in admitted if driver.sequence(node).preemptions),
+            "resumed": sorted(self._name(number) for number in admitted if driver.sequence(number).preemptions),
             "new_block_ids": tables,
-            "preempted": [self._name(node) for node in preempted],
+            "preempted": [self._name(number) for number in preempted],
             "finished_ids_sent": sent,
         } | self._state_record()
 
     def _outputs_due(self, batch: list[int], emitting: list[int]) -> dict[str, Any]:
-        """What an update will say of the requests in a batch that have not left meanwhile."""
+        """Return the fields of an update for the batch's requests that are still live."""
         return {
-            "tokens": {self._name(node): 1 for node in emitting if self._is_live(node)},
-            "prev_outputs": {self._name(node): self._num_outputs(node) for node in batch if self._is_live(node)},
+            "tokens": {self._name(number): 1 for number in emitting if self._is_live(number)},
+            "prev_outputs": {
+                self._name(number): self._num_outputs(number) for number in batch if self._is_live(number)
+            },
         }
 
     def _state_record(self) -> dict[str, Any]:
@@ -236,58 +243,58 @@ class OracleRun:
         if self._copies is not None:
             live |= {self._name(row + 1): row + 1 for row in self._arrived if self._still_loads(row + 1)}
         keys = column(driver.engine.blocks, "key")
-        tables = {name: self._tables(node) for name, node in live.items() if driver.sequence(node).num_units}
-        placeholders = {name: int(driver.sequence(node).placeholders) for name, node in live.items()}
+        tables = {name: self._tables(number) for name, number in live.items() if driver.sequence(number).num_units}
+        placeholders = {name: int(driver.sequence(number).placeholders) for name, number in live.items()}
         return {
-            "running": [self._name(node) for node in driver.running()],
-            "waiting": [self._name(node) for node in driver.waiting()],
+            "running": [self._name(number) for number in driver.running()],
+            "waiting": [self._name(number) for number in driver.waiting()],
             "skipped": [],
             "free": num_free,
             "usage": 1.0 - num_free / (self._workload.num_blocks - 1),
             "cached_keys": len(np.unique(keys[keys != NO_KEY])),
             "blocks": tables,
             "keyed": np.flatnonzero(keys != NO_KEY).tolist(),
-            "computed": {name: int(driver.sequence(node).computed) for name, node in live.items()},
+            "computed": {name: int(driver.sequence(number).computed) for name, number in live.items()},
             "placeholders": {name: number for name, number in placeholders.items() if number},
             "free_queue": driver.free_queue(),
         } | (offload_state(driver, self._name) if self._copies is not None else {})
 
-    def _tables(self, node: int) -> list[Any]:
-        """The block ids of a sequence, as the oracle tells them."""
+    def _tables(self, number: int) -> list[Any]:
+        """Return the block ids of a sequence in the oracle's format."""
         groups = range(self._driver.engine.settings.num_groups)
-        return self._told([self._driver.blocks(node, group) for group in groups])
+        return self._by_group([self._driver.blocks(number, group) for group in groups])
 
-    def _entries_since(self, node: int) -> list[list[int]]:
-        """What was appended to the tables of a sequence by the step scheduled last, null blocks included."""
-        lengths = self._lengths.get(node, {})
+    def _entries_since(self, number: int) -> list[list[int]]:
+        """Return the entries that the last step appended to the tables of a sequence, null blocks included."""
+        lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
-        return [self._driver.blocks(node, group)[lengths.get(group, 0) :] for group in groups]
+        return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]
 
-    def _told(self, tables: list[list[int]]) -> list[Any]:
-        """An oracle with one group of full attention tells one table, one with several a list of them."""
+    def _by_group(self, tables: list[list[int]]) -> list[Any]:
+        """Return one table if the oracle has one group of full attention, else the list of tables."""
         return tables[0] if self._workload.layout is None else tables
 
-    def _still_loads(self, node: int) -> bool:
-        """Whether an aborted request is kept until its load has ended."""
-        return not self._is_live(node) and self._driver.sequence(node).num_units > 0
+    def _still_loads(self, number: int) -> bool:
+        """Tell whether an aborted request keeps its blocks because its load has not ended."""
+        return not self._is_live(number) and self._driver.sequence(number).num_units > 0
 
-    def _is_live(self, node: int) -> bool:
-        return self._driver.sequence(node).status in _LIVE
+    def _is_live(self, number: int) -> bool:
+        return self._driver.sequence(number).status in _LIVE
 
-    def _num_outputs(self, node: int) -> int:
-        sequence = self._driver.sequence(node)
+    def _num_outputs(self, number: int) -> int:
+        sequence = self._driver.sequence(number)
         return int(sequence.num_tokens) - int(sequence.prompt_tokens)
 
-    def _name(self, node: int) -> str:
-        return self._workload.requests[node - 1].name
+    def _name(self, number: int) -> str:
+        return self._workload.requests[number - 1].name
 
-    def _reason(self, node: int) -> str:
-        stop_at = self._workload.requests[node - 1].stop_at
-        return "stop" if stop_at is not None and self._num_outputs(node) >= stop_at else "length"
+    def _reason(self, number: int) -> str:
+        stop_at = self._workload.requests[number - 1].stop_at
+        return "stop" if stop_at is not None and self._num_outputs(number) >= stop_at else "length"
 
 
 def _demand(workload: OracleWorkload) -> Demand:
-    """What the oracle was asked for; it dates requests by their place in the workload."""
+    """Return the requests of the oracle's workload; their arrival time is their place in it."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
@@ -303,9 +310,8 @@ def _demand(workload: OracleWorkload) -> Demand:
 
 
 def _keys(workload: OracleWorkload) -> list[list[int]]:
-    """The keys of all full blocks of every request, up to the last that another has, too: as in a simulation, what is
-    behind it is known to the request alone.
-    """
+    """Return the keys of all full blocks of each request, up to the last key that another request has too. As in a
+    simulation, later keys cannot be shared."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [keys.from_tokens(_tokens(row, request)) for row, request in enumerate(workload.requests)]
     num_requests = Counter(key for row in rows for key in row)
@@ -316,7 +322,7 @@ def _keys(workload: OracleWorkload) -> list[list[int]]:
 
 
 def _tokens(row: int, request: OracleRequest) -> list[int]:
-    """All tokens that a request can ever have: its prompt, and the outputs that the fake model will give it."""
+    """Return all tokens that a request can ever have: its prompt and the fake model's outputs."""
     first = _FIRST_OUTPUT + _TOKENS_PER_REQUEST * (row + 1)
     outputs = list(range(first, first + request.output_tokens))
     if request.stop_at is not None:

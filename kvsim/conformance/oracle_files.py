@@ -1,6 +1,6 @@
-"""The two files of an oracle run: the workload that went in, and the records that came out.
+"""Read the two files of an oracle run: the workload and the records.
 
-Everything that can be wrong with a file is found here and named, with its line where it has lines.
+Every error names the file, and the line if the file has lines.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "update": UPDATE_FIELDS + STATE_FIELDS,
     "end": ("engine_calls",),
 }
-"""Fields that a record of each kind must have. The order of the free queue is compared where it was written down."""
+"""Required fields of each kind of record. The order of the free queue is compared if it was recorded."""
 
 _RECORDS_BYTES = 1 << 29
-"""The largest file of records, unpacked: those of a run of half an hour have some megabytes."""
-_TOLD_BY_GROUP = {"groups", "ncached", "crc"}
+"""Largest size of a file of records, unpacked. A run of half an hour takes some megabytes."""
+_BY_GROUP = {"groups", "ncached", "crc"}
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Fields that an oracle with several groups writes otherwise: in a list of groups, or as a checksum."""
+"""Fields that an oracle with several groups writes in another form: as a list by group, or as a checksum."""
 _LONGEST_MODEL = 131_072
 OFFLOAD_BLOCK_BYTES = 1 << 20
-"""Bytes that a block takes on the host: a power of two, so that sizes in GiB are exact."""
+"""Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
-_MOST = 1 << 24
-"""No number of blocks, tokens or calls in an oracle workload is larger: the oracle would run for days."""
+_LARGEST = 1 << 24
+"""Largest number of blocks, tokens or calls in an oracle workload: the oracle would run for days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +60,13 @@ class OracleRequest:
     prompt: tuple[int, ...]
     """Token ids."""
     output_tokens: int
-    """Outputs after which it is stopped: `max_tokens` of the request."""
+    """Outputs after which the request is stopped: its `max_tokens`."""
     stop_at: int | None
-    """Outputs of which the last is a stop token, if it comes to that."""
+    """Outputs up to and including a stop token; None without one."""
     arrival_step: int
-    """Engine call before which it arrives."""
+    """Engine call before which the request arrives."""
     abort_step: int | None
-    """Engine call before which it is aborted."""
+    """Engine call before which the request is aborted."""
     priority: int
 
 
@@ -78,16 +78,16 @@ class OracleWorkload:
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """The stages; vLLM's runner V2 is also handed resumed requests as if they were new."""
+    """Pipeline stages. vLLM's runner V2 also gets resumed requests as if they were new."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
-    """The KV-cache groups of an oracle that has several kinds of layers; None for one of full attention."""
+    """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Tokens between the boundaries at which windows and states are kept; None for all."""
+    """Tokens between the boundaries at which windows and states are kept; None keeps all."""
     load_steps: int = 1
-    """Steps that a copy from the host takes, the one that begins it included; where blocks are offloaded."""
+    """Steps of a copy from the host, its first step included; used if blocks are offloaded."""
     store_steps: int = 1
-    """Steps that a copy to the host takes, the one that begins it included; where blocks are offloaded."""
+    """Steps of a copy to the host, its first step included; used if blocks are offloaded."""
 
 
 def read_workload(file: Path) -> OracleWorkload:
@@ -106,13 +106,13 @@ def read_workload(file: Path) -> OracleWorkload:
         document = parse(text)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{file}, line {error.lineno}: not JSON: {error.msg}.") from error
-    except ValueError as error:  # a number of thousands of digits, brackets thousands deep
+    except ValueError as error:  # such as a number with thousands of digits, or nesting thousands deep
         raise WorkloadError(f"{file}: not JSON that can be read: {error}.") from error
     return parse_workload(document, str(file))
 
 
 def parse_workload(document: Any, where: str) -> OracleWorkload:
-    """Make a workload of parsed JSON; `where` begins every complaint.
+    """Make a workload of parsed JSON; `where` begins every error message.
 
     Raises:
         WorkloadError: it says something impossible.
@@ -143,15 +143,6 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         )
     except (UsageError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
-    requests = tuple(_request(row, item, f"{where}, request {row}") for row, item in enumerate(document["requests"]))
-    if len({request.name for request in requests}) < len(requests):
-        raise WorkloadError(f"{where}: two requests have the same id.")
-    for row, request in enumerate(requests):
-        if len(request.prompt) >= scheduler.max_model_len:
-            raise WorkloadError(
-                f"{where}, request {row}: a prompt of {len(request.prompt)} tokens leaves no room for an answer within "
-                f"max_model_len {scheduler.max_model_len}; vLLM's front end refuses it, and its scheduler fails on it."
-            )
     return OracleWorkload(
         num_blocks=num_blocks,
         scheduler=scheduler,
@@ -160,7 +151,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             pipeline_parallel_size=fields.integer("pipeline_parallel_size", 1, minimum=1),
             v2_model_runner=fields.flag("v2_model_runner", default=True),
         ),
-        requests=requests,
+        requests=_requests(document["requests"], where, scheduler.max_model_len),
         layout=layout_of(document, where, scheduler, cache) if "groups" in document else None,
         retention_tokens=(
             fields.integer("retention_interval", None, minimum=0)
@@ -179,7 +170,7 @@ def _object(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
-    """The settings of the offload, so that host memory has as many blocks as the oracle gives it."""
+    """Return the settings of the offload, so that host memory has as many blocks as in the oracle."""
     if not fields.document:
         return {}
     if fields.integer("store_threshold", 0) > 1:
@@ -194,7 +185,7 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of an oracle run, each with its line number, one at a time.
+    """Yield the records of an oracle run, each with its line number.
 
     Raises:
         RecordingError: the file is missing, truncated, or a line is not a record of the oracle; the message names both.
@@ -227,11 +218,24 @@ def _record(text: str, where: str, *, first: bool, after_end: bool) -> dict[str,
     if kind not in FIELDS or (kind == "meta") != first or after_end:
         due = "nothing after the end" if after_end else "meta" if first else "schedule, update or end"
         raise RecordingError(f"{where}: expected {due}, not a record of kind {kind!r}.")
-    left_out = _LEFT_OUT if _TOLD_BY_GROUP & record.keys() else ()
+    left_out = _LEFT_OUT if _BY_GROUP & record.keys() else ()
     missing = [name for name in FIELDS[kind] if name not in record and name not in left_out]
     if missing:
         raise RecordingError(f"{where}: the {kind} record lacks {', '.join(missing)}.")
     return dict(record)
+
+
+def _requests(documents: list[Any], where: str, max_model_len: int) -> tuple[OracleRequest, ...]:
+    requests = tuple(_request(row, item, f"{where}, request {row}") for row, item in enumerate(documents))
+    if len({request.name for request in requests}) < len(requests):
+        raise WorkloadError(f"{where}: two requests have the same id.")
+    for row, request in enumerate(requests):
+        if len(request.prompt) >= max_model_len:
+            raise WorkloadError(
+                f"{where}, request {row}: a prompt of {len(request.prompt)} tokens leaves no room for an answer within "
+                f"max_model_len {max_model_len}; vLLM's front end refuses it, and its scheduler fails on it."
+            )
+    return requests
 
 
 def _request(row: int, document: Any, where: str) -> OracleRequest:
@@ -256,7 +260,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """The prompt that the oracle makes up: tokens that the same place of the same prefix group has, then its own."""
+    """Return the prompt that the oracle generates: the tokens that its prefix group shares, then its own."""
     group = 0
     num_shared = 0
     if fields.document.get("prefix_group") is not None:
@@ -270,16 +274,16 @@ def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """A JSON object whose fields are asked for by type."""
+    """A JSON object with typed access to its fields."""
 
     document: Mapping[str, Any]
     where: str
 
     def integer(self, name: str, default: int | None, *, minimum: int | None = None) -> int:
         value = self.document.get(name, default)
-        least = -_MOST if minimum is None else minimum
-        if type(value) is not int or not least <= value <= _MOST:
-            raise WorkloadError(f"{self.where}: {name} should be an integer from {least} to {_MOST}, not {value!r}.")
+        least = -_LARGEST if minimum is None else minimum
+        if type(value) is not int or not least <= value <= _LARGEST:
+            raise WorkloadError(f"{self.where}: {name} should be an integer from {least} to {_LARGEST}, not {value!r}.")
         return value
 
     def fraction(self, name: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""The layers of an oracle with several KV-cache groups, as its workload lists them, and the groups that they make."""
+"""Build the KV-cache groups of an oracle with several kinds of layers from the list in its workload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE_PAGE = 4096
 def layout_of(
     document: dict[str, Any], where: str, scheduler: ContinuousSettings, cache: PagedSettings
 ) -> KVCacheLayout:
-    """The groups that vLLM makes of the layers in `document["groups"]`.
+    """Return the groups that vLLM makes of the layers in `document["groups"]`.
 
     Raises:
         WorkloadError: an entry is not one that the oracle knows, or vLLM could not serve such layers together.
@@ -47,7 +47,7 @@ def layout_of(
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
-    """The spec of an entry of attention layers; None for recurrent ones."""
+    """Return the spec of attention layers; None for recurrent layers."""
     kind = CacheKind(entry["type"])
     if kind is CacheKind.MAMBA:
         return None

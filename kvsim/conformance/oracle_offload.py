@@ -1,4 +1,4 @@
-"""An oracle with vLLM's native offload: what it says, and its copy engine, which takes a number of steps for a copy."""
+"""Model an oracle with vLLM's native offload: its records, and copies that take a fixed number of steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 
 
 class CopyEngine:
-    """Copies that take so many steps each.
+    """Copies that take a fixed number of steps.
 
-    A load is begun by the step that decides it, a store by the step after; one that a step waits for ends with it.
+    A load begins in the step that decides it, a store in the next step. A copy that a step waits for ends with that
+    step.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """The step with whose output a copy is reported, by record, in the order in which copies were begun."""
+        """Step with whose output a copy is reported, by copy, in the order in which copies began."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
-        """Run the step that was scheduled last, and say which copies are reported with its output."""
+        """Run the step that was scheduled last, and report the copies that end with its output."""
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.begun_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
@@ -38,22 +39,22 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """The copies that the step scheduled last begins, by number, and those that it waits for."""
+    """Return the copies that the last scheduled step begins, by number, and those that it waits for."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
-    told: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
+    begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
         if job.begun_in == step:
             slots, blocks = driver.slots(job), driver.blocks_of_job(job)
             copied = [slots, blocks] if job.is_load else [blocks, slots]
-            told["load_jobs" if job.is_load else "store_jobs"][str(job.number)] = [name(job.sequence), *copied]
-    return told | {"flush": [int(job.number) for job in jobs if job.flushed_in == step]}
+            begun["load_jobs" if job.is_load else "store_jobs"][str(job.number)] = [name(job.sequence), *copied]
+    return begun | {"flush": [int(job.number) for job in jobs if job.flushed_in == step]}
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Who was set aside, how many slots are used, and which blocks are not free yet."""
+    """Return the skipped requests, the number of used slots, and the blocks that are not free yet."""
     host = driver.engine.host
     return {
-        "skipped": [name(node) for node in driver.skipped()],
+        "skipped": [name(number) for number in driver.skipped()],
         "host_used": int(host.settings.num_slots - host.state.num_free),
-        "deferred": [[int(host.asked[node].free_after), driver.table(node)] for node in driver.deferred()],
+        "deferred": [[int(host.asked[number].free_after), driver.table(number)] for number in driver.deferred()],
     }

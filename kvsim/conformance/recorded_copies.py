@@ -1,7 +1,7 @@
-"""Copies between GPU and host memory in a recording of a paged engine with an offload, laid out for comparison.
+"""Compare copies between GPU and host memory with those in a recording of a paged engine with an offload.
 
-When a copy is reported is no decision of the scheduler's: it is taken from the recording, as is the order in which the
-blocks of one copy become idle. Everything else is compared.
+The scheduler does not decide when a copy is reported, nor in which order the blocks of one copy become idle: both are
+taken from the recording. Everything else is compared.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class RecordedCopies:
             self._begun[step].append((number, direction, request, tuple(sorted(pairs[number]))))
 
     def begun(self, step: int) -> list[Begun]:
-        """The copies that a step decided, in order."""
+        """Return the copies that a step decided, in order."""
         return sorted(self._begun.get(step, []))
 
     def awaited(self, step: int) -> list[int]:
-        """The copies that a step was the first to wait for."""
+        """Return the copies that a step was the first to wait for."""
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
-        """The copies that were reported with the output of a step, each with its host blocks in order."""
+        """Return the copies that were reported with the output of a step, each with its host blocks in order."""
         return dict(self._reported.get(step, {}))
 
 
 class CopiesInLockstep:
-    """Reports copies to an engine as they were reported in a recording, and says what it decides."""
+    """Reports copies to an engine as in the recording, and describes its decisions."""
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded
@@ -67,11 +67,11 @@ class CopiesInLockstep:
 
     @property
     def are_followed(self) -> bool:
-        """Whether the engine has a second tier."""
+        """Tell whether the engine has a second tier."""
         return bool(self._driver.engine.settings.offloads)
 
     def decided(self) -> dict[str, Any]:
-        """What the step scheduled last decided about copies."""
+        """Return the copy decisions of the last scheduled step."""
         driver, step = self._driver, self._driver.engine.state.num_scheduled
         jobs = list(driver.jobs().values())
         awaited = {int(job.number) for job in jobs if job.flushed_in == step} - self._awaited
@@ -80,11 +80,11 @@ class CopiesInLockstep:
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
     def recorded(self, step: int) -> dict[str, Any]:
-        """What the recording says of that."""
+        """Return the recorded copy decisions of `step`."""
         return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
 
     def report(self, step: int) -> list[int]:
-        """Before the output of `step` is processed: say what is reported with it; return what was never begun."""
+        """Report the copies that end with the output of `step`, before it is processed; return unknown ones."""
         reported = self._recorded.reported(step)
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:
@@ -93,7 +93,7 @@ class CopiesInLockstep:
         return sorted(reported.keys() - records.keys())
 
     def settle(self, step: int) -> None:
-        """After it: the host blocks of one copy became idle in the recorded order."""
+        """Mark host blocks as idle in the recorded order, after the output of `step` was processed."""
         for slots in self._recorded.reported(step).values():
             self._driver.use_slots(slots)
 

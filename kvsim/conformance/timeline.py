@@ -1,4 +1,4 @@
-"""The moments of a recording in order: what an engine that follows it is told to do, and when changes are looked at."""
+"""Order the moments of a recording: the actions of an engine that follows it, and the moments of its changes."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ AnyScalar = TypeVar("AnyScalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """All moments, in columns of equal length, and which of them the changes of ownership belong to."""
+    """All moments as columns of equal length, and the moment of each change of ownership."""
 
     kind: IntArray
-    """See `kvsim.engine.moments`. A `NOTHING` is where changes stand between two moments: requests were aborted."""
+    """Kind of each moment, see `kvsim.engine.moments`. `NOTHING` holds changes between two moments: requests were
+    aborted."""
     row: IntArray
-    """The request that arrives or leaves, or the step that is scheduled, or whose output is processed."""
+    """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
-    """The moment at which each row of the memory table is compared; rows behind the last moment have none."""
+    """Moment at which each row of the memory table is compared; rows after the last moment are left out."""
     breaks_off_at: int
-    """The first moment that no engine can follow: its pipeline is full, or nothing is in flight; or their number."""
+    """First moment that no engine can follow, because its pipeline is full or nothing is in flight; else the number of
+    moments."""
 
     def __len__(self) -> int:
         return len(self.kind)
 
 
-def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> Timeline:
-    """The moments of `recording`, whose engine has at most `depth` steps in flight.
+def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Timeline:
+    """Return the moments of `recording`, whose engine has at most `depth` steps in flight.
 
-    Where it does not tell every step, calls that scheduled nothing left none behind.
+    If not `has_every_step`, the recording has no step for calls that scheduled nothing.
     """
-    kind, row, seq = _told(recording)
+    kind, row, seq = _recorded_moments(recording)
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
-    """Steps in flight behind each moment."""
+    """Steps in flight after each moment."""
     impossible = (in_flight > depth) | (in_flight < 0)
     ended = kind == UPDATE
     in_turn = np.cumsum(ended, dtype=np.int32)
     in_turn -= 1
     impossible |= ended & (row != in_turn)
     del ended, in_turn
-    # Before an output is looked at although the pipeline is not full, nothing more was found to schedule.
-    looks = (kind == UPDATE) & (in_flight < depth - 1) & (not tells_every_step)
-    del in_flight  # as long as all moments, as is much of what follows
-    taker, is_late = _takers(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
+    # An output that is processed before the pipeline is full follows a call that scheduled nothing.
+    looks = (kind == UPDATE) & (in_flight < depth - 1) & (not has_every_step)
+    del in_flight  # it has an entry per moment: free its memory early
+    reporter, is_late = _reporting_moments(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
     del seq
     catches_up = np.zeros(len(kind), np.bool_)
-    catches_up[taker[is_late]] = True
+    catches_up[reporter[is_late]] = True
     leaving, leaving_before = _leaving(recording)
     leaving_before = np.flatnonzero(kind == SCHEDULE)[leaving_before]
 
@@ -65,7 +67,7 @@ def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> 
     inserted += looks
     np.add.at(inserted, leaving_before, np.int32(1))
     place = np.cumsum(inserted, dtype=np.int32)
-    """The index of each moment, behind what is inserted before it."""
+    """Index of each moment, counting what is inserted before it."""
     place += np.arange(len(kind), dtype=np.int32)
     kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
     kinds[place[catches_up] - inserted[catches_up]] = NOTHING
@@ -76,15 +78,13 @@ def timeline_of(recording: Recording, depth: int, *, tells_every_step: bool) -> 
     return Timeline(
         kind=kinds,
         row=rows,
-        of_change=place[taker] - np.where(is_late, inserted[taker], 0),
+        of_change=place[reporter] - np.where(is_late, inserted[reporter], 0),
         breaks_off_at=int(place[np.argmax(impossible)]) if impossible.any() else len(kinds),
     )
 
 
 def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray) -> npt.NDArray[AnyScalar]:
-    """What `np.repeat(values, inserted + 1)` returns, in less memory where little is inserted; the last stands at
-    `place`.
-    """
+    """Return `np.repeat(values, inserted + 1)`, in less memory if little is inserted; the last copy is at `place`."""
     spread = np.empty(int(place[-1]) + 1 if len(place) else 0, values.dtype)
     spread[place] = values
     several = np.flatnonzero(inserted)
@@ -95,15 +95,15 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
     return spread
 
 
-def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """Every arrival, output and scheduled step in order: what it is, its row in its table, its `seq`."""
+def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
+    """Return every arrival, output and scheduled step in order: its kind, its row in its table, its `seq`."""
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():
-        # The recording ends before the run: outputs after the last step were under way, and were dated afterwards.
+        # The recording ends before the run: outputs after its last step got their times later.
         outputs = outputs[outputs < steps.schedule_seq.max(initial=-1)]
     queued = np.flatnonzero(requests.status != RequestStatus.REFUSED)
-    # What comes together is handled in this order.
+    # Events with the same `seq` are handled in this order.
     columns = (
         (ADD, *_in_order(queued, requests.arrival_seq[queued])),
         (UPDATE, *_in_order(np.arange(len(outputs), dtype=np.int32), outputs)),
@@ -125,30 +125,30 @@ def _told(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
-    """Rows of a table, and their `seq`, in the order of that; as a rule they stand so already."""
+    """Sort rows of a table by their `seq`; usually they are in order."""
     if (seq[1:] >= seq[:-1]).all():
         return rows, seq
     order = np.argsort(seq, kind="stable")
     return rows[order], seq[order]
 
 
-def _takers(taking: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """For each change of ownership, which of the moments `taking` it is told with, and whether it came before that.
+def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Return the moment in `reporting` that reports each change of ownership, and whether the change came earlier.
 
-    Changes behind the last of these moments, which are never compared, are left out.
+    Changes after the last of these moments are never compared and are left out.
     """
-    among = seq[taking]
-    num_told = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
-    taker, is_late = np.empty(num_told, np.int32), np.empty(num_told, np.bool_)
-    for part in in_parts(num_told):
+    among = seq[reporting]
+    num_reported = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
+    reporter, is_late = np.empty(num_reported, np.int32), np.empty(num_reported, np.bool_)
+    for part in in_parts(num_reported):
         some = changes[part].astype(seq.dtype)
-        taker[part] = taking[np.searchsorted(among, some)]
-        is_late[part] = seq[taker[part]] != some
-    return taker, is_late
+        reporter[part] = reporting[np.searchsorted(among, some)]
+        is_late[part] = seq[reporter[part]] != some
+    return reporter, is_late
 
 
 def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
-    """Aborted requests in the order in which they left, and the first step that began no earlier."""
+    """Return the aborted requests in the order in which they left, and the first step that began no earlier."""
     requests, steps = recording.requests, recording.steps
     rows = np.flatnonzero((requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s))
     rows = rows[np.argsort(requests.finished_s[rows], kind="stable")]

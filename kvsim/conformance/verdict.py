@@ -1,4 +1,4 @@
-"""What a comparison found: everything equal, or the first moment that is not, with both sides around it."""
+"""Result of a comparison: everything equal, or the first difference with the context on both sides."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import zip_longest
 from typing import Any
 
 _BEFORE, _AFTER = 2, 3
-"""Entries of a list that are shown around the first one that differs."""
+"""Entries of a list that are shown around the first difference."""
 _KEYS_SHOWN = 3
-"""Entries of a mapping that are shown of those that differ."""
+"""Number of differing entries of a mapping that are shown."""
 _ABSENT = object()
-"""The value that one side does not have; null is a value."""
+"""Marker for a value that one side does not have; null is a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One value as both sides have it."""
+    """One value on both sides."""
 
     label: str
     """The place of the value: a field, an index, a key."""
@@ -30,34 +30,34 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first moment at which the two engines are not equal."""
+    """The first moment at which the two engines differ."""
 
     moment: str
-    """The moment in words, and the place in the recording that tells it."""
+    """The moment in words, and its place in the recording."""
     lines: tuple[Line, ...]
-    """Every field that differs there, each list with a few entries around its first difference."""
+    """Every field that differs at this moment, with a few entries around the first difference of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How far two engines agree, and how much that covers."""
+    """Result of a comparison: the first difference, and counts of what was equal."""
 
     num_steps: int = 0
     """Calls of the scheduler that were compared and are equal."""
     num_allocations: int = 0
-    """Blocks handed out in them, each with its physical id."""
+    """Blocks allocated in these steps, each compared by its physical id."""
     num_preemptions: int = 0
     num_hits: int = 0
     """Blocks found in the prefix cache."""
     num_evictions: int = 0
-    """Blocks that lost a prefix because another request needed the room."""
+    """Blocks that lost a prefix because another request needed the block."""
     num_aborts: int = 0
     difference: Difference | None = None
-    """The first difference; None if everything is equal."""
+    """First difference; None if everything is equal."""
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """Tell whether nothing differs."""
         return self.difference is None
 
     def __repr__(self) -> str:
@@ -70,12 +70,12 @@ class Verdict:
         return f"{self.num_steps:,} steps equal ({counts}), then a difference at {self.difference.moment}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict for machines."""
+        """Return the verdict as a JSON object."""
         return {"equal": self.equal} | asdict(self)
 
 
 def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str, Any]) -> Difference:
-    """The fields of `recorded` that differ from those of `simulated`, which must be at least one."""
+    """Return the fields of `recorded` that differ from those of `simulated`; at least one must differ."""
     return Difference(
         moment=moment,
         lines=tuple(line for name in recorded for line in _lines(name, recorded[name], simulated.get(name, _ABSENT))),

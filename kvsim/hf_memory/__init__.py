@@ -1,4 +1,4 @@
-"""What Hugging Face's `generate()` asks of the GPU's memory, from shapes alone, through PyTorch's allocator."""
+"""Compute the GPU memory of Hugging Face's `generate()` from shapes alone, through PyTorch's allocator."""
 
 from kvsim.hf_memory.generate import GenerateMemory, generate_memory
 from kvsim.hf_memory.recorded import assumptions_of, batches_of, earlier_batches, memory_of

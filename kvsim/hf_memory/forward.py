@@ -1,7 +1,7 @@
-"""The tensors of one forward pass of a Llama-like decoder, run eagerly: what is made and dropped, in that order.
+"""Tensors of one eager forward pass of a Llama-like decoder, in the order in which they are made and dropped.
 
-Sizes follow from the shapes; the order is that of transformers 5.17 with scaled-dot-product attention, and matters:
-it decides which pieces the allocator finds free. It knows nothing of how tokens are chosen.
+Sizes follow from the shapes. The order is that of transformers 5.17 with scaled-dot-product attention; it decides which
+pieces the allocator finds free. This module does not know how tokens are sampled.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
 _LAYERS_IN_FULL = 2
-"""Number of layers that are followed one by one: where no temporary is large, later ones repeat what these did to the
-small pool.
-"""
+"""Number of layers that are followed one by one. If all temporaries are small, later layers repeat what these did to
+the small pool."""
 
 
 class Forward:
     """Forward passes over `rows` rows. A number that a method takes or returns is the address of a live tensor."""
 
     def __init__(self, model: Model, allocator: CachingAllocator, *, rows: int, masked: bool) -> None:
-        """No pass yet, and no keys and values.
+        """Begin without keys and values.
 
         Args:
             model: the decoder.
-            allocator: where its tensors live.
-            rows: of the batch.
-            masked: whether attention gets a mask; then it also gets a copy of the keys and values per query head.
+            allocator: allocator of its tensors.
+            rows: rows of the batch.
+            masked: True if attention gets a mask; then keys and values are also copied for every query head.
         """
         self._model = model
         self._rows = rows
@@ -40,12 +39,12 @@ class Forward:
         self._take = allocator.allocate
         self._give = allocator.free
         self.cache: list[tuple[int, int]] = []
-        """Keys and values of every layer."""
+        """Addresses of the keys and values of every layer."""
 
     def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
-        """Pass `positions` tokens of every row, attending to `keys`; returns the logits of the last position.
+        """Pass `positions` tokens of every row, attending to `keys` tokens; return the logits of the last position.
 
-        The cache is replaced by one of `keys` tokens, unless `keep_cache` says that it has room for them.
+        The cache is replaced by one of `keys` tokens, unless `keep_cache` is set: then it has room already.
         """
         take, give, model = self._take, self._give, self._model
         tokens = self._rows * positions
@@ -60,7 +59,7 @@ class Forward:
                 self._repeated(keys)
                 continue
             before, hidden = hidden, self._layer(number, positions, keys, keep_cache=keep_cache)
-            if before != embedded:  # which the caller holds to the end
+            if before != embedded:  # the caller holds it to the end
                 give(before)
         normed = self._norm(tokens)
         for address in (hidden, embedded, *mask, *rotary):
@@ -78,7 +77,7 @@ class Forward:
         return self._model.num_kv_heads * self._model.head_dim
 
     def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
-        """Which position may see which key, as booleans."""
+        """Make the boolean attention mask: which position may attend to which key."""
         if not self._masked:
             return ()
         index = [self._take(self._rows * keys * INT64_BYTES) for _ in range(2)]
@@ -90,7 +89,7 @@ class Forward:
         return (mask,)
 
     def _rotary_angles(self, tokens: int) -> tuple[int, int]:
-        """Sines and cosines of every position, in the weights' type, out of those in single precision."""
+        """Make sines and cosines of every position in the weights' type, through single precision."""
         take, give, width = self._take, self._give, self._model.head_dim
         double = tokens * width * FLOAT32_BYTES
         scratch = [take(tokens * FLOAT32_BYTES), take(double // 2), take(double)]
@@ -105,7 +104,7 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """One layer's output; its input is the caller's to drop."""
+        """Make one layer's output; the caller drops its input."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
@@ -132,7 +131,7 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Root mean square in single precision, then the result in the weights' type."""
+        """Make a root-mean-square norm in single precision, then its result in the weights' type."""
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
@@ -149,7 +148,7 @@ class Forward:
         return output
 
     def _turned(self, num_bytes: int) -> int:
-        """Queries or keys with their rotary position embedding."""
+        """Make queries or keys with their rotary position embedding."""
         take, give = self._take, self._give
         by_cosine, negated = take(num_bytes), take(num_bytes // 2)
         swapped = take(num_bytes)
@@ -162,7 +161,7 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """The layer's keys, then its values: each a new tensor with room for `keys` tokens, and the old one dropped."""
+        """Store the layer's keys, then its values: a new tensor for `keys` tokens each, and the old one dropped."""
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -188,7 +187,7 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Keys and values once per query head, where several share them: a kernel with a mask wants them so."""
+        """Copy keys and values for every query head, if several share them: kernels with a mask need that."""
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

@@ -1,12 +1,12 @@
-"""Calls of `generate()`, step by step, through PyTorch's allocator.
+"""Run calls of `generate()`, step by step, through PyTorch's allocator.
 
     batches = [Batch(rows=16, prompt_width=405, new_tokens=898)]
     memory = generate_memory(find_model("llama-2-7b"), batches, capacity_bytes=gpu.memory_bytes)
     print(memory.peak_allocated_bytes[-1], memory.reserved_bytes.max())
 
-Describes transformers 5.17 with PyTorch 2.11 on CUDA, and was checked tensor by tensor against allocation histories of
-an H200. Scalars and tensors of a few bytes a row are left out: they fit into the small pool's leftovers. It knows
-nothing of time.
+Describes transformers 5.17 with PyTorch 2.11 on CUDA; checked tensor by tensor against allocation histories of an H200.
+Scalars and tensors of a few bytes per row are left out: they fit into gaps of the small pool. This module does not know
+time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 WORKSPACE_BYTES = 32 * MIB
-"""cuBLAS's workspace on Hopper, taken at the first matrix product of a process and kept."""
+"""Size of cuBLAS's workspace on Hopper, allocated at the first matrix product of a process and kept."""
 
 _COLUMNS = (
     "allocated_bytes",
@@ -40,21 +40,21 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
-    """The allocator's counters after each step, batch after batch; columns named as in a recording's steps."""
+    """The allocator's counters after each step of all batches; columns named as in a recording's steps."""
 
     baseline_allocated_bytes: int
-    """Bytes allocated before the first batch: weights, perhaps the workspace, and what else the process holds."""
+    """Bytes allocated before the first batch: weights, the workspace if it exists, and other tensors of the process."""
     baseline_reserved_bytes: int
-    """Bytes reserved before the first batch, with what earlier batches left cached."""
+    """Bytes reserved before the first batch, including the cached memory of earlier batches."""
     allocated_bytes: IntArray
     reserved_bytes: IntArray
     inactive_split_bytes: IntArray
     requested_bytes: IntArray
     segments: IntArray
     peak_allocated_bytes: IntArray
-    """The most that was allocated at any moment so far."""
+    """Largest number of allocated bytes so far."""
     num_retries: int
-    """Number of times that the GPU was full, and everything cached was given back to it."""
+    """Number of times that the GPU was full and all cached memory was returned to the driver."""
 
 
 def generate_memory(
@@ -70,21 +70,20 @@ def generate_memory(
     other_bytes: int = 0,
     private_bytes: int = 0,
 ) -> GenerateMemory:
-    """Put `batches` through `generate()`, one after the other, in one process.
+    """Run `batches` through `generate()`, one after the other, in one process.
 
     Args:
-        model: a decoder with gated feed-forward networks; its weights are made on the GPU layer by layer.
-        batches: what is generated. The decoding steps of a preallocated cache are compiled; of what their captured
-            graphs reserve only `private_bytes` is known here.
-        earlier: what the process has generated before, and whose memory it still has cached.
-        given_back_before: the indices of batches before which everything cached is given back to the driver.
-        least_length: whether a least length of the answers was asked for (`min_new_tokens`), which costs copies of all
-            logits.
-        capacity_bytes: what the driver can give to PyTorch; None: no end.
-        workspace_bytes: of cuBLAS.
-        warm: whether the workspace was first used right after loading; otherwise the first batch takes it.
-        other_bytes: tensors of the same process that have nothing to do with these batches.
-        private_bytes: reserved by captured graphs in pools of their own, which nothing else can use.
+        model: a decoder with gated feed-forward networks; its weights are allocated layer by layer.
+        batches: the batches to generate. The decoding steps of a preallocated cache are compiled; the memory of their
+            captured graphs is `private_bytes`.
+        earlier: batches that the process generated before; their memory is still cached.
+        given_back_before: indices of batches before which all cached memory is returned to the driver.
+        least_length: True if a least length of the answers was set (`min_new_tokens`); it copies all logits.
+        capacity_bytes: memory that the driver can give to PyTorch; None for no limit.
+        workspace_bytes: size of cuBLAS's workspace.
+        warm: True if the workspace was allocated right after loading, else the first batch allocates it.
+        other_bytes: other tensors of the same process.
+        private_bytes: memory that captured graphs reserve in private pools.
 
     Raises:
         BudgetError: the GPU is too small.
@@ -128,14 +127,14 @@ def generate_memory(
 
 
 def weights_bytes(model: Model) -> int:
-    """What the weights take on the GPU, rounded as the allocator rounds."""
+    """Return the GPU memory of the weights in bytes, rounded as the allocator rounds."""
     allocator = CachingAllocator()
     _load(model, allocator)
     return allocator.allocated_bytes
 
 
 def _load(model: Model, allocator: CachingAllocator) -> None:
-    """The weights, in the order in which the modules are made."""
+    """Allocate the weights in the order in which the modules are made."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size * model.dtype_bytes
     queries, keys = (heads * model.head_dim * hidden for heads in (model.num_attention_heads, model.num_kv_heads))
     feed_forward = hidden * model.intermediate_size
@@ -151,7 +150,7 @@ def _load(model: Model, allocator: CachingAllocator) -> None:
 
 
 class _Call:
-    """The tensors of one call of `generate()`; attributes that are numbers are addresses of live ones."""
+    """The tensors of one call of `generate()`; integer attributes are addresses of live tensors."""
 
     def __init__(self, model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> None:
         self._model = model
@@ -161,18 +160,16 @@ class _Call:
         self._least_length = least_length
         self._forward = Forward(model, allocator, rows=batch.rows, masked=batch.padded)
         self._width = batch.prompt_width
-        """Tokens of every row so far."""
+        """Number of tokens of every row so far."""
         prompts = [self._take(batch.rows * self._width * INT64_BYTES) for _ in range(5)]
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
-        """Addresses of the tensors that the last token was chosen from: they live until the next ones take their place.
-        """
+        """Addresses of the tensors that the last token was chosen from; they live until the next ones replace them."""
         self._logits: int | None = None
 
     def step(self) -> None:
-        """One forward pass, and one more token for every row, as far as to the question whether to go on: a
-        recorder asks the allocator there, with the logits still alive.
-        """
+        """Run one forward pass and choose one token for every row. Stop before the stopping criteria: there a recorder
+        reads the allocator, while the logits are alive."""
         self._drop_logits()
         self._logits = self._pass()
         self._width += 1
@@ -181,7 +178,7 @@ class _Call:
         self._ids = self._grown(self._ids)
 
     def end(self) -> None:
-        """Everything is dropped; keys and values from the last layer down."""
+        """Drop all tensors; keys and values from the last layer down."""
         self._drop_logits()
         cache = [address for pair in reversed(self._forward.cache) for address in pair]
         for address in (self._positions, self._mask, *self._scores, *cache, self._ids, *self._arguments):
@@ -201,7 +198,7 @@ class _Call:
         return self._take(batch.rows * self._model.vocab_size * self._model.dtype_bytes)
 
     def _choose(self) -> None:
-        """The logits in single precision, and what each logits processor makes of them: a copy, then its result."""
+        """Make the logits in single precision, and for each logits processor a copy and its result."""
         take, give = self._take, self._give
         size = self._batch.rows * self._model.vocab_size * FLOAT32_BYTES
         old, processed = self._scores, take(size)
@@ -220,7 +217,7 @@ class _Call:
             give(address)
 
     def _grown(self, tensor: int) -> int:
-        """A tensor of integers, one token wider."""
+        """Replace a tensor of integers by one that is one token wider."""
         wider = self._take(self._batch.rows * self._width * INT64_BYTES)
         self._give(tensor)
         return wider

@@ -1,4 +1,4 @@
-"""The batches of a recording of `generate()`, what its process had run before, and what they should have taken."""
+"""Read the batches of a recording of `generate()`, and compute their memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from kvsim.recording import Recording
 from kvsim.steptime.kernels import Batch
 
 _OUTSIDE_BYTES = 552_402_944
-"""Bytes that CUDA keeps to itself: 150,109,880,320 bytes of an H200, of which 149,557,477,376 were free in a new
-process.
-"""
+"""Bytes that CUDA keeps for itself: an H200 has 150,109,880,320 bytes, of which 149,557,477,376 were free in a new
+process."""
 _WARM_UP_TOKENS = 4
-"""New tokens of the warm-up that a recording is taken to have had if it does not say."""
+"""New tokens of the warm-up that is assumed if a recording does not state one."""
 _GRAPH_BYTES = 174 * MIB
-"""Bytes that the captured graphs of a static cache keep, where a recording does not say: a second cuBLAS workspace of
-32 MiB, two pieces of 60 MiB, one of 20 and one of 2, as `hf-h200-granite-350m-heldout-batch32-static` says of itself.
-"""
+"""Bytes of the captured graphs of a static cache, if a recording does not state them: a second cuBLAS workspace of 32
+MiB, two pieces of 60 MiB, one of 20 and one of 2, as in `hf-h200-granite-350m-heldout-batch32-static`."""
 
 
 def batches_of(recording: Recording) -> list[Batch]:
-    """The calls of `generate()` in `recording`, in order.
+    """Return the calls of `generate()` in `recording`, in order.
 
     Raises:
         UsageError: it is not a recording of generate().
@@ -59,10 +57,10 @@ def batches_of(recording: Recording) -> list[Batch]:
 
 
 def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
-    """What the process of a recording of `generate()` had run before it; nothing for other engines.
+    """Return the batches that the process had run before a recording of `generate()`; empty for other engines.
 
-    A recording that does not say (an empty list does) is taken to have warmed up as programs do that measure: with its
-    own first batch, for four tokens.
+    A recording without this field (unlike one with an empty list) is assumed to have warmed up as benchmarks do: with
+    its own first batch, for four tokens.
     """
     if recording.meta.policy_name != "static":
         return ()
@@ -84,7 +82,7 @@ def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
 
 
 def assumptions_of(recording: Recording) -> tuple[str, ...]:
-    """In words, what is taken to be so of a recording of `generate()` because it does not say; nothing for others."""
+    """Describe the assumptions about a recording of `generate()` where it states nothing; empty for other engines."""
     meta = recording.meta
     if meta.policy_name != "static":
         return ()
@@ -101,10 +99,10 @@ def assumptions_of(recording: Recording) -> tuple[str, ...]:
 
 
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
-    """What the batches of `recording` should have taken, by their shapes and the baseline that it states.
+    """Compute the memory of the batches of `recording` from their shapes and its stated baseline.
 
-    `private_bytes` is what captured graphs of the same process had reserved; without, what the recording says of it,
-    or what such graphs have been seen to reserve.
+    `private_bytes` is the memory that captured graphs of the process had reserved. The default is the figure in the
+    recording, or a typical one.
 
     Raises:
         UsageError: it is not a recording of generate().
@@ -134,9 +132,9 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 
 
 def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
-    """Whether the process still had the memory of `earlier` batches, going by what was reserved when it began.
+    """Tell whether the process still had the memory of `earlier` batches, by what was reserved when it began.
 
-    A recording that states those batches but not that is one of our first, whose program had given it back.
+    Early recordings state those batches without a reserved baseline; their program had emptied the cache.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):
@@ -150,7 +148,7 @@ def _has_graphs(recording: Recording) -> bool:
 
 
 def _private_bytes(recording: Recording) -> int:
-    """What captured graphs had reserved when the recording ended: nothing else gets it, and it is not given back."""
+    """Return the bytes that captured graphs had reserved when the recording ended; they are never reused or freed."""
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):
         return sum(segments)

@@ -1,7 +1,7 @@
-"""Measure a machine card: what a GPU, its links and its host do, kernel by kernel, in less than 90 seconds.
+"""Measure a machine card: the speed of a GPU, its links and its host, kernel by kernel, in less than 90 seconds.
 
-PyTorch is enough; where vLLM is importable its attention and all-reduce are measured instead of PyTorch's, and the card
-says which. Nothing here knows of models, requests or engines: a card is of a machine.
+PyTorch is enough. If vLLM can be imported, its attention and all-reduce are measured instead of PyTorch's, and the card
+names them. This room knows no models, requests or engines: a card describes a machine.
 """
 
 from kvsim.measure.machine import measure

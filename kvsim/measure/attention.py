@@ -1,4 +1,4 @@
-"""Attention over a paged cache: reading for one query per sequence, arithmetic for many, and both in one step."""
+"""Measure attention over a paged cache: decodes, which read memory; prompts, which compute; and both in one step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kvsim.measure.timing import seconds_per_call
 from kvsim.steptime.card import Attention
 
 HEADS = ((32, 8, 128), (32, 32, 128), (16, 4, 128), (8, 4, 256), (12, 4, 64))
-"""Query heads, key heads and elements of a head, as models have them on one GPU."""
+"""Query heads, key heads and head size, as models have them on one GPU."""
 DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in (128, 512, 2048, 8192))
-"""Sequences with one query each, and the context of each of them."""
+"""Numbers of sequences with one query each, and their context."""
 PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
-"""Queries of one sequence, and its context before."""
+"""Queries of one sequence, and its context before them."""
 MIXES = ((32, 512, 512), (128, 512, 512), (128, 1024, 2048), (32, 2048, 2048), (256, 512, 256))
-"""Sequences with one query each, the context of each of them, and the queries of one prompt beside them."""
+"""Numbers of sequences with one query each, their context, and the queries of one prompt in the same step."""
 _BLOCK = 16
 _MOST_BYTES = 16 << 30
 _CACHE_BYTES = 160 << 20
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """The name of the kernels, and how long they take for each of `heads`."""
+    """Return the name of the kernels and their times for each of `heads`."""
     name, attend = _paged_attention()
     rows = []
     for queries, keys, width in heads:
@@ -96,7 +96,7 @@ def _vllm_attention(
 
 
 def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int) -> float:
-    """PyTorch alone has no paged cache: decodes of one length in one call, and each prompt in one of its own."""
+    """Measure PyTorch's attention, without a paged cache: decodes of one length in one call, each prompt in its own."""
     attend = torch.nn.functional.scaled_dot_product_attention
     decodes = [context for context, tokens in batch if tokens == 1]
     seconds = 0.0

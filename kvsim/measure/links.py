@@ -1,4 +1,4 @@
-"""What moves between GPUs, and between a GPU and its host."""
+"""Measure transfers between GPUs, and between a GPU and its host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from kvsim.measure.timing import seconds_per_call
 
 SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
-"""Sizes of the copies, from 4 KiB to 256 MiB."""
+"""Sizes of the reduced tensors in bytes, from 4 KiB to 256 MiB."""
 _COPY_BYTES = 1 << 28
 
 
 def copies() -> tuple[float, float]:
-    """Bytes per second from the host's pinned memory to the GPU, and back."""
+    """Return bytes per second from the host's pinned memory to the GPU, and back."""
     host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     there = seconds_per_call([lambda: device.copy_(host, non_blocking=True)])
@@ -29,7 +29,7 @@ def copies() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """The name of the kernels, and bytes and seconds of a sum over `num_gpus` GPUs of this host."""
+    """Return the name of the kernels, and the size and seconds of each sum over `num_gpus` GPUs of this host."""
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
@@ -54,7 +54,7 @@ def _process(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Seconds of one of twenty in a captured graph."""
+    """Return the seconds of one reduction, from twenty in a captured graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -75,7 +75,7 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
 
 
 def _all_reduce(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
-    """vLLM's own where it is importable, or NCCL's."""
+    """Return vLLM's all-reduce if it can be imported, else NCCL's."""
     from contextlib import nullcontext  # noqa: PLC0415
 
     address = f"tcp://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The whole of a machine, in order, as one card."""
+"""Measure a whole machine and return its card."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SHAPES = (
     ),
     *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
 )
-"""Weights (outputs, inputs) from those of the smallest models to an output projection."""
+"""Shapes of weights (outputs, inputs), from the smallest models to an output projection."""
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
 _STREAM_BYTES = 4 << 30
 _KERNELS = 200
 
 
 def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None) -> Card:
-    """The card of this machine; `progress` is called with what is measured next.
+    """Measure this machine; `progress` is called with the name of the next part.
 
     Raises:
         MissingExtraError: PyTorch is not installed.
@@ -43,10 +43,9 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
             f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
         )
     from kvsim.measure.attention import measure_attention  # noqa: PLC0415
-    from kvsim.measure.host import launch_s  # noqa: PLC0415
     from kvsim.measure.links import all_reduce, copies  # noqa: PLC0415
     from kvsim.measure.products import FEW_SIZES, measure_products  # noqa: PLC0415
-    from kvsim.measure.timing import seconds_per_call  # noqa: PLC0415
+    from kvsim.measure.timing import launch_s, seconds_per_call  # noqa: PLC0415
 
     progress("all-reduce")
     reduce_name, reduced = all_reduce(num_gpus)

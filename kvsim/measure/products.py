@@ -1,4 +1,4 @@
-"""Matrix products: the time of x[m, k] @ w[n, k].T over m, for weights as large as those of models."""
+"""Measure matrix products: the time of x[m, k] @ w[n, k].T by m, for weights as large as those of models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kvsim.measure.timing import seconds_per_call
 from kvsim.steptime.card import Products
 
 SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), 640, 1024, 2048, 4096, 8192, 16384)
-"""Rows: the sizes that vLLM captures, and some that it does not."""
+"""Numbers of rows: the sizes that vLLM captures, and some others."""
 FEW_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 _CACHE_BYTES = 160 << 20
-"""Weights of so many bytes are used in turn: several times what a GPU's cache holds."""
+"""Bytes of weights that are used in turn: several times the size of a GPU's cache."""
 _WEIGHTS_BYTES = 2 << 30
 _MOST_CALLS = 24
 
 
 def measure_products(shapes: Sequence[tuple[int, int]], sizes: Sequence[int] = SIZES, *, fp8: bool = False) -> Products:
-    """The time of products with weights of `shapes` (n, k) for each number of rows in `sizes`."""
+    """Measure products with weights of `shapes` (n, k) for each number of rows in `sizes`."""
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     itemsize = dtype.itemsize
     room = max(_WEIGHTS_BYTES, itemsize * max(n * k for n, k in shapes))

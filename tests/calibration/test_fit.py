@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from kvsim.calibration import calibrate
-from kvsim.calibration.corrections import _line, with_mean_excess, with_new_sequences
+from kvsim.calibration.corrections import _line, with_mean_excess, with_new_sequences, with_sizes
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import observe
 from kvsim.calibration.predict import counted_errors, predict, step_errors
 from kvsim.calibration.prior import vllm_prior
-from kvsim.calibration.sizes import with_sizes
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model

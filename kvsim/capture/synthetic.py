@@ -1,6 +1,7 @@
-"""A model to run when only its shape matters: a configuration on disk, random weights in memory.
+"""Models and prompts of which only the shape matters: weights and token ids are random.
 
-Memory and speed depend on shapes, not on what the weights are. Grouped-query models are built as Llamas of their shape.
+Memory and speed depend on shapes, not on the values of weights. Grouped-query models are built as Llamas of the same
+shape.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvsim.errors import UsageError
 from kvsim.models import Model, find_model
+from kvsim.workload import Workload
+
+_SPECIAL_TOKENS = 10
+"""Number of ids at the beginning of a vocabulary that may be special tokens; they are never drawn."""
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model folder has weights beside its configuration."""
+    """Tell whether a model folder has weights besides its configuration."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
 def model_folder(model: str, scratch: Path) -> Path:
-    """The folder that `model` names, or one in `scratch` with the configuration of a listed model.
+    """Return the folder that `model` names, or one in `scratch` with the configuration of a listed model.
 
     Raises:
         UnknownNameError: there is no such folder and no such model.
@@ -48,7 +56,7 @@ def write_config(model: Model, folder: Path) -> Path:
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """The shape that a transformers configuration describes, as in a recording's `meta.json`."""
+    """Return the shape that a transformers configuration describes, as in a recording's `meta.json`."""
     text = config.get_text_config()
     num_heads = text.num_attention_heads
     num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
@@ -86,3 +94,24 @@ def _llama_config(model: Model) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+
+
+def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
+    """Return the token ids of each request; requests of one prefix group share their first tokens as the workload
+    states."""
+    rng = np.random.default_rng(seed)
+    prefixes: dict[int, npt.NDArray[np.int64]] = {}
+    prompts = []
+    for row in range(len(workload)):
+        if workload.prompt_token_ids is not None and len(given := workload.prompt_token_ids[row]):
+            prompts.append(given.tolist())
+            continue
+        tokens = rng.integers(_SPECIAL_TOKENS, vocab_size, int(workload.prompt_tokens[row]))
+        group, shared = int(workload.prefix_group[row]), int(workload.prefix_tokens[row])
+        if group >= 0:
+            longest = int(workload.prefix_tokens[workload.prefix_group == group].max())
+            if group not in prefixes:
+                prefixes[group] = np.random.default_rng([seed, group]).integers(_SPECIAL_TOKENS, vocab_size, longest)
+            tokens[:shared] = prefixes[group][:shared]
+        prompts.append(tokens.tolist())
+    return prompts

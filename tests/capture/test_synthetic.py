@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.capture.prompts import token_ids
-from kvsim.capture.shapes import has_weights, model_folder
+from kvsim.capture.synthetic import has_weights, model_folder, token_ids
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.workload import Workload
 
