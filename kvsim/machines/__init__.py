@@ -1,7 +1,7 @@
-"""Step times for any model on any machine: from the best that is known of the two, and how far off that usually is.
+"""Choose step times for any model on any machine, and report their usual error.
 
-A profile fitted to this model on this GPU comes first, then a machine card measured there, then one made of a data
-sheet. The error of each kind is that of predictions for recordings that were left out (`errors.toml`).
+A profile fitted to this model on this GPU comes first, then a machine card measured there, then one made from a data
+sheet. The error of each kind is that of predictions for held-out recordings (`errors.toml`).
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
@@ -24,8 +24,7 @@ from kvsim.machines.errors import (
     plain_words,
     untimed_in,
 )
-from kvsim.machines.host_link import host_link
-from kvsim.machines.hosts import middle_host
+from kvsim.machines.hosts import host_link, middle_host
 
 __all__ = [
     "Basis",

@@ -1,4 +1,4 @@
-"""The machine cards that ship, and cards made of a data sheet where none does."""
+"""Load the machine cards that come with kvsim, and make cards from data sheets for other GPUs."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""The card whose efficiencies a data sheet borrows."""
+"""Card whose efficiencies a data sheet borrows."""
 _ARITHMETIC_SHARE = 0.72
 """Share of its peak that an H200 reaches in large products."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
-"""The same share of other chips, as a multiple of an H200's: one that draws less power keeps its clock. An RTX 4090
-prefills 1.4 times as fast as an H200's share of its peak says; the other figures are guesses, and chips that are not
-here are taken to reach as much as an H200.
-"""
+"""The same share on other chips, relative to an H200: one that draws less power keeps its clock. An RTX 4090 prefills
+1.4 times as fast as predicted by an H200's share of its peak. The other figures are guesses; chips that are not listed
+are assumed to reach the same share as an H200."""
 _MIXED = 1.0
-"""Share by which attention reads longer beside a prompt where it has no kernels for Hopper: decodes of a thousand
-tokens and a chunk took 49 ms on an RTX PRO 6000, and 21 ms apart.
-"""
+"""Additional share of reading time of attention in a step with a prompt, without kernels for Hopper: on an RTX PRO
+6000, decodes of a thousand tokens and a chunk took 49 ms together, and 21 ms apart."""
 _LAUNCH_S = 6.4e-6
-"""Host time of a launch: the middle of three machines."""
+"""Host time of a launch in seconds: the median of three machines."""
 _LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")
 """Chips that are sold with NVLink."""
 _PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
-"""A sum over two GPUs behind PCIe."""
+"""Latency and bandwidth of a sum over two GPUs connected by PCIe."""
 
 
 @cache
 def shipped_cards() -> tuple[Card, ...]:
-    """The cards that come with kvsim, measured by `kvsim measure`."""
+    """Return the cards that come with kvsim, measured by `kvsim measure`."""
     return tuple(load_card(file) for file in sorted(_FOLDER.glob("*.toml")))
 
 
 def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
-    """What is known of machines with `num_gpus` of `gpu`: a card that was measured, or one made of the data sheet."""
+    """Return the best card for a machine with `num_gpus` of `gpu`: a measured one, or one made from the data sheet."""
     measured = [card for card in shipped_cards() if card.gpu == gpu.name]
     fitting = [card for card in measured if card.num_gpus == num_gpus]
     if fitting:
@@ -55,7 +53,8 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """A card for `gpu` from its data sheet: every curve of the pattern, as far from the sheet's limits as there."""
+    """Make a card for `gpu` from its data sheet: each curve of the pattern, scaled by the ratio of the two GPUs'
+    limits."""
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
     more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
@@ -82,10 +81,9 @@ def sheet_card(gpu: Gpu) -> Card:
 
 
 def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
-    """Each product as many times longer as its limit, be it streaming the weights or arithmetic, is further away, and
-    never below that limit; starting kernels, which is all that the smallest takes, stays. So the products of an H100,
-    told by an H200, are 4 to 9 % off those that were measured there; with their starts stretched as well, 4 to 15 %.
-    """
+    """Scale each product by the ratio of its limits, whichever of reading weights and arithmetic takes longer, but
+    never below the limit. The start of a kernel, which is all that the smallest product takes, is not scaled. Checked
+    on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %."""
     sizes, weights = np.array(pattern.sizes, float), np.array(pattern.shapes, float).prod(axis=1)[:, None]
 
     def limit_s(on: Gpu, more: float = 1.0) -> Any:
@@ -100,7 +98,7 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """A prompt goes by arithmetic, reading by the memory; starting kernels stays."""
+    """Scale the arithmetic of a prompt and the reading of the cache, but not the start of kernels."""
     alike = [item for item in rows if _heads(item) == _heads(row)]
     start_s = min(item.seconds for item in alike)
     prompts = [item for item in alike if not item.num_decodes and item.prompt_tokens == item.prompt_context]
@@ -122,7 +120,7 @@ def _heads(row: Attention) -> tuple[int, int, int]:
 
 
 def linked(card: Card, gpu: Gpu, num_gpus: int) -> Card:
-    """`card` for a machine of `num_gpus`, with sums over them guessed where they were not measured."""
+    """Return `card` for a machine of `num_gpus`, with guessed sums over them if they were not measured."""
     if num_gpus == 1 or (card.num_gpus == num_gpus and card.all_reduce):
         return card
     two = next(item for item in shipped_cards() if item.num_gpus == 2)

@@ -1,4 +1,4 @@
-"""Which step times a model on a machine gets: the best that there is, or those that were asked for."""
+"""Choose the step times of a model on a machine: the best that exist, or those that the user names."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, gener
 from kvsim.steptime.card import Card, load_card
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
-"""Settings of an engine that say how a model is served."""
+"""Engine settings that describe how a model is served."""
 
 
 class Meta(Protocol):
-    """What a recording says of its engine and model."""
+    """Fields of a recording that describe its engine and model."""
 
     @property
     def engine(self) -> Mapping[str, Any]:
-        """The engine's settings."""
+        """Return the engine's settings."""
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """The model's shape."""
+        """Return the model's shape."""
 
     @property
     def command(self) -> str:
-        """What made the recording; empty where that is not known."""
+        """Return the command that made the recording; empty if it is unknown."""
 
 
 PROFILE_LAUNCH_S = 4.7e-6
-"""Launch time of the hosts that the profiles of Hugging Face were fitted on: the one at which they meet the host of a
-machine whose launches were measured."""
+"""Launch time in seconds of the hosts that Hugging Face profiles were fitted on; used to relate them to hosts with
+measured launches."""
 
 
 def served_model(meta: Meta) -> Model:
-    """The model of a recording, as its engine served it: split among GPUs, with a cache of another type.
+    """Return the model of a recording as its engine served it: its share on one GPU, and the type of its cache.
 
-    `kv_bytes_per_token` may be stated for one GPU and the type of the cache, or, as recorders did before they knew of
-    both, for the whole model in its own type.
+    `kv_bytes_per_token` may be given for one GPU and the type of the cache, or, in older recordings, for the whole
+    model in its own type.
 
     Raises:
         RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
@@ -66,14 +66,13 @@ def served_model(meta: Meta) -> Model:
 
 
 def is_in_process(meta: Meta) -> bool:
-    """Whether the engine of a recording shared a process with what sent its requests, as engines that kvsim drives do;
-    vLLM gives its own a process each. Recorders that do not say were behind a server only where their command has one.
-    """
+    """Tell whether the engine shared a process with its client, as engines driven by kvsim do; vLLM's server has a
+    process for its engine. Without that field, a command that begins with `vllm serve` means a server."""
     return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))
 
 
 def is_card(name: str) -> bool:
-    """Whether `name` is a file with a machine card, rather than a profile."""
+    """Tell whether `name` is a file with a machine card, not a profile."""
     file = Path(name)
     if not file.is_file():
         return False
@@ -84,7 +83,7 @@ def is_card(name: str) -> bool:
 
 
 def card_named(name: str | None) -> Card | None:
-    """The machine card in the file of that name; None if it is a profile, or there is no name."""
+    """Return the machine card in the file `name`; None if it is a profile, or without a name."""
     return load_card(name) if name is not None and is_card(name) else None
 
 
@@ -99,7 +98,7 @@ def step_times(
     in_process: bool = False,
     recording: str | None = None,
 ) -> StepTimeModel:
-    """The step times of `engine` with `model`, as it is served, on `gpu`; their label says what they rest on.
+    """Return the step times of `engine` with `model` on `gpu`; their label states their basis.
 
     Args:
         gpu: the GPU, of which `model` may be dealt out among several.
@@ -131,8 +130,8 @@ def step_times(
 
 
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
-    """`times` in a vLLM whose largest batch has so many sequences: it captures graphs of steps of up to twice as many
-    tokens, and launches larger ones kernel by kernel."""
+    """Limit captured graphs to a vLLM with `max_num_seqs`: it captures steps of up to twice as many tokens, and
+    launches larger ones kernel by kernel."""
     return replace(times, max_captured_tokens=min(times.max_captured_tokens, 2 * max_num_seqs))
 
 
@@ -175,7 +174,7 @@ def _chosen(
 def _from_known_card(
     gpu: Gpu, model: Model, engine: str, *, measured: bool, captured: bool, in_process: bool
 ) -> Roofline:
-    """The step times that follow from what ships of a GPU, or from its data sheet: points of a sweep ask again."""
+    """Return the step times of a shipped card or a data sheet; cached, because a sweep asks for each of its points."""
     card = card_of(gpu, model.tensor_parallel_size) if measured else sheet_card(gpu)
     return from_card(card, gpu, model, engine, captured=captured, in_process=in_process)
 
@@ -183,7 +182,7 @@ def _from_known_card(
 def from_card(
     card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True, in_process: bool = False
 ) -> Roofline:
-    """The step times that follow from a card; one that ships was measured on another host than the user's.
+    """Return the step times of a card; one that comes with kvsim was measured on another host than the user's.
 
     Raises:
         UsageError: the card is of another GPU.
@@ -217,7 +216,7 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
-    """The card of a machine whose GPUs hold stages of a pipeline: one that was measured, or that of the data sheet.
+    """Return the card of a machine with pipeline stages: a measured one, or one made from the data sheet.
 
     Raises:
         UsageError: the source is a profile, or a card of another GPU.
@@ -238,7 +237,7 @@ def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
 
 
 def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: bool) -> Staged:
-    """The step times of the stages of a pipeline, which nothing was fitted to."""
+    """Return the uncalibrated step times of the stages of a pipeline."""
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
@@ -253,7 +252,7 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
 
 
 def _is_measured(card: Card) -> bool:
-    """Whether the curves of one GPU were measured, though sums over several may be guessed."""
+    """Tell whether the curves of one GPU were measured, even if sums over several are guessed."""
     return card.measured or any(card.products is shipped.products for shipped in shipped_cards())
 
 

@@ -1,7 +1,7 @@
-"""How far off predictions were for recordings that nothing was fitted to, by class of machine, model and times.
+"""Look up the error of predictions for held-out recordings, by class of machine, model and times.
 
-A figure of error belongs to the class that it was measured for, and to no other: what no recording tells was never
-measured. `benchmarks/predictions.py --write` makes the table anew from all recordings that there are.
+A figure of error holds only for the class in which it was measured; without a recording, the error is unknown.
+`benchmarks/predictions.py --write` makes the table from all recordings.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("errors.toml")
 FIGURES = ("throughput", "tpot", "e2e", "ttft")
-"""Figures of which every recording tells an error."""
+"""Figures with an error in every recording."""
 TAILS = ("ttft_p99", "tpot_p99")
-"""Figures of the slowest requests, which are further off than the means."""
+"""Figures of the slowest requests, which have larger errors than the means."""
 PREEMPTIONS = "preemptions"
-"""The figure of which only recordings with preemptions tell one."""
+"""Figure with an error only in recordings with preemptions."""
 FEWEST = 3
-"""Recordings of a class from which on a prediction gets an interval: two say little of a third."""
+"""Fewest recordings of a class for which a prediction has an interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
 
 
 class Basis(Enum):
-    """What step times rest on."""
+    """Basis of step times."""
 
     MODEL = "machine and model measured"
     TRANSFERRED = "model measured on another GPU"
@@ -69,31 +69,31 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClass:
-    """Predictions of one kind: an error that was measured for one of them says something of the others."""
+    """A class of predictions with similar errors."""
 
     basis: Basis
     family: str
-    """The chip of the GPU."""
+    """Chip of the GPU."""
     layers: str
     """Dense or experts, the kinds of attention and recurrent layers, and the type of the weights."""
     gpus: str
     """Number of GPUs that hold the model, and how they share it."""
     cache: str
-    """The type of the cache."""
+    """Type of the cache."""
     engine: str
 
     @property
     def setting(self) -> str:
-        """All but the basis, in words."""
+        """Describe everything but the basis."""
         return ", ".join((self.family, self.layers, self.gpus, self.cache, self.engine))
 
     @property
     def words(self) -> str:
-        """As a clause of a label, from which `class_in` reads it again."""
+        """Return the clause of a label that `class_in` reads."""
         return f"{self.basis.value} [{self.setting}]"
 
     def as_dict(self) -> dict[str, str]:
-        """The fields, as the table has them."""
+        """Return the fields in the format of the table."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"basis": self.basis.name}
 
 
@@ -105,24 +105,23 @@ class KnownError:
     """Errors of the predictions of one class, in percent."""
 
     recordings: tuple[str, ...]
-    """Names of the recordings that tell them."""
+    """Names of the recordings."""
     on: tuple[str, ...]
-    """GPUs of those, all of one chip."""
+    """GPUs of the recordings, all with the same chip."""
     median: Mapping[str, float]
-    """Median of the absolute errors, for each of `FIGURES` and `TAILS`, and for `PREEMPTIONS` where some recording had
-    any."""
+    """Median absolute errors of `FIGURES` and `TAILS`, and of `PREEMPTIONS` if a recording had any."""
     worst: Mapping[str, float]
     clocks: Mapping[str, float]
-    """Medians of the absolute errors of steps that waited for one clock, gpu or host, by the recorded decisions; a
-    clock that was never waited for is left out."""
+    """Median absolute errors of the steps that waited for one clock, gpu or host, by the recorded decisions; a clock
+    without steps is left out."""
 
     @property
     def tells_an_interval(self) -> bool:
-        """Whether there are recordings enough to say how far off another prediction may be."""
+        """Tell whether there are enough recordings for a prediction interval."""
         return len(self.recordings) >= FEWEST
 
     def words(self) -> str:
-        """As one clause."""
+        """Describe the errors in one clause."""
         if len(self.recordings) == 1:
             figures = ", ".join(f"{name} {self.median[key]:.0f} %" for key, name in _NAMES.items())
             return f"error in the one recording of this class, on {self.on[0]}: {figures}"
@@ -135,18 +134,18 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Errors of predictions for runs of a class that others recorded: what there is where kvsim has no recording."""
+    """Errors of predictions for published runs of a class for which kvsim has no recording."""
 
     gpu: str
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """The least and the largest error of the mean time end to end, in percent, with its sign."""
+    """Smallest and largest error of the mean end-to-end time, in percent, signed."""
     tpot: tuple[float, float]
     source: str
 
     def words(self) -> str:
-        """As one clause."""
+        """Describe the errors in one clause."""
         runs = "one run" if self.num_runs == 1 else f"{self.num_runs} runs"
         figures = ", ".join(f"{_NAMES[name]} {_span(*getattr(self, name))}" for name in ("e2e", "tpot"))
         return f"{runs} recorded by others ({self.model} on {self.gpu}; {self.source}): {figures}"
@@ -157,7 +156,7 @@ def _span(low: float, high: float) -> str:
 
 
 def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> ErrorClass:
-    """The class of predictions with times of that basis, for `model` as it is served by `engine` on `gpu`."""
+    """Return the class of predictions on this basis for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     each = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
     fp8 = model.kv_cache_dtype.startswith("fp8")
@@ -174,7 +173,7 @@ def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: boo
 
 
 def _layers(model: Model) -> str:
-    """What kinds of layers a model has. Some shapes name experts and have no layer of them."""
+    """Describe the kinds of layers of a model. Some configurations name experts but have no layers with them."""
     attention, recurrent = model.attention_layers, model.recurrent_layers
     has_experts = model.num_expert_parameters > 0 or model.num_active_parameters < model.num_parameters
     kinds = {
@@ -192,7 +191,7 @@ def _layers(model: Model) -> str:
 
 @cache
 def known_errors() -> Mapping[ErrorClass, KnownError]:
-    """The table, for every class that some recording tells of."""
+    """Return the table of errors by class."""
     return {
         _class(row): KnownError(
             recordings=tuple(row["recordings"]),
@@ -207,7 +206,7 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
 
 @cache
 def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
-    """Runs that others recorded, for every class of which there is one."""
+    """Return the runs recorded by others, by class."""
     found: dict[ErrorClass, tuple[Outside, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
@@ -226,7 +225,7 @@ def _class(row: Mapping[str, Any]) -> ErrorClass:
 
 
 def class_in(label: str) -> ErrorClass | None:
-    """The class that a label of step times names; None where it names none."""
+    """Return the class that a label of step times names, or None."""
     *_, found = None, *_CLAUSE.finditer(label)  # names stand before it, and may hold anything
     values = [] if found is None else found[2].split(", ")
     names = [item.name for item in fields(ErrorClass)][1:]
@@ -236,31 +235,31 @@ def class_in(label: str) -> ErrorClass | None:
 
 
 def known_in(label: str) -> KnownError | None:
-    """The errors of predictions with the times of that label; None where they were never measured."""
+    """Return the errors of predictions with this label of times; None if they were never measured."""
     found = class_in(label)
     return None if found is None else known_errors().get(found)
 
 
 def interval_in(label: str) -> KnownError | None:
-    """The errors by which a prediction with the times of that label may be off; None where too little is known."""
+    """Return the errors for the interval of a prediction with this label; None if there are too few."""
     known = known_in(label)
     return known if known is not None and known.tells_an_interval else None
 
 
 def with_error(label: str, kind: ErrorClass, model: Model) -> str:
-    """`label` with what is not in its times, the class of its predictions, and how far off those are."""
+    """Add to `label` the parts missing in its times, the class of its predictions, and their error."""
     missing = ", ".join(untimed(model))
     clauses = (label, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
 
 
 def untimed_in(label: str) -> str:
-    """What is not in the times of that label, in words; nothing where all is."""
+    """Return the parts that are missing in the times with this label; empty if there are none."""
     return label.partition(f"; {_UNTIMED}")[2].partition("; ")[0]
 
 
 def error_words(kind: ErrorClass) -> str:
-    """How far off predictions of a class are: by its own recordings, or else by the nearest, said for what it is."""
+    """Describe the error of a class by its own recordings, or by the nearest known ones."""
     if (known := known_errors().get(kind)) is not None:
         return known.words()
     found = ["error never measured", *(each.words() for each in outside_errors().get(kind, ()))]
@@ -270,7 +269,7 @@ def error_words(kind: ErrorClass) -> str:
 
 
 def plain_words(label: str) -> str:
-    """What times with that label rest on, and how far off they are, in a sentence for everybody."""
+    """Describe the basis of times with this label and their error in one plain sentence."""
     kind = class_in(label)
     if kind is None:
         return label.partition(";")[0]

@@ -1,30 +1,32 @@
-"""How long one step of an engine takes: on the host that launches it, and on the GPU that runs it.
+"""Model the time of one engine step: on the host that launches it, and on the GPU that runs it.
 
-The model is physical and small. A step streams the weights once and multiplies them with every token, whichever takes
-longer; reads the keys and values of every token of context; attends from every new query; and pays for starting
-kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run side by side:
-an engine that waits for its output sees the longer of the two, one that schedules ahead hides the launch behind the
-step before.
+The model is physical and small. A step reads the weights once and multiplies them with every token, whichever takes
+longer. It reads the keys and values of every token of context, computes the attention of every new query, and pays for
+starting kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run in
+parallel: an engine that waits for its output sees the longer of the two; one that schedules ahead hides the launch
+behind the step before.
 
-`Roofline` takes its coefficients from a fit or, by `reduce`, from a machine card and a model's shape; those of
-`generate()` of Hugging Face come from a fit or, by `generate_times`, from a data sheet. `Staged` has those of every
-stage of a pipeline, by `reduce_stages`. Nothing here knows of requests, blocks or scheduling.
+`Roofline` gets its coefficients from a fit, or through `reduce` from a machine card and a model's shape. For
+`generate()` of Hugging Face they come from a fit, or through `generate_times` from a data sheet. `Staged` has the times
+of every stage of a pipeline, by `reduce_stages`. This room knows no requests, blocks or scheduling.
 """
 
 from kvsim.steptime.generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
-from kvsim.steptime.power_throttle import UNTHROTTLED, PowerThrottle, throttled_gpu_s
 from kvsim.steptime.reduction import reduce, reduce_stages
-from kvsim.steptime.roofline import COEFFICIENTS, Roofline, overlapped, size_s
-from kvsim.steptime.shapes import NO_TIME, StepShape, StepTime, StepTimeModel, larger, smaller
-from kvsim.steptime.sizes import (
-    ALL_ALIKE,
-    NUM_LISTED,
-    NUM_SIZES,
-    captured_size,
-    size_place,
+from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, overlapped, size_s
+from kvsim.steptime.shapes import (
+    NO_TIME,
+    UNTHROTTLED,
+    PowerThrottle,
+    StepShape,
+    StepTime,
+    StepTimeModel,
+    larger,
+    smaller,
+    throttled_gpu_s,
 )
-from kvsim.steptime.staged import Staged
+from kvsim.steptime.sizes import ALL_ALIKE, NUM_LISTED, NUM_SIZES, captured_size, size_place
 from kvsim.steptime.work import untimed
 
 __all__ = [

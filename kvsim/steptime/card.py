@@ -1,7 +1,7 @@
-"""A machine card: what a GPU, its links and its host do, as measured curves in a TOML file that a person can read.
+"""Read and write machine cards: measured curves of a GPU, its links and its host in a readable TOML file.
 
-A card is of a machine and of no model. `kvsim measure` makes one; `kvsim.steptime.reduction` makes step times of it.
-Its form is described in `docs/machines.md`.
+A card describes a machine, not a model. `kvsim measure` makes one; `kvsim.steptime.reduction` turns it into step times.
+`docs/machines.md` describes the format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Products:
     """Seconds of matrix products x[m, k] @ w[n, k].T, for each of `shapes` (n, k) and each m of `sizes`."""
 
     sizes: tuple[int, ...]
-    """Rows m, rising."""
+    """Numbers of rows m, ascending."""
     shapes: tuple[tuple[int, int], ...]
     """Outputs n and inputs k of the weights."""
     seconds: tuple[tuple[float, ...], ...]
@@ -42,34 +42,34 @@ class Attention:
     num_decodes: int
     """Sequences with one query each."""
     decode_context: int
-    """Keys that each of those reads."""
+    """Keys that each of these sequences reads."""
     prompt_tokens: int
     """Queries of the one prompt in the launch; 0 for none."""
     prompt_context: int
-    """Keys that its last query attends to."""
+    """Keys that the prompt's last query attends to."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a machine does, in seconds and bytes per second."""
+    """Speeds of a machine, in seconds and bytes per second."""
 
     gpu: str
-    """The GPU's name, as its driver or `kvsim size --list` has it."""
+    """Name of the GPU, as its driver or `kvsim size --list` has it."""
     num_gpus: int = 1
     """GPUs among which `all_reduce` was measured."""
     source: str
-    """Date and program of the measurement, or where its figures were read."""
+    """Date and program of the measurement, or source of the figures."""
     measured: bool
-    """Whether it was measured on the machine; otherwise its curves are guessed from a data sheet."""
+    """True if measured on the machine; otherwise the curves are guessed from a data sheet."""
     read_bytes_per_s: float
-    """Streaming the GPU's memory once."""
+    """Rate of reading the GPU's memory."""
     copy_bytes_per_s: float
-    """Reading and writing it at once, both counted."""
+    """Rate of copying within the GPU's memory, reads and writes both counted."""
     kernel_s: float
     """Seconds from one small kernel to the next inside a captured graph."""
     launch_s: float
-    """Host time to launch one small kernel from Python: the pace of everything that an engine's host does."""
+    """Host time to launch one small kernel from Python; all host times scale with it."""
     to_gpu_bytes_per_s: float
     to_host_bytes_per_s: float
     products: Mapping[str, Products]
@@ -78,11 +78,10 @@ class Card:
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors by which an engine takes longer here than the card says, by part (gpu, host, woken: a host that has
-    slept, front_end), as fitted to recordings; 1 where it is not said.
-    """
+    """Ratios of an engine's time on this machine to the card's, as fitted to recordings; 1 by default. Parts are gpu,
+    host, woken (a host that has slept) and front_end."""
     fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The recordings that told the factors, by their model as it was served."""
+    """Recordings that the factors were fitted to, by their model as it was served."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
@@ -143,7 +142,7 @@ _BOUNDS = {
     **{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES},
     "us": (1e-6, 1e9),
 }
-"""Between which each figure lies, of any machine; what is fitted to others has no meaning."""
+"""Valid range of each figure on any machine."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -258,7 +257,7 @@ def _lines(card: Card, header: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """`text` as TOML has it, whose escapes are those of JSON."""
+    """Return `text` as a TOML string, which has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

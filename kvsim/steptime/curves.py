@@ -1,4 +1,4 @@
-"""Reading a machine card: the time of a product, of attention and of a sum, between and beyond what was measured."""
+"""Interpolate a machine card: the time of a product, of attention and of a sum, between and beyond measured points."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import Reading
 
 _NEAREST = 4
-"""Measured weights that tell about weights in between."""
+"""Number of measured weights that are averaged for weights in between."""
 _CAPTURED = 512
-"""The largest size, in tokens, to which a step is padded; kernels differ from one measured size to the next."""
+"""Largest size to which a step is padded, in tokens; kernels differ from one measured size to the next."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
-    """Seconds of x[m, k] @ w[n, k].T for each m.
+    """Return a function from m to the seconds of x[m, k] @ w[n, k].T.
 
-    Per weight, a product takes about as long as those with the nearest shapes; m between two sizes is read off the
-    straight line, and beyond the largest one time grows with m.
+    Time per weight is taken from the nearest shapes. It is linear between two sizes, and proportional to m beyond the
+    largest.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
     distance = ((np.log2(shapes) - np.log2([n, k])) ** 2).sum(axis=1)
@@ -42,7 +42,7 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Seconds of a sum over GPUs of `num_bytes` each, between the measured sizes on a straight line in logarithms."""
+    """Return the seconds of a sum over GPUs of `num_bytes` each, interpolated linearly in logarithms."""
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
         return float(all_reduce[-1][1] * num_bytes / all_reduce[-1][0])
@@ -50,26 +50,26 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 
 
 class AttentionCost(NamedTuple):
-    """One layer's attention, in seconds."""
+    """Costs of one layer's attention, in seconds."""
 
     step_s: float
     sequence_s: float
-    """Per sequence, beside what it reads."""
+    """Cost per sequence, without what it reads."""
     byte_s: float
-    """Per byte of the cache that is read for many sequences."""
+    """Cost per byte of the cache, if it is read for many sequences."""
     lone_share: float
-    """Share by which reading a byte takes longer for few sequences."""
+    """Additional share of the reading time for few sequences."""
     flop_s: float
-    """Per operation of a prompt's queries against its keys."""
+    """Cost per operation of a prompt's queries on its keys."""
     mixed_share: float
-    """Share by which reading takes longer with a prompt in the same launch."""
+    """Additional share of the reading time if a prompt is in the same launch."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
 
 
 def attention_cost(card: Card, reading: Reading, num_processors: int) -> AttentionCost:
-    """What attention with the heads of `reading` costs, from the measured heads that are most like them."""
+    """Return the attention costs for the heads of `reading`, from the most similar measured heads."""
     rows = _nearest(card.attention, reading)
     kv_bytes = 4 * rows[0].num_kv_heads * rows[0].head_dim
     decodes = [row for row in rows if not row.prompt_tokens]
@@ -100,7 +100,7 @@ def _nearest(rows: Sequence[Attention], reading: Reading) -> list[Attention]:
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Seconds per step, sequence and byte, none negative, that miss by the smallest shares; and how far they miss."""
+    """Fit seconds per step, sequence and byte, none negative, with small relative errors; return them and the error."""
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
     found = np.zeros(3)
@@ -119,7 +119,8 @@ def _pairs(row: Attention) -> float:
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """How much longer the reading in `row` takes than alone. Two launches became one, so one `step_s` is saved."""
+    """Return how much longer reading takes in the mixed launch `row` than alone. Two launches became one, which saves
+    one `step_s`."""
     alone = [item for item in decodes if item.num_decodes == row.num_decodes]
     contexts = [item.decode_context for item in alone]
     reading_s = float(np.interp(row.decode_context, contexts, [item.seconds for item in alone])) - step_s

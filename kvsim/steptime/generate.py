@@ -1,8 +1,8 @@
-"""Step times of Hugging Face's `generate()` on a padded batch, from data-sheet figures and plain constants.
+"""Step times of Hugging Face's `generate()` on a padded batch, from data-sheet figures and constants.
 
-The dynamic cache launches kernel by kernel and copies all keys and values at every step: read and written to make room
-for one more token and then read by attention, or, where heads share keys, read once more, written once per query head
-and read as often. The static cache is compiled and does neither; what compiling costs is in no step.
+The dynamic cache launches kernel by kernel and copies all keys and values in every step: they are read and written to
+make room for one more token, then read by attention. If heads share keys, they are read once more, written once per
+query head and read as often. The static cache is compiled and does neither. Steps do not include the cost of compiling.
 """
 
 from __future__ import annotations
@@ -10,24 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from kvsim.steptime.overheads import (
-    ATTENTION_EFFICIENCY,
-    COMPILE_S,
-    EXPOSED_SHARE,
-    HF_ARITHMETIC_EFFICIENCY,
-    HF_COPY_BYTES_PER_CYCLE,
-    HF_KERNELS_PER_LAYER,
-    HF_LAYER_S,
-    HF_MASK_LAYER_S,
-    HF_ROW_LAYER_S,
-    HOST_STEP_S,
-    KERNEL_BUILD_S,
-    KERNEL_S,
-    KERNELS_PER_LAYER,
-    LOAD_COMPILER_S,
-    MEMORY_EFFICIENCY,
-    PLAN_S,
-)
+from kvsim.steptime import overheads
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.work import streamed_bytes
 
@@ -37,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
-    """Hugging Face's `generate()` with `model` on `gpu`; context counts every slot of the rectangle, pads included."""
+    """Return the times of `generate()` with `model` on `gpu`; context counts every slot, pads included."""
     static = cache == "static"
     bandwidth = streamed_bytes_per_s(gpu)
-    num_kernels = model.num_layers * (KERNELS_PER_LAYER if static else HF_KERNELS_PER_LAYER)
+    num_kernels = model.num_layers * (overheads.KERNELS_PER_LAYER if static else overheads.HF_KERNELS_PER_LAYER)
     times = Roofline(
         label=f"uncalibrated roofline of {gpu.name} with {model.name}, Hugging Face {cache} cache",
         request_s=0.0,
         request_token_s=0.0,
-        host_step_s=HOST_STEP_S,
+        host_step_s=overheads.HOST_STEP_S,
         host_sequence_s=0.0,
         host_token_s=0.0,
         turnaround_step_s=0.0,
@@ -53,22 +36,22 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
         piecewise_launch_s=0.0,
         eager_launch_s=0.0,
         uncompiled_launch_s=0.0,
-        new_shape_s=COMPILE_S if static else PLAN_S,
-        new_kernel_s=LOAD_COMPILER_S if static else KERNEL_BUILD_S,
+        new_shape_s=overheads.COMPILE_S if static else overheads.PLAN_S,
+        new_kernel_s=overheads.LOAD_COMPILER_S if static else overheads.KERNEL_BUILD_S,
         max_captured_tokens=0,
-        step_s=num_kernels * KERNEL_S,
+        step_s=num_kernels * overheads.KERNEL_S,
         weights_s=streamed_bytes(model, model.num_parameters) / bandwidth,
         active_weights_s=streamed_bytes(model, model.num_active_parameters) / bandwidth,
-        token_s=model.flops_per_token / (gpu.dense_flops * HF_ARITHMETIC_EFFICIENCY),
-        logits_s=model.flops_per_logits / (gpu.dense_flops * HF_ARITHMETIC_EFFICIENCY),
-        exposed_share=EXPOSED_SHARE,
-        sequence_s=model.num_kv_layers * HF_ROW_LAYER_S[cache],
+        token_s=model.flops_per_token / (gpu.dense_flops * overheads.HF_ARITHMETIC_EFFICIENCY),
+        logits_s=model.flops_per_logits / (gpu.dense_flops * overheads.HF_ARITHMETIC_EFFICIENCY),
+        exposed_share=overheads.EXPOSED_SHARE,
+        sequence_s=model.num_kv_layers * overheads.HF_ROW_LAYER_S[cache],
         context_token_s=model.kv_bytes_per_token / bandwidth,
         lone_share=0.0,
         full_seqs=gpu.num_processors / model.num_kv_heads,
         shared_saving=0.0,
         piecewise_s=0.0,
-        attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * ATTENTION_EFFICIENCY),
+        attention_pair_s=model.flops_per_attention_pair / (gpu.dense_flops * overheads.ATTENTION_EFFICIENCY),
         throttle_share=0.0,  # kernels with gaps between them do not reach a card's power limit
     )
     if static:
@@ -77,18 +60,18 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
     passes = 3 if queries_per_key == 1 else 3 + 2 * queries_per_key
     return replace(
         times,
-        eager_launch_s=model.num_layers * HF_LAYER_S,
-        masked_launch_s=model.num_layers * HF_MASK_LAYER_S,
+        eager_launch_s=model.num_layers * overheads.HF_LAYER_S,
+        masked_launch_s=model.num_layers * overheads.HF_MASK_LAYER_S,
         context_token_s=passes * model.kv_bytes_per_token / copy_bytes_per_s(gpu),
     )
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """How fast the dynamic cache is copied, bytes per second: by what the processors move, or the memory takes."""
-    moved = HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
+    """Return the rate of copying the dynamic cache in bytes per second: limited by the processors or by the memory."""
+    moved = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
     return min(moved, streamed_bytes_per_s(gpu))
 
 
 def streamed_bytes_per_s(gpu: Gpu) -> float:
-    """How fast weights, keys and values are streamed, bytes per second: as measured, or as on an H200."""
-    return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or MEMORY_EFFICIENCY)
+    """Return the rate of reading weights, keys and values in bytes per second: as measured, or as on an H200."""
+    return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or overheads.MEMORY_EFFICIENCY)

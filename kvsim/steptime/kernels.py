@@ -1,18 +1,18 @@
-"""Which kernels a process of `generate()` has used: the first batch of a shape is slow, whatever it holds.
+"""Track the kernels that a process of `generate()` has used: the first batch of each shape is slow.
 
-With a dynamic cache, attention asks cuDNN, on chips for which PyTorch prefers it, for a plan for every batch size and
-length that the process has not seen; and now and then the plan needs a kernel that has not been built yet, which
-takes ten times as long. Which one depends on whether the length fills its tiles, how it is aligned where a mask is
-involved, and how the heads share out the processors. With a static cache the decode step is compiled: for the first
-cache length as it is, for the second with the length left open, and then no more.
+With a dynamic cache, on chips for which PyTorch prefers cuDNN's attention, cuDNN makes a plan for every batch size and
+length that is new to the process. Some plans need a kernel that has not been built, which takes ten times as long.
+Which kernel that is depends on whether the length fills its tiles, on its alignment if there is a mask, and on how the
+heads share the processors. With a static cache the decode step is compiled: for the first cache length as it is, for
+the second with a variable length, and never again.
 
-Seen with transformers 5.17 and PyTorch 2.11 on H200s: in the recordings, all of whose stalls it explains, and, for what
-they do not reach (up to 32 keys with a mask, beyond 256 without one, beyond 512 in few rows), in sixteen processes of
-a single layer that went through up to 560 lengths each. Those ran five at a time and had kernels from one another, so
-they tell where a kernel was new rather than where none was. `docs/accuracy.md` says how well it explains them.
+Observed with transformers 5.17 and PyTorch 2.11 on H200s. The recordings have no stall that this does not explain.
+Lengths beyond the recordings (up to 32 keys with a mask, over 256 without one, over 512 in few rows) were tried in
+sixteen processes of a single layer with up to 560 lengths each. Those ran five at a time and shared kernels, so they
+show where a kernel was new, but not where none was. `docs/accuracy.md` has the errors.
 
-Not in here: CUDA keeps on disk what was built, and a later process on the same machine finds it. A batch of 64 on a new
-machine waited five times in its first process, just where this says, and not once in the second.
+Not modelled: CUDA keeps built kernels on disk, and a later process on the same machine finds them. A batch of 64 on a
+new machine waited five times in its first process, as predicted here, and never in the second.
 """
 
 from __future__ import annotations
@@ -32,35 +32,29 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
-"""Costs of compiling for the first time, and for the second, with the length left open: 16.8 and 25.4 s, 21.5 and 31.8
-s.
-"""
+"""Costs of the first compilation, and of the second with a variable length: 16.8 and 25.4 s, 21.5 and 31.8 s."""
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""The most keys that a decode step takes in tiles of 32, of 64 (twice as many where heads are few), and without
-sharing them out among processors (which only the fewest heads do beyond that).
-"""
+"""Largest numbers of keys of a decode step in tiles of 32, in tiles of 64 (twice as many with few heads), and without
+sharing keys among processors (beyond that, only the fewest heads share them)."""
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
-"""Keys that attention takes at a time, by kernel."""
+"""Keys per tile of attention, by kernel."""
 _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
-"""Tokens: a length that is a multiple of more has no kernel of its own for that."""
+"""Largest alignment in tokens that has a kernel of its own."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
-"""Alignments by which kernels are numbered; 0 where attention has no mask, and so none matters."""
+"""Number of alignments in kernel numbers; without a mask the alignment is 0."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
-"""Chips (compute capability 9.0 and 10.0) on which PyTorch prefers attention by cuDNN, which plans. On all others it
-takes kernels of its own, which are there (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`).
-"""
+"""Chips (compute capability 9.0 and 10.0) on which PyTorch prefers attention by cuDNN, which makes plans. Other chips
+use PyTorch's built-in kernels (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`)."""
 _PLAN = {"prefill": 1.4, "decode": 1.0}
-"""Cost of choosing kernels, in steps that decode: a prefill has matrix products of a new size as well. From 1.3 to
-1.5 in recordings on the host with the fitted profiles.
-"""
+"""Costs of choosing kernels, relative to a decode step: a prefill also has matrix products of a new size. From 1.3 to
+1.5 in recordings on the host of the fitted profiles."""
 _KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""Cost of building attention's kernels, by step and length, in kernels for decoding even lengths: the means of 61
-stalls in seven processes, five of six of which are within a tenth of what this says.
-"""
+"""Costs of building attention's kernels by step and length, relative to decoding even lengths: means of 61 stalls in
+seven processes, five in six of which are within a tenth."""
 _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
-"""Both where no prompt is padded, in what they take with a mask."""
+"""Both costs relative to those with a mask, if no prompt is padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +65,11 @@ class Batch:
     prompt_width: int
     """Tokens of the longest prompt, to which the others are padded."""
     new_tokens: int
-    """Tokens that every row generates: those of the longest answer."""
+    """Tokens that every row generates: the length of the longest answer."""
     padded: bool = True
-    """Whether any prompt is shorter than the longest: then attention needs a mask."""
+    """True if a prompt is shorter than the longest: then attention needs a mask."""
     preallocated: bool = False
-    """Whether the cache is static: its decode steps are compiled."""
+    """True if the cache is static: its decode steps are compiled."""
 
     def __post_init__(self) -> None:
         if min(self.rows, self.prompt_width, self.new_tokens) < 1:
@@ -83,37 +77,35 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """What the steps of a batch are the first of their process to need: one entry a step."""
+    """First uses of kernels in the steps of a batch: one entry a step."""
 
     shapes: FloatArray
-    """Cost of kernels that have to be chosen, or compiled, for its size and length, in those of a usual decode step;
-    else 0.
-    """
+    """Costs of choosing or compiling kernels, relative to a usual decode step; 0 without any."""
     kernels: FloatArray
-    """Kernels that have to be built or loaded, in those of a usual decode step."""
+    """Kernels that must be built or loaded, relative to those of a usual decode step."""
 
 
 class KernelsSeen:
-    """The memory of one process."""
+    """Kernels and plans that one process has."""
 
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
-        """Begin with what `earlier` batches of `model` needed on `gpu`."""
+        """Begin with the kernels that `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """The most rows with a processor for every head; with half as many there are two."""
+        """Largest number of rows with a processor for every head; with half as many there are two."""
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """Kernels of attention that there are, by number."""
+        """Built attention kernels, by number."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """Whether so many rows, padded or not, have decoded at each length."""
+        """True for each length at which a number of rows, padded or not, has decoded."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
-        """What each step of `batch` needs for the first time; from now on the process has it.
+        """Return the first uses of each step of `batch`, and remember them.
 
-        A static cache has room for `stride` tokens of every row, if not just for those of the batch.
+        A static cache has room for `stride` tokens of every row, by default just for the tokens of the batch.
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
@@ -134,19 +126,19 @@ class KernelsSeen:
         return uses
 
     def _static_prefill(self, batch: Batch, length: int) -> float:
-        """What has to be loaded: a prefill is not compiled, and leaves its kernel to dynamic batches."""
+        """Load the prefill's kernel: a prefill is not compiled, and later dynamic batches can use the kernel."""
         self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """What compiling costs."""
+        """Return the cost of compiling."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """The lengths from `begin` to before `end` at which so many rows have not decoded before; now they have."""
+        """Mark the lengths `begin:end` as planned for this number of rows; return those that were not."""
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # most lengths of a long run have been met before
@@ -156,7 +148,7 @@ class KernelsSeen:
         return lengths
 
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
-        """Write what steps at `lengths`, of which each has kernels to choose, cost for that."""
+        """Write the cost of choosing kernels in steps at `lengths`."""
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
@@ -169,7 +161,7 @@ class KernelsSeen:
             uses.kernels[steps[nth]] = build + self._is_first("products")
 
     def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
-        """A number for the kernel of attention at each of `lengths`, of all that it is told apart by."""
+        """Return a number for the attention kernel at each of `lengths`."""
         kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
         alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
         fills_tiles = lengths % _TILE_KEYS[kernel] == 0
@@ -177,7 +169,7 @@ class KernelsSeen:
         return numbers
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
-        """Which of the kernels for decoding works at each of `lengths`."""
+        """Return the kernel for decoding at each of `lengths`."""
         short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
         beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
         kernels = np.array([_TINY, _SHORT, _LONG, beyond])

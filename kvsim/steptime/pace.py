@@ -1,4 +1,4 @@
-"""How fast a machine is beside the one that step times are of: its host, and its GPU."""
+"""Scale step times to a machine whose host or GPU is slower or faster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_COEFFICIENTS = (
 
 
 class Pace(NamedTuple):
-    """How many times longer everything takes on a machine than on the one that coefficients are of."""
+    """Ratios of a machine's times to those of the machine of the coefficients."""
 
     host: float = 1.0
     gpu: float = 1.0
@@ -31,7 +31,7 @@ TYPICAL = Pace()
 
 
 def at_pace(pace: Pace, times: Roofline) -> Roofline:
-    """`times` on a machine of that pace."""
+    """Return `times` on a machine with that pace."""
     if pace == TYPICAL:
         return times
     scaled: dict[str, Any] = {name: getattr(times, name) * pace.host for name in HOST_COEFFICIENTS}

@@ -1,8 +1,8 @@
-"""Step times of a model on a machine: a card, a shape and an engine reduced to the coefficients of a `Roofline`.
+"""Reduce a machine card, a model's shape and an engine to the coefficients of a `Roofline`.
 
-A step is its matrix products at its size, attention, small kernels that stream what they touch, sums over GPUs, and the
-output projection for every sequence. The host's share is counted in launches. Every constant says where it was read:
-under a profiler, or off the steps, of vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
+A step consists of matrix products at its size, attention, small kernels that read and write activations, sums over
+GPUs, and the output projection for every sequence. Host times are counted in launches. Every constant states its
+source: a profiler, or the steps of vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
 """
 
 from __future__ import annotations
@@ -28,93 +28,89 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import Reading, Weights, Work
 
 SMALL_KERNEL = 1.75
-"""A norm or an activation of a few tokens, in the small kernels of a card: 1.5 to 2.1 us, and each hides part of the
-start of the next."""
+"""Time of a norm or an activation of a few tokens, in small kernels of a card: 1.5 to 2.1 us, and each hides part of
+the start of the next."""
 ELEMENT_SHARE = 0.93
-"""Share of the streaming rate that norms and activations of many tokens reach: 0.89 on H200, 0.98 on H100."""
+"""Share of the read bandwidth in norms and activations of many tokens: 0.89 on H200, 0.98 on H100."""
 SPLIT_S = 3e-6
-"""Seconds that a layer's attention takes longer in an engine's captured graph than alone, because its reading is cut
-into parts that a second kernel adds up: that kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
-"""
+"""Additional seconds of a layer's attention in an engine's captured graph, because its reading is split into parts that
+a second kernel adds up: that kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements."""
 SPLIT_ELEMENT_S = 6e-12
-"""Seconds that it takes for one more element of a sequence's queries: 14.5 us for 480 such sequences."""
+"""Additional seconds of that kernel per element of a sequence's queries: 14.5 us for 480 such sequences."""
 FP8_READ_SHARE = 1.53
-"""Factor by which reading a byte of an fp8 cache takes longer than one of bf16. This and what follows of such a cache
-is of FlashAttention 3, called as vLLM's engine calls it, for three kinds of heads of 128 elements on an H200."""
+"""Ratio of the reading time of an fp8 cache's byte to one of bf16. All figures of fp8 caches are of FlashAttention 3,
+called as in vLLM's engine, for three kinds of heads of 128 elements on an H200."""
 FP8_SEQUENCE_SHARE = 1.7
-"""Factor by which one more sequence takes longer, beside what it reads: 1.7 to 2.0."""
+"""Ratio of the time per sequence, without what it reads: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
-"""Factor by which a query of a prompt against a key takes longer: 1.04 to 1.10."""
+"""Ratio of the time per query of a prompt and key: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
-"""Share by which reading takes longer beside a prompt, beyond what it does in bf16: 0.22 to 0.33."""
+"""Additional share of reading time in a step with a prompt, beyond that of bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
-"""Seconds that a layer takes longer because its queries are brought to fp8."""
+"""Additional seconds of a layer to convert its queries to fp8."""
 PIECE_S = 10e-6
 """Seconds that a GPU idles around a layer's attention in a captured step with prompt tokens, where it is launched
-between captured pieces: 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
-"""
+between captured pieces: 5 to 15 us in the profiles of three models on an H200, which were fitted without a card."""
 REDUCE_WAIT_S = 2e-6
-"""Seconds that GPUs wait for each other at a sum, beyond the sum itself."""
+"""Seconds that GPUs wait for each other in a sum."""
 STEP_KERNELS = 100
-"""Kernels around the layers (inputs, sampling, copies) and the way from one graph to the next, in small kernels."""
+"""Time of kernels around the layers (inputs, sampling, copies) and between two graphs, in small kernels."""
 SAMPLED_BYTES = 20
-"""Bytes that sampling moves for each logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
+"""Bytes that sampling moves per logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
 EXPERT_SHARE = 0.7
-"""Share of the rates of plain products that those of experts reach. Not measured."""
+"""Share of the rates of plain products in products of experts. Not measured."""
 FOUR_BIT_SHARE = 0.75
-"""Share of the streaming rate of plain weights that those in 4 bits reach. Not measured."""
+"""Share of the rate of reading plain weights for weights in 4 bits. Not measured."""
 
 PLAIN_KERNELS = 11
-"""Kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
+"""Number of kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
 PREPARE_LAUNCHES = 265
 """Host time of a step before its first kernel (scheduling, inputs), in launches of one kernel."""
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168}
-"""Host time to launch a layer of a captured step with prompt tokens, whose attention stands between captured pieces."""
+"""Host time to launch a layer of a captured step with prompt tokens, with attention between captured pieces."""
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252}
 """Host time to launch a layer kernel by kernel, compiled."""
 UNCOMPILED_SHARE = 0.8
-"""Share of `EAGER_LAUNCHES` that a layer takes where nothing is compiled."""
+"""Share of `EAGER_LAUNCHES` of a layer without compilation."""
 SEQUENCE_LAUNCHES = 2.4
 TOKEN_LAUNCHES = 0.05
 NEW_SEQUENCE_LAUNCHES = 8
-"""Host time that a sequence, a prompt token and a sequence that joins add to a step."""
+"""Host time of a step per sequence, per prompt token and per sequence that joins."""
 STATE_TABLE_LAUNCHES = 10
 STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time that a table of recurrent states adds to a step, and to a sequence in it: which states are whose is worked
-out for every table. Read off the decodes of Granite 4.0 H Micro, which has nine; tables of windows cost next to
-nothing."""
+"""Host time of a step per table of recurrent states, and per sequence and table: the states of each sequence are looked
+up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine; tables of windows cost almost nothing."""
 TURNAROUND_LAUNCHES = 13
 TURNAROUND_SEQUENCE_LAUNCHES = 0.5
-"""Host time between an output and the next decision, and what one more sequence adds to it."""
+"""Host time between an output and the next decision: constant, and per sequence."""
 REQUEST_LAUNCHES = 20
 REQUEST_TOKEN_LAUNCHES = 0.025
-"""Host time to take in a request, and what one more token of its prompt adds to it."""
+"""Host time to receive a request: constant, and per prompt token."""
 WOKEN = 1.2
-"""Factor by which a host takes longer on average, for plain Python and launches alike, where it sleeps at every step
-until its GPU is done: it wakes with cold caches, and beside the process that took its place meanwhile. Three servers on
-three machines, whose engines had a process of their own, took 1.17, 1.2 and 1.26 times as long."""
+"""Mean ratio of the host time after sleeping to that without, for plain Python and launches alike, if the host sleeps
+in every step until its GPU is done: it wakes with cold caches and shares its core. 1.17, 1.2 and 1.26 on three machines
+whose engines had a process of their own."""
 WOKEN_IN_PROCESS = 1.45
-"""Factor by which it takes longer where the engine's process also sends the requests and takes the outputs, as a script
-that drives it does. Read off the launches of models from 3B to 14B beside those of a 350M one, whose host never sleeps:
-1.3 to 1.6 in the runs of six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for
-seconds, and 23 us for others."""
+"""The same ratio if the engine's process also sends the requests and receives the outputs, like a script that drives
+it. From launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of six
+machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us for
+others."""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
-"""Way of a step to the worker processes of several GPUs, and of its output back."""
+"""Seconds to send a step to the worker processes of several GPUs, and its output back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
-"""Host time that one more sequence adds to the preparation of a step in a worker process, in launches of one kernel: a
-clock around it in two engines showed 3 to 8 us. The GPU waits for the preparation unless it has a step to compute:
-prefills of 2,500 to 6,600 tokens on two H200 took 4 to 6 ms longer than their kernels.
-"""
+"""Host time per sequence to prepare a step in a worker process, in launches of one kernel: 3 to 8 us in two engines.
+The GPU waits for the preparation unless it has a step to compute: prefills of 2,500 to 6,600 tokens on two H200 took 4
+to 6 ms longer than their kernels."""
 
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
-    """The step times of vLLM serving `model` on the machine of `card`, whose GPUs have `num_processors` each.
+    """Return the step times of vLLM with `model` on the machine of `card`, whose GPUs have `num_processors` each.
 
-    `in_process` says that the engine has no process of its own.
+    `in_process` is set for an engine without a process of its own.
     """
     awake = never_asleep(card, model, num_processors=num_processors)
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
@@ -123,10 +119,10 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
 def reduce_stages(
     card: Card, model: Model, shares: Sequence[float], *, num_processors: int = 132, in_process: bool = False
 ) -> tuple[Roofline, ...]:
-    """The step times of every stage of a pipeline, each with one of the `shares` of all layers; see `reduce`.
+    """Return the step times of every stage of a pipeline, each with one of the `shares` of all layers; see `reduce`.
 
-    Each stage but the first waits for what the one before hands over: two activations of every token, which are taken
-    to need as long as a sum of as many bytes over the GPUs of the card.
+    Each stage but the first waits for two activations of every token from the stage before. They are assumed to take as
+    long as a sum of the same size over the GPUs of the card.
     """
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
@@ -141,13 +137,13 @@ def reduce_stages(
 
 
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
-    """Seconds to hand over a step, and for each of its tokens."""
+    """Return the seconds to hand over a step, and each of its tokens."""
     (_, least_s), *_, (most, most_s) = card.all_reduce
     return least_s, token_bytes * most_s / most
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """What `card` says without its factors, for a host that never sleeps; see `on_machine`."""
+    """Return the times of `card` without its factors, for a host that never sleeps; see `on_machine`."""
     return _never_asleep(card, model, work_of(model), num_processors)
 
 
@@ -159,7 +155,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     if work.output is not None:
         few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
         logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
-    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # every state is read, and written
+    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # every state is read and written
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
@@ -203,12 +199,12 @@ def on_machine(
     in_process: bool = False,
     is_stage: bool = False,
 ) -> Roofline:
-    """`awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, on a machine with
-    such factors, whose host sleeps as it does there; `in_process` says that the engine has no process of its own, and
-    `is_stage` that its worker waits for other stages, and sleeps as the scheduler does.
+    """Adapt `awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, to a machine
+    with these factors, whose host sleeps. `in_process` is set for an engine without a process of its own. `is_stage` is
+    set if its worker waits for other stages, and sleeps like the scheduler.
 
-    A host that has more to do in a decode step than its GPU never sleeps. One that would have more to do, were it as
-    slow as after a sleep, sleeps just so much that both take equally long.
+    A host with more work in a decode step than its GPU never sleeps. A host that would have more work only at its pace
+    after a sleep gets the pace at which both take equally long.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
@@ -219,14 +215,14 @@ def on_machine(
     woken = at_pace(Pace(host=max(longer, 1.0)), times)
     if is_stage:
         return woken
-    # Workers have processes of their own, whatever the scheduler's is.
+    # Workers always have processes of their own.
     workers = at_pace(Pace(host=min(max(longer, 1.0), WOKEN * factors.get("woken", 1.0))), times)
     of_workers: dict[str, Any] = {name: getattr(workers, name) for name in WORKER_COEFFICIENTS}
     return replace(woken, **of_workers)
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
-    """What `Roofline` looks up for every size; the time of one token where there are many; and that of the weights."""
+    """Return the table of `Roofline` by size, the time per token in large steps, and the time to read the weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
 
     def layers_s(m: int) -> float:
@@ -244,7 +240,7 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, float]:
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
-    """Everything in the layers but attention, for `m` tokens whose products take `products_s`."""
+    """Return the time of the layers without attention, for `m` tokens whose products take `products_s`."""
     small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
     elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
     reduced_s = 0.0
@@ -254,7 +250,7 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """A product with weights of so many bits: fp8 as measured; fewer are streamed so and multiplied in bf16."""
+    """Return the time of a product by weight type: fp8 as measured; fewer bits are read so and multiplied in bf16."""
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if bits >= 16:
         return plain
@@ -266,7 +262,7 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:
-    """The experts that `m` tokens reach, each of which is streamed once and multiplied with its tokens."""
+    """Return the time of the experts that `m` tokens reach; each is read once and multiplied with its tokens."""
     if not work.expert_weights:
         return 0.0
     share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
@@ -284,27 +280,27 @@ def _flops_per_s(card: Card, dtype: str) -> float:
 
 
 def _read_s(reading: Reading, cost: AttentionCost) -> float:
-    """Reading one token's keys and values in all layers of a kind."""
+    """Return the time of reading one token's keys and values in all layers of a kind."""
     slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
 def _sequence_s(reading: Reading, cost: AttentionCost) -> float:
-    """One more sequence in all layers of a kind, beside what it reads."""
+    """Return the time per sequence in all layers of a kind, without what it reads."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 
 def _pair_s(reading: Reading, cost: AttentionCost) -> float:
-    """One query of a prompt against one key in all layers of a kind."""
+    """Return the time per query of a prompt and key in all layers of a kind."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
 
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
-    """What the host does, in launches of one kernel that take `launch_s` each.
+    """Return the host times, counted in launches of `launch_s` each.
 
-    Where a model is dealt out, worker processes prepare and launch while the scheduler goes on: its host is free again
-    at once, and a step that is not one captured graph takes no less than its launch and the preparation of the next.
+    On several GPUs, worker processes prepare and launch while the scheduler goes on: its host is free at once. A step
+    that is not one captured graph takes at least its launch and the preparation of the next.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     layers = {

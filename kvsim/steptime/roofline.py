@@ -1,4 +1,4 @@
-"""Step times from a few coefficients, wherever those come from: a fit, a machine card, or a data sheet."""
+"""Compute step times from a few coefficients of a fit, a machine card, or a data sheet."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 COOL = 1.5
-"""Multiple of the time to stream the weights up to which arithmetic and reading leave a GPU's clock alone."""
+"""Ratio of arithmetic and reading to the time of reading the weights up to which a GPU keeps its clock."""
 HEATED = 2.5
-"""Multiple of what they take beyond that, that is throttled in full. Both were read off the steps of 160 to 500
-sequences of Llama-3-8B on two H200s; the clock of one fell from 1.98 to 1.86 GHz with 128 and to 1.6 with 400."""
+"""Ratio beyond that at which throttling is complete. Both were measured in steps of 160 to 500 sequences of Llama-3-8B
+on two H200s; the clock of one fell from 1.98 to 1.86 GHz with 128 and to 1.6 with 400."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A step-time model of a few coefficients, in seconds where not said otherwise."""
+    """A step-time model of a few coefficients, in seconds unless stated otherwise."""
 
     label: str
     calibrated: bool = False
     fitted_to: tuple[str, ...] = ()
-    """The names of the recordings that the machine was fitted to."""
+    """Names of the recordings that the machine was fitted to."""
     request_s: float
-    """Host, per request that comes in."""
+    """Host, per request received."""
     request_token_s: float
     """Host, per token of its prompt."""
     host_step_s: float
@@ -39,8 +39,8 @@ class Roofline:
     new_sequence_s: float = 0.0
     """Host, per sequence that joins the batch, before the first kernel."""
     worker_step_s: float = 0.0
-    """Worker process, per step, before the first kernel: it prepares what it launches while the scheduler's host goes
-    on. 0 where one process does both."""
+    """Worker process, per step, before the first kernel: it prepares its launch while the scheduler's host goes on. 0
+    if one process does both."""
     worker_sequence_s: float = 0.0
     """Worker process, per sequence, before the first kernel."""
     worker_token_s: float = 0.0
@@ -50,90 +50,87 @@ class Roofline:
     turnaround_sequence_s: float
     """Host, per sequence, after its output."""
     piecewise_launch_s: float
-    """Host, per captured step that holds prompt tokens."""
+    """Host, per captured step with prompt tokens."""
     eager_launch_s: float
     """Host, per step too large for a captured graph: compiled, and launched kernel by kernel."""
     uncompiled_launch_s: float
-    """Host, per step in an engine that compiles and captures nothing; see `uncaptured`."""
+    """Host, per step in an engine without compilation and graphs; see `uncaptured`."""
     masked_launch_s: float = 0.0
-    """Host, per step of several rows where those are padded to one length: their attention has a mask."""
+    """Host, per step of several padded rows: their attention has a mask."""
     new_shape_s: float
-    """Host, when a batch of a size and length comes for the first time: a kernel is chosen for it, or compiled."""
+    """Host, per first batch of a size and length: a kernel is chosen or compiled for it."""
     new_kernel_s: float
-    """Host, per kernel that a process needs for the first time and has to build or load."""
+    """Host, per kernel that a process has to build or load."""
     max_captured_tokens: int
     """Largest captured step in tokens; 0 if nothing is captured."""
     step_s: float
-    """GPU, per step: kernels starting and draining."""
+    """GPU, per step: starting and draining kernels."""
     weights_s: float
-    """GPU: streaming all weights."""
+    """GPU: reading all weights."""
     active_weights_s: float
-    """GPU: streaming the weights that one token passes through; fewer than all in a mixture of experts."""
+    """GPU: reading the weights that one token uses; fewer than all in a mixture of experts."""
     token_s: float
-    """GPU: arithmetic of one token in the layers; overlaps with streaming the weights."""
+    """GPU: arithmetic of one token in the layers; overlaps with reading the weights."""
     logits_s: float
-    """GPU: arithmetic of one sequence's output projection; overlaps with streaming the weights."""
+    """GPU: arithmetic of one sequence's output projection; overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter of streaming and arithmetic that the longer fails to hide where both are equal; at most 0.5.
-    """
+    """Share of the shorter of reading and arithmetic that is not hidden if both are equal; at most 0.5."""
     sequence_s: float
-    """GPU, per sequence, beside the bytes it reads."""
+    """GPU, per sequence, without the bytes it reads."""
     context_token_s: float
-    """GPU: reading one token's keys and values in all layers, with many sequences to read for."""
+    """GPU: reading one token's keys and values in all layers, in steps of many sequences."""
     lone_share: float
-    """Share by which reading takes longer for few sequences, whose heads cannot occupy the whole GPU."""
+    """Additional share of the reading time for few sequences, whose heads cannot occupy the whole GPU."""
     full_seqs: float
-    """Sequences that give every processor one head to read for; twice as many draw the full bandwidth."""
+    """Number of sequences with one head to read for every processor; twice as many draw the full bandwidth."""
     shared_saving: float
-    """Share of the keys and values shared by several sequences that reading them again does not cost; at most 1."""
+    """Share of shared keys and values that costs nothing to read again; at most 1."""
     piecewise_s: float
-    """GPU, per captured step that holds prompt tokens: its attention stands between captured pieces."""
+    """GPU, per captured step with prompt tokens, whose attention runs between captured pieces."""
     attention_pair_s: float
     """GPU: arithmetic of one query against one key in all layers."""
     throttle_share: float
-    """Share by which arithmetic takes longer where it has been going on for long and the clock has given way."""
+    """Additional share of arithmetic time after long arithmetic, when the clock has fallen."""
     power_share: float = 0.0
-    """Share by which arithmetic and reading take longer, whatever the step holds, where such steps have been going on
-    for long and do much beside streaming the weights: the card's power is limited. Fitted times have `throttle_share`
-    in its place."""
+    """Additional share of arithmetic and reading time, in all kinds of steps, after long work beyond reading the
+    weights: the card's power is limited. Fitted times use `throttle_share` instead."""
     window_tokens: float = 0.0
-    """Tokens that sliding layers look back; 0 where none slides."""
+    """Window of sliding layers in tokens; 0 without any."""
     window_token_s: float = 0.0
     """GPU: reading one token's keys and values in the sliding layers."""
     window_pair_s: float = 0.0
     """GPU: arithmetic of one query against one key in the sliding layers."""
     mixed_share: float = 0.0
-    """Share by which reading takes longer in a step that holds prompt tokens as well."""
+    """Additional share of reading time in a step with prompt tokens."""
     piecewise_floor_s: float = 0.0
-    """GPU, least time of a captured step that holds prompt tokens: a worker process launches it piece by piece while
-    the scheduler's host goes on."""
+    """GPU, least time of a captured step with prompt tokens: a worker process launches it piece by piece while the
+    scheduler's host goes on."""
     eager_floor_s: float = 0.0
     """GPU, least time of a step too large for a captured graph, for the same reason."""
     handed_over_s: float = 0.0
-    """Link, per step whose activations come from the stage before in a pipeline."""
+    """Link, per step with activations from the stage before in a pipeline."""
     handed_over_token_s: float = 0.0
     """Link, per token of such a step."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU, per step, by `size_place`: what the kernels that are picked for its size take beside all other times here.
-    """
+    """GPU, per step, by `size_place`: time of the kernels chosen for its size, beyond all other times here."""
 
     def uncaptured(self) -> Roofline:
-        """This machine where the engine captures no graphs and compiles nothing (vLLM's `enforce_eager`)."""
+        """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
         return replace(self, max_captured_tokens=0, eager_launch_s=self.uncompiled_launch_s)
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """How long the host takes to let one request in, seconds."""
+        """Return the host time in seconds to receive one request."""
         return self.request_s + self.request_token_s * prompt_tokens
 
     def passing_s(self, num_tokens: int) -> float:
-        """How long a step's activations take from the stage of a pipeline before to this one, seconds."""
+        """Return the seconds in which a step's activations pass from the previous pipeline stage to this one."""
         return self.handed_over_s + self.handed_over_token_s * num_tokens
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """How long a step of that shape takes.
+        """Return the time of a step of that shape.
 
-        Written without branches, in operators that numbers and arrays share, so that it means the same for one step and
-        for a million, and costs a few microseconds for one.
+        Without branches, in operators that numbers and arrays share: the result is the same for one step and for a
+        million, and one step takes a few microseconds.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
@@ -194,14 +191,15 @@ class Roofline:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """`Roofline.of_size_s` at an entry, or at an array of entries, seconds."""
+    """Return `Roofline.of_size_s` at one entry or an array of entries, in seconds."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:
-    """Two things done at once: the longer, and of the shorter what it cannot hide, most where both are equal.
+    """Return the time of two overlapping activities: the longer, and the part of the shorter that is not hidden, which
+    is largest if both are equal.
 
     Never falls in either argument while `exposed_share` is at most 0.5.
     """
@@ -211,4 +209,28 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
 
 
 COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not in ("label", "calibrated", "fitted_to"))
-"""The names of what a step's time follows from."""
+"""Names of the coefficients that decide a step's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Step times of every stage. An engine sends a step from one stage to the next, with others in flight."""
+
+    label: str
+    calibrated: bool
+    stages: tuple[Roofline, ...]
+    """Times of the stages in order; the host's times are those of the first."""
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """Return the time of a step of that shape through all stages, without others in flight."""
+        first = self.stages[0].step_time(shape)
+        gpu_s, throttle_s = first.gpu_s, first.throttle_s
+        for stage in self.stages[1:]:
+            cost = stage.step_time(shape)
+            gpu_s += stage.passing_s(shape.num_tokens) + cost.gpu_s
+            throttle_s += cost.throttle_s
+        return first._replace(gpu_s=gpu_s, throttle_s=throttle_s)
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        """Return the host time in seconds to receive one request."""
+        return self.stages[0].entry_s(prompt_tokens)

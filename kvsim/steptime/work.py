@@ -1,8 +1,7 @@
-"""What one token, one sequence and one step ask of one GPU, from the shape of a model: products, bytes and kernels.
+"""Work of one token, one sequence and one step on one GPU, from the shape of a model: products, bytes and kernels.
 
-Layers are counted by kind: attention over everything, over a window or over a latent, recurrent layers, dense
-feed-forward layers and mixtures of experts. Tensor parallelism deals the heads and widths out. Nothing here knows how
-fast anything is.
+Layers are counted by kind: full attention, windows, latent attention, recurrent layers, dense feed-forward layers and
+mixtures of experts. Tensor parallelism splits heads and widths. This module knows no speeds.
 """
 
 from __future__ import annotations
@@ -20,24 +19,21 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Attention
 
 _LATENT_HEAD = 128
-"""Elements of the content of a query and of a value behind a latent, in every DeepSeek model."""
+"""Elements of a query's content and of a value in latent attention, in every DeepSeek model."""
 _ACTIVATION_BYTES = 2
 _SMALL_KERNELS = 5
-"""Kernels of a compiled layer beside products and attention: two norms, rotation, activation, cache write."""
+"""Kernels of a compiled layer besides products and attention: two norms, rotation, activation, cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Additional small kernels where norms stand behind layers as well as before them (Gemma), and in layers with a latent
-or a recurrence.
+"""Additional small kernels if layers have norms behind them too (Gemma), and in layers with a latent or a recurrence.
 """
 
 
 _HIDDEN_ELEMENTS = {"gemma": 15, "others": 6}
-"""Elements of its hidden size that a layer's norms and sums read and write for a token: norms behind layers as well as
-before them, in 32 bits, move more. Of long prompts in the profiles of engines with Gemma 3 12B's shape and with Llamas.
-"""
+"""Elements of its hidden size that a layer's norms and sums read and write per token; norms behind layers too, in 32
+bits, move more. From long prompts in the profiles of engines with the shapes of Gemma 3 12B and of Llamas."""
 _LATENT_ELEMENTS = 14
-"""Multiple of all heads' query elements that is read and written where a latent is unpacked: heads are put together,
-copied and padded. Of a prompt of 4,096 tokens, profiled in an engine with 32 such heads; 16 heads agree.
-"""
+"""Multiple of all heads' query elements that is read and written to unpack a latent: heads are concatenated, copied and
+padded. From a prompt of 4,096 tokens, profiled in an engine with 32 such heads; 16 heads agree."""
 
 
 class Weights(NamedTuple):
@@ -54,60 +50,61 @@ class Reading:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Number that is not whole on a stage of a pipeline, which has its share of every kind of layers."""
+    """Number of layers; not a whole number on a stage of a pipeline, which has its share of every kind."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     """Elements of a key."""
     query_dim: float
-    """Elements that a prompt's query and a value have on average: fewer than a key's where a latent is unpacked."""
+    """Mean of the elements of a prompt's query and of a value: fewer than a key's with an unpacked latent."""
     bytes_per_token: int
-    """Bytes of the cache that a token takes in one layer."""
+    """Bytes of the cache per token in one layer."""
     is_fp8: bool
-    """Whether the cache is in fp8."""
+    """True if the cache is in fp8."""
     window: int
-    """Tokens that it looks back; 0: all."""
+    """Window in tokens; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a model asks of each of its GPUs."""
+    """Work of a model on each of its GPUs."""
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Number of times that each matrix is multiplied in a step, but for experts and the output projection."""
+    """Number of times that each matrix is multiplied in a step, without experts and the output projection."""
     weight_bits: float
     """Bits of one weight in those products."""
     output: Weights | None
-    """The output projection; None where another stage of a pipeline has it."""
+    """Output projection; None if another stage of a pipeline has it."""
     expert_weights: int
-    """Weights of one expert in one layer; 0 where there are none."""
+    """Weights of one expert in one layer; 0 without experts."""
     expert_layers: float
     num_experts: int
     num_experts_per_token: int
     expert_bits: float
     readings: tuple[Reading, ...]
     state_bytes: float
-    """Recurrent state that a step reads, and writes, for every sequence."""
+    """Bytes of recurrent state that a step reads and writes per sequence."""
     num_recurrent_layers: float
     element_bytes: float
-    """Bytes that norms, rotations and activations read and write for one token, in all layers."""
+    """Bytes that norms, rotations and activations read and write per token, in all layers."""
     num_small_kernels: float
     num_kernels_of_attention_layer: int
-    """Products and attention among them."""
+    """Number of kernels, products and attention included."""
     num_latent_layers: float
     num_state_tables: int
-    """Tables that say where a sequence's recurrent states lie, each for as many layers as there are of attention."""
+    """Number of tables with the places of sequences' recurrent states; each has as many layers as an attention group.
+    """
     reduced_bytes: int
     """Bytes that one token adds to each sum over the GPUs."""
     num_reduces: float
     """Sums over the GPUs in a step; 0 on one GPU."""
     has_workers: bool
-    """Whether processes of their own launch the kernels, as on several GPUs."""
+    """True if worker processes launch the kernels, as on several GPUs."""
 
 
 def work_of(model: Model) -> Work:
-    """What `model`, as it is served, asks of each GPU."""
+    """Return the work of `model`, as it is served, on each GPU."""
     size, hidden = model.tensor_parallel_size, model.hidden_size
     products: Counter[Weights] = Counter()
     for layer in model.attention_layers:
@@ -155,10 +152,10 @@ def work_of(model: Model) -> Work:
 
 
 def untimed(model: Model) -> tuple[str, ...]:
-    """What a server of `model` does that is in no step times, in words.
+    """Describe the work of a server of `model` that is missing in step times.
 
-    A process launches its first large steps slowly, nowhere as slowly as workers of several GPUs with windows: 28 to 47
-    ms each in its first second, and 16 to 18 when the same load came again.
+    A process launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: 28
+    to 47 ms each in the first second, and 16 to 18 when the same load came again.
     """
     has_workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
     found = {
@@ -177,7 +174,7 @@ def untimed(model: Model) -> tuple[str, ...]:
 
 
 def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
-    """What a stage of a pipeline asks of each of its GPUs: a `share` of all layers, of each kind as much.
+    """Return the work of a pipeline stage on each of its GPUs: a `share` of every kind of layers.
 
     Only the last stage has the output projection.
     """
@@ -198,7 +195,7 @@ def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Bytes that each GPU reads of so many of the parameters, with what is only looked up left out."""
+    """Return the bytes of `num_parameters` that each GPU reads, without parameters that are only looked up."""
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
@@ -214,10 +211,10 @@ def _attention_products(model: Model, layer: Attention) -> list[Weights]:
 
 
 def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
-    """What is left of the parameters that every token passes through: gate and up in one matrix, and down.
+    """Add the remaining parameters that every token uses: gate and up in one matrix, and down.
 
-    Counted from the parameters rather than from widths, because shared experts, dense first layers and recurrent layers
-    of other kinds are among them.
+    They are counted from parameters instead of widths, because they include shared experts, dense first layers and
+    other recurrent layers.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
@@ -244,7 +241,7 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[Reading, ...]:
-    """A decode step reads a latent as one head of keys that all query heads share."""
+    """Return the attention layers by kind. A decode step reads a latent as one head that all query heads share."""
     size = model.tensor_parallel_size
     found: Counter[Attention] = Counter(model.attention_layers)
     return tuple(

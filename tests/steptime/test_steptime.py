@@ -23,8 +23,7 @@ from kvsim.steptime import (
     size_place,
     throttled_gpu_s,
 )
-from kvsim.steptime.power_throttle import THROTTLE_S
-from kvsim.steptime.shapes import StepTime
+from kvsim.steptime.shapes import THROTTLE_S, StepTime
 
 H200 = find_gpu("H200")
 LLAMA = find_model("llama-3-8b")
