@@ -47,7 +47,7 @@ class RecordingBuilder:
         self.copies = CopiesUnderWay()
         """Between GPU and host, if there are any."""
         self._heard_s = 0.0
-        """When the last token came: the output of its step is reported behind it."""
+        """Time of the last token: the output of its step is reported behind it."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
