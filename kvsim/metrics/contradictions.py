@@ -97,13 +97,14 @@ def _check_kept(replay: Replay, file: Path) -> None:
     """A table keeps the prefixes of its full units; whether the token under way fills the last is not always known."""
     recording, memory = replay.recording, replay.recording.memory
     meta = recording.meta
-    elsewhere = recording.copies is not None or meta.pool.groups or meta.policy.get("num_speculative_tokens")
-    if memory.cached is None or elsewhere or not meta.prefix_caching or meta.begins_in_the_middle:
+    elsewhere = meta.pool.groups or meta.begins_in_the_middle
+    if memory.cached is None or elsewhere or not meta.prefix_caching:
         return
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     computed = replay.progress.computed(memory.request[rows], step)
-    most, least = computed // replay.unit_tokens, np.maximum(computed - 1, 0) // replay.unit_tokens
+    unsure = 1 + (meta.policy.get("num_speculative_tokens") or 0)
+    most, least = computed // replay.unit_tokens, np.maximum(computed - unsure, 0) // replay.unit_tokens
     kept = (memory.cached[rows] >= least) & (memory.cached[rows] <= most)
     require(kept, file, "cached should be the units that are full of what schedule.parquet computed", rows)
 
