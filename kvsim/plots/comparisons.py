@@ -180,7 +180,7 @@ def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float =
 
 def _finish(picture: Picture, axes: Axes, points: Sequence[Point], title: str) -> None:
     picture.headline(title, " ".join(dict.fromkeys(point.source for point in points if point.source)))
-    picture.explain_lines(axes)
+    picture.add_line_legend(axes)
 
 
 def _best(points: Sequence[Point]) -> str:

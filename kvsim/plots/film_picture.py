@@ -174,11 +174,11 @@ class _Layout:
         for place, state in enumerate(self._states):
             row, column = divmod(place, self._legend_columns)
             x, y = _MARGIN + 215 * column, self._legend_top + 20 * row
-            self._explain(pen, state, x, y)
+            self._draw_legend_entry(pen, state, x, y)
         pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), MUTED, self._small, spacing=3)
         return image
 
-    def _explain(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
+    def _draw_legend_entry(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
         """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
         by_owner = {SlotState.TOKEN: OWNER_COLORS, SlotState.RESERVED: OWNER_TINTS}
         label = STATE_LABELS[state]

@@ -51,7 +51,7 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
         axis.set(xlabel="TPOT p99, ms", ylabel="output tokens per second", ylim=(0, None), xlim=(0, None))
         axis.yaxis.set_major_formatter("{x:,.6g}")
         picture.headline(answer.verdict, f"times: {answer.outcome.label}" if answer.outcome.label else "")
-        picture.explain_with(axis.get_legend_handles_labels()[0])
+        picture.add_legend(axis.get_legend_handles_labels()[0])
     picture.alt_text = (
         f"Output tokens per second against TPOT p99 of {len(places)} servers. {answer.verdict} "
         f"The frontier runs from {_words(edge[0])} to {_words(edge[-1])}."

@@ -91,7 +91,7 @@ def free_runs(
         axes.set(xlabel="length of a free run (tokens)", ylabel="% of the free memory")
         axes.set_ylim(0, _HEADROOM * axes.get_ylim()[1])
         picture.headline(_title(free, names), source_line(recordings))
-        picture.explain_lines(axes)
+        picture.add_line_legend(axes)
     picture.alt_text = "Free memory by the length of the free run it is part of, mean over time. " + " ".join(
         f"{name}: free memory lies in {of_run.num_runs:.3g} pieces on average"
         + (f", {of_run.too_short_percent:.3g}% of it too short for one request." if of_run.asked_slots else ".")

@@ -85,7 +85,7 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
             f"memory is what the memory that there is adds or takes. {len(order[0].requests):,} requests, all there at "
             f"once. {source_line(order)}",
         )
-        picture.explain_with(
+        picture.add_legend(
             [
                 Patch(facecolor=STATE_COLORS[SlotState.TOKEN], label="with the memory that there is"),
                 Patch(facecolor="none", edgecolor=MUTED, linestyle=":", label="with memory for everything"),

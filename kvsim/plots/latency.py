@@ -48,7 +48,7 @@ def latency(
         for axes in panels if column else panels[:1]:
             axes.set_ylabel("% of requests")
         picture.headline(_title(times, names), source_line(recordings))
-        picture.explain_lines(panels[0])
+        picture.add_line_legend(panels[0])
     picture.alt_text = "Distributions of the latencies of finished requests. " + " ".join(
         f"{name}, {len(of_run.request):,} requests: "
         + ", ".join(f"{title} {_sentence(getattr(of_run, field))}" for title, field in PANELS)

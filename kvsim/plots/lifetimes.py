@@ -167,14 +167,14 @@ def lifetimes(
         for held_s, name, line in zip(curves_s, names, LINES, strict=False):
             panels[0].plot(np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, **line, label=name)
         log_axis(panels[0], "x")
-        panels[0].set(ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nhanded out")
+        panels[0].set(ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nallocated")
         panels[0].set_xlabel("held for at most (s)")
         if reuse:
             panels[0].set_title("how long memory is held", loc="left")
             _draw_reuse(panels[1], lives, marker_pt=2 * picture.line_pt)
         picture.align_ylabels(panels)
         picture.headline(_title(names, medians, shared), source_line(recordings))
-        picture.explain_lines(panels[0])
+        picture.add_line_legend(panels[0])
     picture.alt_text = "How long memory is held, and how often its content is used. " + " ".join(
         f"{name}: half of the memory is held for at most {seconds(median)}, "
         f"and {share:.2g}% of it is used by at least two requests."
@@ -188,16 +188,16 @@ def _draw_reuse(axes: Axes, lives: Sequence[Lifetimes], *, marker_pt: float) -> 
         at_least = life.used_by_at_least()
         shown = np.flatnonzero(at_least)
         axes.plot(shown + 1, at_least[shown], **line, marker="o", markersize=marker_pt)
-    axes.set(yscale="log", ylim=(None, 150), ylabel="% of memory\nhanded out")
+    axes.set(yscale="log", ylim=(None, 150), ylabel="% of memory\nallocated")
     axes.set_xlabel("used by at least this many requests")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(0.5, max(2, *(int(np.flatnonzero(life.units_by_uses).max(initial=1)) for life in lives)) + 0.5)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title("how often what it holds is used", loc="left")
+    axes.set_title("how often its content is used", loc="left")
 
 
 def _title(names: Sequence[str], medians_s: Sequence[float], shared_percent: Sequence[float]) -> str:
     if len(names) == 1:
         part = f"{shared_percent[0]:.2g}% of it serves" if shared_percent[0] else "none of it serves"
-        return f"Half of the memory is given back within {seconds(medians_s[0])}; {part} several requests"
-    return f"Half of the memory is given back within {each_named(map(seconds, medians_s), names)}"
+        return f"Half of the memory is freed within {seconds(medians_s[0])}; {part} several requests"
+    return f"Half of the memory is freed within {each_named(map(seconds, medians_s), names)}"

@@ -70,7 +70,9 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
         axes.set(xlabel="time (s)", ylabel=f"address ({unit.name})")
         axes.grid(visible=False)
         picture.headline(_title(replay, len(states)), source_line([recording]))
-        picture.explain((state for state in SlotState if (states == state).any()), hatched=False, by_owner=by_owner)
+        picture.add_state_legend(
+            (state for state in SlotState if (states == state).any()), hatched=False, by_owner=by_owner
+        )
     picture.alt_text = (
         f"Map of a KV pool of {memory(num_bytes)}, address upwards and {recording.duration_s:.3g} seconds to the "
         f"right. "

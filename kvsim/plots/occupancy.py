@@ -42,7 +42,7 @@ def occupancy(
             axes.set_title(shown, loc="left")
         picture.align_ylabels(panels)
         picture.headline(_title(summaries, names), source_line(recordings))
-        picture.explain_lines(panels[0])
+        picture.add_line_legend(panels[0])
     picture.alt_text = "Occupancy, batch size and queue over time. " + " ".join(
         f"{name}: {_sentence(summary)}" for name, summary in zip(names, summaries, strict=True)
     )

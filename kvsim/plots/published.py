@@ -48,7 +48,7 @@ def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", s
             f"{sum(counts)} published figures and ours: {verdict}",
             "Published: " + "; ".join(dict.fromkeys(outcome.row.source for outcome in outcomes)) + ". Ours: kvsim.",
         )
-        picture.explain_with(
+        picture.add_legend(
             [
                 Patch(facecolor=_BAND, label="band"),
                 Line2D([], [], color=INK, linestyle="", marker="|", markersize=11, label="published"),

@@ -56,7 +56,7 @@ def queue(
             axes.set_title(title, loc="left")
         picture.align_ylabels(panels)
         picture.headline(_title(rows), source_line(recordings))
-        picture.explain_lines(panels[0])
+        picture.add_line_legend(panels[0])
     picture.alt_text = "Requests in the queue over time, and how long they wait. " + " ".join(
         f"{name}: {number(mean)} wait on average and {most:,} at most; the mean wait is {_mean(waits_s)}."
         for name, mean, most, waits_s in rows

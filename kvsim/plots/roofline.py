@@ -114,7 +114,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         picture.headline(
             f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds", source_line([recording])
         )
-        picture.explain_with(axes.get_legend_handles_labels()[0], marker_scale=2)
+        picture.add_legend(axes.get_legend_handles_labels()[0], marker_scale=2)
     reached = 100 * float(
         np.median(speed[timed] / np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops) * 1e12)
     )

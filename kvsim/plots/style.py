@@ -210,7 +210,7 @@ class Picture(Figure):
         for legend in self.legends:
             legend.set_bbox_to_anchor((0, self._legend_top + self._title_pt / (72 * self.get_size_inches()[1])))
 
-    def explain(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
+    def add_state_legend(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
         """Add a legend of `states` below the title, which must be set first.
 
         With `by_owner`, tokens have a hue for each request, and reserved slots a tint of it.
@@ -234,15 +234,15 @@ class Picture(Figure):
             )
             for state in states
         ]
-        self.explain_with(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
+        self.add_legend(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
 
-    def explain_lines(self, axes: Axes) -> None:
+    def add_line_legend(self, axes: Axes) -> None:
         """Add a legend of the labelled lines of `axes`, if there are at least two."""
         handles = axes.get_legend_handles_labels()[0]
         if len(handles) > 1:
-            self.explain_with(handles)
+            self.add_legend(handles)
 
-    def explain_with(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
+    def add_legend(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
         """Add a legend of labelled `handles` below the title, which must be set first.
 
         By default, the longest label determines the number of columns. Markers are `marker_scale` times as large as in
@@ -261,7 +261,7 @@ class Picture(Figure):
         num_rows = -(-len(handles) // num_columns)
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
-    def settle(self) -> None:
+    def fix_layout(self) -> None:
         """Compute the layout once and round it: the solver's last digits vary from run to run, and files must not."""
         for axis, locator, marks in self._minor_ticks:
             marks.remove()
@@ -295,11 +295,11 @@ class Picture(Figure):
         """
         with style(self.purpose):  # ticks and hashes are made while drawing
             if kind != "png":
-                self.settle()
+                self.fix_layout()
                 self.savefig(file, format=kind, metadata=metadata)
                 return
             canvas: Any = FigureCanvasAgg(self)  # texts are measured once, for layout and drawing
-            self.settle()
+            self.fix_layout()
             canvas.draw()
         text = PngInfo()
         for name, value in metadata.items():

@@ -65,7 +65,7 @@ def draw_sweep(
             f"At best {best['output_tokens_per_s']:,.0f} output tokens per second, with {at}",
             " ".join(dict.fromkeys(row["source"] for row in rows)),
         )
-        picture.explain_lines(axis)
+        picture.add_line_legend(axis)
     picture.alt_text = f"Output tokens per second of {len(rows)} runs against {x_name}; at best with {at}."
     return picture
 

@@ -81,7 +81,7 @@ def waste_bars(
         axes.grid(visible=False)
         tokens = _range(percent[:, SlotState.TOKEN])
         picture.headline(f"On average, live tokens fill {tokens} of {whole}", source_line(recordings))
-        picture.explain(state for state in states if percent[:, state].max() >= LEGEND_PERCENT)
+        picture.add_state_legend(state for state in states if percent[:, state].max() >= LEGEND_PERCENT)
     picture.alt_text = f"Stacked bars of {whole}, mean over time. " + " ".join(
         f"{name}: {percentages(row)}." for name, row in zip(names, percent, strict=True)
     )

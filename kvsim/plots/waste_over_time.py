@@ -52,7 +52,7 @@ def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Siz
         percent.grid(visible=False)
         mean = f"{shares[SlotState.TOKEN]:.0f}% of the KV pool holds live tokens, {shares[SlotState.FREE]:.0f}% is free"
         picture.headline(f"On average, {mean}", source_line([recording]))
-        picture.explain(state for state in states if 100 * held[:, state].max() / total >= LEGEND_PERCENT)
+        picture.add_state_legend(state for state in states if 100 * held[:, state].max() / total >= LEGEND_PERCENT)
     peak_s = slots.time_s[int(np.argmax(slots.held))]
     picture.alt_text = (
         f"Stacked areas over {recording.duration_s:.3g} seconds of a KV pool of "
