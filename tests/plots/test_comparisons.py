@@ -116,9 +116,7 @@ def test_memory_is_held_from_the_step_that_took_it_to_the_output_that_gave_it_ba
     assert life.held_s.tolist() == [4.0, 4.0]
     assert life.num_units.tolist() == [16, 16]
     assert life.used_by_at_least().tolist() == [100.0] + [0.0] * 31
-    assert "Half of the memory is given back within 4 s; none of it serves several requests" in words_on(
-        lifetimes(by_hand)
-    )
+    assert "Half of the memory is freed within 4 s; none of it serves several requests" in words_on(lifetimes(by_hand))
     assert len(lifetimes(by_hand).axes) == 1, "nothing is reused, so there is no panel of it"
 
 
