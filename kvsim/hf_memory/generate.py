@@ -11,7 +11,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,24 +99,19 @@ def generate_memory(
     if not warm:
         allocator.allocate(workspace_bytes)
     for batch in earlier:
-        call = _Call(model, batch, allocator, least_length=least_length)
-        for _ in range(batch.new_tokens):
-            call.step()
-        call.end()
+        for _ in _steps(model, batch, allocator, least_length=least_length):
+            pass
     baseline_reserved = allocator.reserved_bytes + private_bytes
     allocator.reset_peaks()
     rows: list[tuple[int, ...]] = []
     for number, batch in enumerate(batches):
         if number in given_back_before:
             allocator.empty_cache()
-        call = _Call(model, batch, allocator, least_length=least_length)
-        for _ in range(batch.new_tokens):
-            call.step()
+        for _ in _steps(model, batch, allocator, least_length=least_length):
             now = allocator.counters
             reserved = now.reserved_bytes + private_bytes
             held = (now.allocated_bytes, reserved, now.inactive_split_bytes, now.requested_bytes, now.segments)
             rows.append((*held, allocator.peak_allocated_bytes))
-        call.end()
     columns = dict(zip(_COLUMNS, np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T, strict=True))
     return GenerateMemory(
         baseline_allocated_bytes=baseline,
@@ -124,6 +119,15 @@ def generate_memory(
         num_retries=allocator.num_retries,
         **columns,
     )
+
+
+def _steps(model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> Iterator[None]:
+    """Run one call of `generate()`, and yield after each of its steps."""
+    call = _Call(model, batch, allocator, least_length=least_length)
+    for _ in range(batch.new_tokens):
+        call.step()
+        yield
+    call.end()
 
 
 def weights_bytes(model: Model) -> int:

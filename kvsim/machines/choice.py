@@ -101,19 +101,19 @@ def step_times(
     """Return the step times of `engine` with `model` on `gpu`; their label states their basis.
 
     Args:
-        gpu: the GPU, of which `model` may be dealt out among several.
+        gpu: the GPU; `model` may be split over several.
         model: the model as it is served.
         engine: one of `kvsim.profiles.ENGINES`.
         source: a profile or a machine card, by file or by name; "none" for the data sheet alone; None
-            for the best that ships. A profile in a file is of the user's own machine; one that ships is given the host
-            in the middle of all machines, see `kvsim.machines.hosts`.
-        captured: False in an engine that captures no graphs.
-        max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for so many that it makes no
-            difference.
-        in_process: True for an engine without a process of its own, as one that kvsim drives; a card knows that its
-            host is slower then.
-        recording: the name of the recording that the times are for; None for a machine of which nothing is known. A
-            profile that was fitted to it knows its host.
+            for the best that comes with kvsim. A profile in a file describes the user's machine; one that comes with
+            kvsim gets the median host of all machines, see `kvsim.machines.hosts`.
+        captured: False for an engine without graphs.
+        max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for no
+            limit.
+        in_process: True for an engine without a process of its own, like one that kvsim drives; by a card, its host
+            is slower then.
+        recording: name of the recording that the times are for; None for an unknown machine. A profile that was
+            fitted to the recording keeps its host.
 
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
@@ -207,7 +207,7 @@ def from_card(
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
-    # A GPU of the user's own is not listed, and its card is made of its data sheet, under its name.
+    # A custom GPU is not listed; its card has its name.
     names = {card.gpu}
     with suppress(UnknownNameError):
         names.add(find_gpu(card.gpu).name)
@@ -259,9 +259,9 @@ def _is_measured(card: Card) -> bool:
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
     if not card.measured:
         return Basis.LINKED if was_measured else Basis.SHEET_FITTED if card.factors else Basis.SHEET
-    if card.factors:  # recordings of vLLM alone tell them
-        is_told = engine == "vllm" and served_name(model) in card.fitted_to
-        return Basis.FITTED_THERE if is_told else Basis.FITTED
+    if card.factors:  # they are fitted to recordings of vLLM only
+        is_fitted = engine == "vllm" and served_name(model) in card.fitted_to
+        return Basis.FITTED_THERE if is_fitted else Basis.FITTED
     return Basis.GPU if card in shipped_cards() else Basis.MACHINE
 
 

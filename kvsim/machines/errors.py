@@ -128,8 +128,8 @@ class KnownError:
         figures = ", ".join(
             f"{name} {self.median[key]:.0f} % ({self.worst[key]:.0f} %)" for key, name in _NAMES.items()
         )
-        told = f"{len(self.recordings)} recordings of this class, on {' and '.join(self.on)}"
-        return f"typical (worst) error in {told}: {figures}"
+        runs = f"{len(self.recordings)} recordings of this class, on {' and '.join(self.on)}"
+        return f"typical (worst) error in {runs}: {figures}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
     found: dict[ErrorClass, tuple[Outside, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
-        told = Outside(**{item.name: row[item.name] for item in fields(Outside)} | {"e2e": e2e, "tpot": tpot})
-        found[_class(row)] = (*found.get(_class(row), ()), told)
+        run = Outside(**{item.name: row[item.name] for item in fields(Outside)} | {"e2e": e2e, "tpot": tpot})
+        found[_class(row)] = (*found.get(_class(row), ()), run)
     return found
 
 

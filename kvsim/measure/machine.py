@@ -32,16 +32,9 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
         MissingExtraError: PyTorch is not installed.
         UsageError: there is no GPU, or fewer than `num_gpus`.
     """
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("Measuring a machine", "hf") from error
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < max(num_gpus, 1):
-        raise UsageError(
-            f"this machine has {found or 'no'} GPU{'s' * (found != 1)} that PyTorch sees, and "
-            f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
-        )
+    _check_gpus(num_gpus)
+    import torch  # noqa: PLC0415
+
     from kvsim.measure.attention import measure_attention  # noqa: PLC0415
     from kvsim.measure.links import all_reduce, copies  # noqa: PLC0415
     from kvsim.measure.products import FEW_SIZES, measure_products  # noqa: PLC0415
@@ -86,6 +79,19 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
         attention=attention,
         all_reduce=reduced,
     )
+
+
+def _check_gpus(num_gpus: int) -> None:
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("Measuring a machine", "hf") from error
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < max(num_gpus, 1):
+        raise UsageError(
+            f"this machine has {found or 'no'} GPU{'s' * (found != 1)} that PyTorch sees, and "
+            f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
+        )
 
 
 def _vllm() -> str:
