@@ -69,15 +69,15 @@ class SchedulerRecorder:
         if os.environ.get(_RETENTION):
             raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
         if getattr(self._scheduler, "num_spec_tokens", 0):
-            raise RecordingError("the engine speculates, and a recording says nothing of drafts.")
+            raise RecordingError("the engine speculates, and a recording has no draft tokens.")
         if self._is_pipeline and not self._layout.is_uniform:
             raise RecordingError(
-                "the engine deals out layers of several kinds to the stages of a pipeline, and its scheduler knows "
-                "those of one stage alone."
+                "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one "
+                "stage."
             )
         if self._is_pipeline and self._offload is not None:
             raise RecordingError(
-                "the engine offloads blocks of the stages of a pipeline, and kvsim follows an offload of one stage."
+                "the engine offloads blocks in a pipeline, and kvsim follows an offload only in one stage."
             )
         connector = getattr(self._scheduler, "connector", None)
         if connector is not None and self._offload is None:

@@ -211,7 +211,7 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
         read = from_fields(fields, name=name, where="the model's configuration", longest=model.max_model_len)
         served = read.served(**served_as)
     except (KvsimError, TypeError, ValueError):
-        log.info("kvsim: the recording says of its model what the engine does.", exc_info=True)
+        log.info("kvsim: the model's configuration cannot be read; its shape is taken from the engine.", exc_info=True)
     else:
         stated = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
         return stated | {"kv_bytes_per_token": served.kv_bytes_per_token}
