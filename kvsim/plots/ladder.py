@@ -15,6 +15,8 @@ from kvsim.plots.words import source_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.axes import Axes
+
     from kvsim.recording import Recording
 
 KEY = "ladder"
@@ -69,15 +71,7 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
         axes.set_yticklabels([rung["name"] for rung in rungs])
         axes.set_xlabel("output tokens per second, whole run")
         axes.grid(visible=False, axis="y")
-        for place, rung in enumerate(rungs):
-            words = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
-            if place:
-                words += f"\n{_gain(rung)}"
-            color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
-            axes.text(1.03, place, words, va="center", color=color, transform=axes.get_yaxis_transform())
-            # The change is written above the bar.
-            above = axes.text(0, place - _BAR_HEIGHT / 2, rung["change"], va="bottom", fontsize="x-small", color=MUTED)
-            above.set_in_layout(False)
+        _label_bars(axes, rungs)
         factor = here[-1] / here[0]
         picture.headline(
             f"One change at a time: {factor:,.0f} times the tokens a second",
@@ -96,3 +90,15 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
         for rung in rungs
     )
     return picture
+
+
+def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:
+    """Write the throughput and the gain of each rung beside its bars, and its change above them."""
+    for place, rung in enumerate(rungs):
+        words = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
+        if place:
+            words += f"\n{_gain(rung)}"
+        color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
+        axes.text(1.03, place, words, va="center", color=color, transform=axes.get_yaxis_transform())
+        above = axes.text(0, place - _BAR_HEIGHT / 2, rung["change"], va="bottom", fontsize="x-small", color=MUTED)
+        above.set_in_layout(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _MAX_DOTS = 2000
 """Most dots for each kind of step; more would overlap."""
+_DOTS: dict[bool, dict[str, Any]] = {
+    True: {"marker": "^", "color": LINES[1]["color"], "label": "step with prompt tokens", "rasterized": True},
+    False: {"marker": "o", "color": LINES[0]["color"], "label": "decoding step", "rasterized": True},
+}
+"""Line properties of steps, by whether they computed prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,39 +95,28 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         axes = picture.subplots()
         left = 10 ** np.floor(np.log10(intensity[shown].min()))
         right = 10 ** np.ceil(np.log10(max(4 * ridge, intensity[shown].max())))
-        axes.plot(
-            [left, ridge, right],
-            np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12,
-            color=INK,
-            label=f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s",
-        )
+        limits = f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s"
+        heights = np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12
+        axes.plot([left, ridge, right], heights, color=INK, label=limits)
         axes.axvline(ridge, color=MUTED, linewidth=0.6, linestyle=":")
-        for flag, marker, line, label in (
-            (True, "^", LINES[1], "step with prompt tokens"),
-            (False, "o", LINES[0], "decoding step"),
-        ):
+        for flag in (True, False):
             dots = shown[work.prefill[shown] == flag]
             if len(dots):
-                axes.plot(
-                    intensity[dots], speed[dots], linestyle="none", marker=marker, markersize=2 * picture.line_pt,
-                    alpha=0.5, markeredgewidth=0, color=line["color"], label=label, rasterized=True,
-                )  # fmt: skip
+                look = {"markersize": 2 * picture.line_pt} | _DOTS[flag]
+                axes.plot(intensity[dots], speed[dots], linestyle="none", alpha=0.5, markeredgewidth=0, **look)
         axes.set(xlim=(left, right), xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
         log_axis(axes, "x")
         log_axis(axes, "y")
         bound = 100 * float(np.average(intensity[timed] < ridge, weights=work.duration_s[timed]))
-        picture.headline(
-            f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds", source_line([recording])
-        )
+        title = f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds"
+        picture.headline(title, source_line([recording]))
         picture.add_legend(axes.get_legend_handles_labels()[0], marker_scale=2)
-    reached = 100 * float(
-        np.median(speed[timed] / np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops) * 1e12)
-    )
+    roof = np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops)
+    reached = 100 * float(np.median(speed[timed] / roof * 1e12))
     picture.alt_text = (
         f"Roofline of {len(timed):,} steps of {model.name} on {gpu.name}, {len(shown):,} of them drawn. "
         f"{bound:.1f}% of the time goes to steps below the ridge of {ridge:.0f} FLOP per byte, "
-        f"which the memory's bandwidth bounds. "
-        f"The median step reaches {reached:.0f}% of its roof."
+        f"which the memory's bandwidth bounds. The median step reaches {reached:.0f}% of its roof."
     )
     return picture
 

@@ -6,7 +6,9 @@ others, each batch is laid out as a rectangle: one row of slots per request, as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,17 +43,13 @@ def with_addresses(recording: Recording) -> Recording:
     first_tokens[schedule.request[opening]] = schedule.tokens[opening]
 
     scheduled = np.flatnonzero(first_step < len(steps))
-    base = np.zeros(num_requests, np.int64)
-    num_units = 1
+    batches = [np.flatnonzero(first_step == step) for step in np.unique(first_step[scheduled])]
     preallocated = recording.meta.policy.get("cache") == "static"
-    for start in np.unique(first_step[scheduled]):
-        rows = np.flatnonzero(first_step == start)
-        width = int(final[rows].max())
-        if preallocated:
-            width = max(width, int(first_tokens[rows].max() + recording.requests.max_tokens[rows].max()) - 1)
-            final[rows] = width
-        base[rows] = np.arange(len(rows)) * width
-        num_units = max(num_units, len(rows) * width)
+    if preallocated:
+        for rows in batches:
+            width = int(first_tokens[rows].max() + recording.requests.max_tokens[rows].max()) - 1
+            final[rows] = max(width, int(final[rows].max()))
+    base, num_units = _lay_out(batches, final)
     if num_units > MAX_UNITS:
         raise RecordingError(
             f"recording {recording.name!r} has a batch of {num_units:,} slots; no server has more than {MAX_UNITS:,}."
@@ -64,28 +62,34 @@ def with_addresses(recording: Recording) -> Recording:
     if preallocated:  # allocated when the batch begins
         request, step, position = request[opening], step[opening], position[opening]
         length, repeats = final[request], np.ones(len(request), np.int32)
-    num_append, num_release = len(request), len(scheduled)
-    kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_append, num_release))
-    seq = np.concatenate((steps.schedule_seq[step], steps.output_seq[last_step[scheduled]]))
+    appends = (step, request, position, base[request] + position, length, repeats)
+    zero = np.zeros_like(scheduled)
+    releases = (last_step[scheduled], scheduled, zero, zero - 1, final[scheduled], zero + 1)
+    pool = replace(recording.meta.pool, unit_tokens=1, num_units=num_units, first_unit=0)
+    meta = replace(recording.meta, pool=pool)
+    return replace(recording, meta=meta, memory=_memory(recording, appends, releases))
+
+
+def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, int]:
+    """Return the first slot of each request's row, and the slots of the largest batch."""
+    base, num_units = np.zeros(len(widths), np.int64), 1
+    for rows in batches:
+        width = int(widths[rows].max())
+        base[rows] = np.arange(len(rows)) * width
+        num_units = max(num_units, len(rows) * width)
+    return base, num_units
+
+
+def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
+    """Merge allocations and releases, both columns of step, request, position, address, length and repeat."""
+    steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
+    kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
+    seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))
     order = np.argsort(seq, kind="stable")
-
-    def column(appends: IntArray, releases: IntArray) -> IntArray:
-        return np.concatenate((appends, releases))[order].astype(np.int32)
-
-    memory = Memory(
-        seq=seq[order],
-        step=column(step, last_step[scheduled]),
-        kind=kind[order],
-        request=column(request, scheduled),
-        position=column(position, np.zeros(num_release, np.int32)),
-        address=column(base[request] + position, np.full(num_release, -1)),
-        length=column(length, final[scheduled]),
-        repeat=column(repeats, np.ones(num_release, np.int32)),
+    step, request, position, address, length, repeat = (
+        np.concatenate(pair)[order].astype(np.int32) for pair in zip(appends, releases, strict=True)
     )
-    return replace(
-        recording,
-        meta=replace(
-            recording.meta, pool=replace(recording.meta.pool, unit_tokens=1, num_units=num_units, first_unit=0)
-        ),
-        memory=memory,
-    )
+    return Memory(
+        seq=seq[order], step=step, kind=kind[order], request=request, position=position, address=address,
+        length=length, repeat=repeat,
+    )  # fmt: skip
