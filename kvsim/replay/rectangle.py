@@ -28,9 +28,8 @@ def with_addresses(recording: Recording) -> Recording:
     """
     if recording.meta.pool.num_units is not None:
         return recording
-    schedule, steps = recording.schedule, recording.steps
+    schedule, steps, num_requests = recording.schedule, recording.steps, len(recording.requests)
     repeats = schedule.repeats
-    num_requests = len(recording.requests)
     first_step = np.full(num_requests, len(steps), np.int64)
     np.minimum.at(first_step, schedule.request, schedule.step)
     last_step = np.full(num_requests, -1, np.int64)
