@@ -42,11 +42,11 @@ META = {
 }
 
 
-def step(number: int, free: int, running: int = 1, tokens: int = 1) -> bytes:
+def step(number: int, free: int, running: int = 1, tokens: int = 1, prefill: int = 0) -> bytes:
     columns = {
         "start_s": float(number),
-        "prefill_tokens": 0,
-        "decode_tokens": tokens,
+        "prefill_tokens": prefill,
+        "decode_tokens": tokens - prefill,
         "num_scheduled": running,
         "running": running,
     }
@@ -62,6 +62,7 @@ def publisher() -> Iterator[Publisher]:
 
 def seen(feed: LiveFeed, num_steps: int) -> Recording:
     until(lambda: (excerpt := feed.whole()) is not None and len(excerpt.recording.steps) >= num_steps)
+    assert feed.ended is None, feed.ended
     excerpt = feed.whole()
     assert excerpt is not None
     return excerpt.recording
@@ -77,7 +78,7 @@ def begin(publisher: Publisher) -> None:
         + line("append", 0, 0, [3, 9])
         + line("append", 1, 0, [4])
         + line("tokens", 0.0, [[0, 0, 8], [1, 0, 2]])
-        + step(0, 7, 2, 10)
+        + step(0, 7, 2, 10, prefill=10)
     )
     publisher.write(line("seq") + line("emit", 0, 0.5, 1) + line("emit", 1, 0.5, 1) + line("output", 0, 0.5))
 
@@ -92,7 +93,10 @@ def test_a_viewer_that_joins_late_sees_the_present_in_its_own_numbers(publisher:
     publisher.write(line("seq") + line("emit", 1, 1.5, 1) + line("output", 1, 1.5))  # of a step from before
     publisher.write(line("arrive", "c", 1.6, 3, 4, 0, []))  # the server's row 2
     publisher.write(
-        line("seq") + line("append", 2, 0, [5]) + line("tokens", 2.0, [[1, 3, 1], [2, 0, 3]]) + step(2, 8, 2, 4)
+        line("seq")
+        + line("append", 2, 0, [5])
+        + line("tokens", 2.0, [[1, 3, 1], [2, 0, 3]])
+        + step(2, 8, 2, 4, prefill=3)
     )
     publisher.write(line("seq") + line("output", 2, 2.5))
     publisher.write(line("seq") + line("release", 1, 1, 0) + line("end", 1, "finished", 3.0))

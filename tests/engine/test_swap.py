@@ -148,9 +148,9 @@ def transfers(driver: Driver) -> tuple[int, int]:
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_sizes_and_speeds_are_positive(value: float) -> None:
-    with pytest.raises(UsageError, match="swap_gib should be a size in GiB"):
+    with pytest.raises(UsageError, match="swap_gib should be a size of 0 to 999,999 GiB"):
         PagedSettings(swap_gib=value)
-    with pytest.raises(UsageError, match="swap_gb_per_s should be a positive speed"):
+    with pytest.raises(UsageError, match="swap_gb_per_s should be a speed above 0"):
         PagedSettings(swap_gb_per_s=value)
 
 

@@ -193,7 +193,8 @@ def test_times_of_a_whole_model_are_refused_for_stages() -> None:
 def test_a_stage_has_its_share_of_a_model() -> None:
     whole, staged = reduce(card_of(GPU, 2), LLAMA, num_processors=GPU.num_processors), machine(4).step_time
     assert isinstance(staged, Staged)
-    assert "4 stages by a formula" in staged.label
+    assert "stages by a formula" in staged.label
+    assert "4 stages of 1 GPU" in staged.label
     assert not staged.calibrated
     weights_s = [stage.weights_s for stage in staged.stages]
     assert weights_s == pytest.approx([weights_s[0]] * 4)
@@ -227,5 +228,12 @@ def test_what_is_in_flight_is_what_vllm_says(
 
 def test_the_runner_is_chosen_by_the_model() -> None:
     runners = {name: Pipeline.of(find_model(name)).v2_model_runner for name in ("Llama-3-8B", "gpt-oss-20b")}
-    runners |= {name: Pipeline.of(find_model(name)).v2_model_runner for name in ("Qwen3-Next", "Gemma-3-27B")}
-    assert runners == {"Llama-3-8B": True, "gpt-oss-20b": False, "Qwen3-Next": False, "Gemma-3-27B": True}
+    runners |= {
+        name: Pipeline.of(find_model(name)).v2_model_runner for name in ("Qwen3-Next-80B-A3B-Instruct", "Gemma-3-27B")
+    }
+    assert runners == {
+        "Llama-3-8B": True,
+        "gpt-oss-20b": False,
+        "Qwen3-Next-80B-A3B-Instruct": False,
+        "Gemma-3-27B": True,
+    }

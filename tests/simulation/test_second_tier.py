@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -16,6 +14,7 @@ from kvsim.calibration.observed import Observed, observe, with_offload
 from kvsim.calibration.predict import predict
 from kvsim.cli import cli
 from kvsim.errors import UsageError
+from kvsim.experiments import sweeps
 from kvsim.exporters import write_perfetto
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
@@ -93,17 +92,19 @@ async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height:
 
 
 def test_the_figure_shows_hits_times_and_preemptions_by_size(tmp_path: Path) -> None:
-    rows = {
-        "kv_offloading_size": [64.0, 0.0], "hit_percent": [20.0, 5.0], "ttft_s.mean": [1.0, 4.0],
-        "num_preemptions": [7, 3], "source": ["times: none"] * 2, "error": ["", ""],
-    }  # fmt: skip
+    def row(size: float, hit_percent: float, ttft_s: float, num_preemptions: int) -> dict[str, Any]:
+        return {
+            "kv_offloading_size": size, "hit_percent": hit_percent, "ttft_s.mean": ttft_s,
+            "num_preemptions": num_preemptions, "source": "times: none", "error": "",
+        }  # fmt: skip
+
     table = tmp_path / "sweep.parquet"
-    pq.write_table(pa.table(rows), table)
+    sweeps._write({"a": row(64.0, 20.0, 1.0, 7), "b": row(0.0, 5.0, 4.0, 3)}, table)
     picture = draw_host_memory(table)
     drawn = [np.asarray(axes.lines[0].get_ydata()).tolist() for axes in picture.axes]
     assert drawn == [[5.0, 20.0], [4.0, 1.0], [3, 7]]
     assert [label.get_text() for label in picture.axes[-1].get_xticklabels()] == ["0", "64"]
-    pq.write_table(pa.table(rows | {"kv_offloading_size": [0.0, 0.0]}), table)
+    sweeps._write({"a": row(0.0, 20.0, 1.0, 7), "b": row(0.0, 5.0, 4.0, 3)}, table)
     with pytest.raises(UsageError, match="several runs with the same kv-offloading-size"):
         draw_host_memory(table)
 
