@@ -66,22 +66,31 @@ class Totals:
         self._timeline: list[tuple[float, int, int, int]] = []
 
     def take(self, engine: Engine) -> None:
-        """Take the steps of a slice, whose records are written to again by the next one."""
+        """Add the steps of a slice, `STEPS_TOGETHER` at a time; keep the rest until there are as many."""
         if num_steps := _num_steps(engine):
-            self._kept.append(copied(engine.steps, num_steps))
-            self._num_kept += num_steps
-            if self._num_kept >= STEPS_TOGETHER:
-                self._add_kept(self._num_kept // STEPS_TOGETHER * STEPS_TOGETHER)
+            records: Any = engine.steps
+            steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps)
+            begin = min(-self._num_kept % STEPS_TOGETHER, num_steps)
+            self._keep(steps[:begin])
+            if self._num_kept == STEPS_TOGETHER:
+                self._add_kept()
+            while begin + STEPS_TOGETHER <= num_steps:
+                self._add(steps[begin : begin + STEPS_TOGETHER])
+                begin += STEPS_TOGETHER
+            self._keep(steps[begin:])
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
 
-    def _add_kept(self, num_steps: int) -> None:
-        """Add the first `num_steps` of those that were kept."""
-        # Told of its type, it compares no fields of each two.
-        kept = np.concatenate(self._kept, dtype=self._kept[0].dtype) if len(self._kept) > 1 else self._kept[0]
-        for begin in range(0, num_steps, STEPS_TOGETHER):
-            self._add(kept[begin : min(begin + STEPS_TOGETHER, num_steps)])
-        self._kept, self._num_kept = [kept[num_steps:]], len(kept) - num_steps
+    def _keep(self, steps: npt.NDArray[Any]) -> None:
+        """Keep a copy of steps: the next slice writes to their records again."""
+        if len(steps):
+            self._kept.append(steps.copy())
+            self._num_kept += len(steps)
+
+    def _add_kept(self) -> None:
+        """Add all steps that were kept."""
+        self._add(np.concatenate(self._kept, dtype=self._kept[0].dtype))  # with the type given, it compares no fields
+        self._kept, self._num_kept = [], 0
 
     def _add(self, steps: npt.NDArray[Any]) -> None:
         unit_slots = self._pool.unit_slots
@@ -124,7 +133,7 @@ class Totals:
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
         if self._num_kept:
-            self._add_kept(self._num_kept)
+            self._add_kept()
         settle_unsure_slots(engine, self._end_s)
         held_s = column(engine.unsure, "slot_s")
         useless_slot_s = float(held_s[held_s > 0].sum())
