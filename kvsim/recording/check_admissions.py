@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.kv_groups.group import CacheKind
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order, units_of_runs
@@ -36,6 +37,12 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         return
     if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
+    kinds = {group.kind for group in recording.meta.pool.groups}
+    if CacheKind.CHUNKED_LOCAL in kinds and not kinds & {CacheKind.FULL, CacheKind.MLA}:
+        # What lies before the chunk of the next token is never read. Without a group that reads all, it is a hit
+        # with or without units in the pool.
+        unread = (before > hits) & (before % recording.meta.pool.unit_tokens == 0)
+        before, hits, rows = before[~unread], hits[~unread], rows[~unread]
     agree(before, hits, file, "computed_before", "memory.parquet", rows)
 
 

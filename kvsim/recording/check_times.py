@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import agree, require, require_of
-from kvsim.recording.tables import FloatArray, IntArray, RequestStatus, Schedule
+from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, Schedule
 
 CLOCK_S = 1e-6
 """Seconds by which two readings of one clock may differ when they are written down."""
@@ -72,7 +72,9 @@ class Ends(NamedTuple):
         requests, schedule = recording.requests, recording.schedule
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
         if recording.meta.policy_name != "static" and not recording.meta.policy.get("num_speculative_tokens"):
-            return cls(*_steps_of_tokens(schedule, np.where(finished, tokens_behind_outputs(recording), 0)))
+            behind, unsure = _tokens_behind_outputs(recording)
+            ended, step = _steps_of_tokens(schedule, np.where(finished, behind, 0))
+            return cls(*_as_memory_goes(recording, ended, step, np.flatnonzero(finished & (unsure > 0))))
         last_step = np.zeros(len(requests), np.int64)
         np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
         rows = np.flatnonzero(finished)
@@ -184,17 +186,42 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
     return begun
 
 
+def _as_memory_goes(
+    recording: Recording, request: IntArray, step: IntArray, unsure: IntArray
+) -> tuple[IntArray, IntArray]:
+    """End each of the `unsure` requests with the output with which its memory goes, the others as they are given."""
+    memory, output_seq = recording.memory, recording.steps.output_seq
+    if not len(unsure):
+        return request, step
+    end_seq = np.full(len(recording.requests), -1)
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    np.maximum.at(end_seq, memory.request[rows], memory.seq[rows])
+    output = np.minimum(np.searchsorted(output_seq, end_seq[unsure]), len(output_seq) - 1)
+    with_output = output_seq[output] == end_seq[unsure]
+    step_of = np.full(len(recording.requests), -1)
+    step_of[request] = step
+    step_of[unsure[with_output]] = output[with_output]
+    ended = np.flatnonzero(step_of >= 0)
+    return ended, step_of[ended]
+
+
 def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Tokens of each request that must be computed for its last output: all but that one.
+    """Tokens of each request that at least must be computed for its last output."""
+    behind, unsure = _tokens_behind_outputs(recording)
+    return behind - unsure
+
+
+def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Tokens of each request that must be computed for its last output: all but that one; and how many fewer it may be.
 
     In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
-    tokens known by then, answers that token again where it gets there before that token comes, and from then on the
-    request has one output more.
+    tokens known by then, may answer that token again, and from then on the request has one output more. It does where
+    it gets there before that token comes. Where the token comes in between, it may have been answered again or not.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
     if recording.meta.engine.get("pipeline_parallel_size", 1) == 1 or not requests.preemptions.any():
-        return behind
+        return behind, np.zeros(len(behind), np.int64)
     rows = np.flatnonzero(requests.preemptions[schedule.request])
     rows = rows[np.argsort(schedule.request[rows], kind="stable")]
     request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
@@ -205,15 +232,17 @@ def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
         after >= requests.prompt_tokens[request]
     )
     is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
+    unsure = np.zeros(len(behind), np.int64)
     for row in np.flatnonzero(is_resumed & answers[:-1]).tolist():
         there = row + 1
         while there < len(rows) and request[there] == request[row] and after[there] < after[row]:
             there += 1
         if there < len(rows) and request[there] == request[row]:
             again = begins[there] + -(-(after[row] - before[there]) // schedule.tokens[rows[there]]) - 1
-            is_under_way = steps.output_seq[begins[row] + repeats[row] - 1] > steps.schedule_seq[again]
-            behind[request[row]] -= is_under_way
-    return behind
+            comes = steps.output_seq[begins[row] + repeats[row] - 1]
+            behind[request[row]] -= comes > steps.schedule_seq[again]
+            unsure[request[row]] += steps.schedule_seq[begins[row + 1]] < comes <= steps.schedule_seq[again]
+    return behind, unsure
 
 
 def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
