@@ -346,7 +346,7 @@ def entry(kind: ErrorClass, known: KnownError) -> list[str]:
 
 
 def outside_entries() -> list[str]:
-    """What others recorded, as lines of the table."""
+    """Return the runs that others recorded, as lines of the table."""
     lines = []
     for kind, told in OUTSIDE:
         values = kind.as_dict() | asdict(told)

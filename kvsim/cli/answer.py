@@ -54,7 +54,7 @@ def print_answer(
 
 
 def band_notes(band: Band | None) -> list[str]:
-    """How the brackets behind figures were made, or why there are none."""
+    """Explain the prediction intervals in brackets, or why there are none."""
     if band is None:
         return ["no brackets: fewer than three recordings tell how far off such times are"]
     return [f"in brackets: with {band.words()}"]
@@ -110,7 +110,7 @@ def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
 
 
 def times_rows(label: Any) -> list[Row]:
-    """What step times rest on, how far off such times were, and what is not in them."""
+    """Return the source of the step times, their measured error, and what they leave out."""
     text = str(label or "unknown")
     kind = class_in(text)
     rows = [

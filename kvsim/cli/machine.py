@@ -58,7 +58,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
                 + f" are {sizes[0] * sizes[1]}; leave one of them out."
             )
         if number % sizes[1]:
-            raise UsageError(f"--gpu {flags['gpu']} cannot be dealt out among --pipeline-parallel-size {sizes[1]}.")
+            raise UsageError(f"--gpu {flags['gpu']} cannot be divided into --pipeline-parallel-size {sizes[1]}.")
         stated["tensor_parallel_size"] = number // sizes[1]
     if flags["quantization"] is not None:
         stated["quantization"] = find_quantization(flags["quantization"])

@@ -200,7 +200,7 @@ class Scenario:
 
     @property
     def notes(self) -> list[str]:
-        """What vLLM adjusts of its own accord under the flags."""
+        """Return the settings that vLLM adjusts by itself under the flags."""
         return adjusted_words(self.flags, self.gpu, self.max_model_len)
 
 

@@ -128,7 +128,7 @@ def time_source(recording: Recording | Measured) -> str:
 
 
 def _time_lines(recording: Recording | Measured, *, names_evidence: bool) -> list[str]:
-    """What the times of a recording rest on: plainly, and then in full."""
+    """Return the source of a recording's step times, in short and in full."""
     source = time_source(recording)
     if recording.meta.source != "simulation":
         return [source]

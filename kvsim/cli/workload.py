@@ -185,7 +185,7 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
     """Return generated requests cut at the longest sequence, which `stated` says that the user gave.
 
     Raises:
-        UsageError: nobody gave it, and many requests would be others than those that were asked for.
+        UsageError: no limit is given, and the model's own would cut many requests.
     """
     cut = workload.cut(max_model_len)
     num_cut = int(((cut.prompt_tokens != workload.prompt_tokens) | (cut.output_tokens != workload.output_tokens)).sum())

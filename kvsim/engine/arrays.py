@@ -1,4 +1,4 @@
-"""How records are kept: as slotted objects where the engine is interpreted, in arrays where it is compiled.
+"""Storage of records: slotted objects in an interpreted engine, array elements in a compiled one.
 
 A record is declared once, as a dataclass (see `records`). `make` gives a list of instances, or an array whose elements
 have the same fields. The functions of the engine read and write `records[index].field` and cannot tell which they were

@@ -225,7 +225,7 @@ class _Room:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether memory is handed out in blocks."""
+        """Tell whether memory is allocated in blocks."""
         return self.places > 0
 
     @classmethod

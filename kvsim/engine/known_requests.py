@@ -17,7 +17,7 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is known of every request before the run; in tokens, int64[n]."""
+    """Requests as they are known before the run; lengths in tokens, int64[n]."""
 
     prompt: Column
     output: Column

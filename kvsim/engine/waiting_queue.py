@@ -6,6 +6,8 @@ yet, because something of it is being transferred, is skipped: it waits before t
 
 from __future__ import annotations
 
+from functools import cmp_to_key
+
 from kvsim.engine import linked_list
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
@@ -121,7 +123,11 @@ def in_order(engine: Engine) -> list[int]:
     """List the numbers of the queued sequences, the head first."""
     if engine.settings.by_priority:
         heap = [int(engine.lines[index].heap) for index in range(engine.state.num_queued)]
-        return sorted(heap, key=lambda each: (engine.sequences[each].priority, engine.times[each].arrival_s, each))
+
+        def compare(one: int, other: int) -> int:
+            return -1 if _goes_before(engine, one, other) else 1
+
+        return sorted(heap, key=cmp_to_key(compare))
     queue, number = [], int(engine.sequences[HEAD].next)
     while number != HEAD:
         queue.append(number)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.check_times import CLOCK_S, Ends, begun_before, check_outputs, tokens_behind_outputs
+from kvsim.recording.check_times import CLOCK_S, MAX_STEPS, Ends, begun_before, check_outputs, tokens_behind_outputs
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.rules import agree, is_time, require, require_of, rises, within
@@ -148,9 +148,9 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(once, file, "the request is scheduled twice in one step", rows[1:])
     # Others may have computed more of a prefix than a request that was preempted, and it hits what they left.
     memory = recording.memory
-    released = np.sort(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * _MOST_STEPS
+    released = np.sort(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * MAX_STEPS
                          + memory.step[memory.kind == MemoryKind.RELEASE])  # fmt: skip
-    row_key = request.astype(np.int64) * _MOST_STEPS
+    row_key = request.astype(np.int64) * MAX_STEPS
     since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
     upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
     was_preempted = goes_on & (upto > since)
@@ -185,7 +185,3 @@ def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Pat
     agree(requests.first_scheduled_s[rows], begin_s, file, "first_scheduled_s", "steps.parquet", rows, within=CLOCK_S)
     before = schedule.computed_before[first_row]
     agree(requests.cached_tokens[rows], before, file, "cached_tokens", "schedule.parquet", rows)
-
-
-_MOST_STEPS = 1 << 32
-"""A number of steps that no recording has."""

@@ -16,7 +16,7 @@ CLOCK_S = 1e-6
 """Seconds by which two readings of one clock may differ when they are written down."""
 _OWN_READING_S = 0.01
 """Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
-_MOST_STEPS = 1 << 32
+MAX_STEPS = 1 << 32
 """A number of steps that no recording has."""
 
 
@@ -227,7 +227,7 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
     request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
     before = schedule.computed_before[rows].astype(np.int64)
     after = before + schedule.tokens[rows] * repeats
-    of_request = request.astype(np.int64) * _MOST_STEPS
+    of_request = request.astype(np.int64) * MAX_STEPS
     answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
         after >= requests.prompt_tokens[request]
     )
