@@ -36,11 +36,7 @@ def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
 
 
 def _knock(address: str) -> None:
-    """Make sure that something listens there: Ray would try for minutes.
-
-    Raises:
-        OSError: nothing does.
-    """
+    """Make sure that something listens there: Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()

@@ -75,11 +75,7 @@ class Point:
 
 
 def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
-    """What a policy of a user's own does, as text: its module, or its class where it was typed, and what it was given.
-
-    Raises:
-        UsageError: it cannot be told, so two runs could be taken for one.
-    """
+    """Return the source of a custom policy: its module, or its class if typed in a session, and its arguments."""
     if not isinstance(policy, OwnPolicy):
         return []
     kind = type(policy)
@@ -136,10 +132,6 @@ def sweep(
         backend: `loky` for processes of this machine.
         scheduler: where a cluster listens, such as `tcp://host:8786`; without, one is started on this machine.
         progress: called with the number of points that are done, and of all.
-
-    Raises:
-        UsageError: there are no points, another sweep is at work on the table, or it cannot be read or written.
-        MissingExtraError: the backend is not installed.
     """
     if not points:
         raise UsageError("a sweep needs at least one point.")
@@ -273,11 +265,7 @@ def _rows_of_parts(parts: Path) -> dict[str, Row]:
 
 
 def rows_of(file: Path) -> dict[str, Row]:
-    """The rows of a sweep's table, by the keys of their points; none where there is no file.
-
-    Raises:
-        UsageError: it is no table of a sweep, or no longer as it was written.
-    """
+    """The rows of a sweep's table, by the keys of their points; none where there is no file."""
     if not file.exists():
         return {}
     wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")

@@ -133,9 +133,6 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
     Args:
         recording: what the times are for.
         source: a profile or a machine card, by file or by name; None for the best that ships.
-
-    Raises:
-        UsageError: the source is of another model, engine, machine or tensor-parallel size.
     """
     captured = not recording.meta.engine.get("enforce_eager")
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
@@ -156,10 +153,6 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
     """Simulate the requests of `recording` with `times` and compare.
 
     A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so.
-
-    Raises:
-        UsageError: the recording is not of a real engine, or a profile is of another model, engine or
-            tensor-parallel size.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -200,11 +193,7 @@ def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...
 
 
 def matching_profile(recording: Recording) -> Profile:
-    """The shipped profile of the recording's GPU, model and engine.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The shipped profile of the recording's GPU, model and engine."""
     gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
     size = model.tensor_parallel_size
     profile = match(gpu, model, engine, tensor_parallel_size=size)
@@ -217,12 +206,7 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def policy_of(recording: Recording) -> tuple[Policy, int]:
-    """The policy that a real engine ran, and the memory that it had for keys and values in bytes.
-
-    Raises:
-        RecordingError: the recording does not say all of its engine's settings.
-        UsageError: its batches are of different sizes, which no setting of a policy says.
-    """
+    """The policy that a real engine ran, and the memory that it had for keys and values in bytes."""
     pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
     if recording.meta.policy_name == "static":
         sizes = sorted({batch.rows for batch in batches_of(recording)[:-1]})

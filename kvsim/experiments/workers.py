@@ -25,9 +25,6 @@ class Workers(Protocol):
         """Make `call` with each two arguments of `tasks`, and yield each one's key and what came back as it is done.
 
         The first argument is what calls may have in common: an object that several have is handed to a cluster once.
-
-        Raises:
-            WorkerDiedError: a worker died.
         """
 
 
@@ -39,9 +36,6 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
         backend: `loky` for processes of this machine.
         scheduler: where a cluster listens; without, one is started on this machine.
         num_jobs: calls at a time; -1 for as many as there are cores, or as the cluster has.
-
-    Raises:
-        UsageError: no cluster answers there. MissingExtraError: the backend is not installed.
     """
     if backend == "loky" and scheduler:
         raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")

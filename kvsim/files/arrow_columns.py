@@ -22,11 +22,7 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: b
 
 
 def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
-    """Values of one type as an array of it; None is a missing one. Of whole and other numbers, all are the latter.
-
-    Raises:
-        TypeError: they are of several types, or of another one. OverflowError: one does not fit into 64 bits.
-    """
+    """Values of one type as an array of it; None is a missing one. Of whole and other numbers, all are the latter."""
     there = [value for value in values if value is not None]
     kinds = {_kind_of(value) for value in there}
     present = None if len(there) == len(values) else _bits([value is not None for value in values])
@@ -44,11 +40,7 @@ def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
 
 
 def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
-    """Texts as an array of them; with `present`, a bit for each, those whose bit is 0 are missing.
-
-    Raises:
-        OverflowError: they have more than two billion bytes together.
-    """
+    """Texts as an array of them; with `present`, a bit for each, those whose bit is 0 are missing."""
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] > np.iinfo(np.int32).max:
@@ -66,11 +58,7 @@ def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Whole or floating-point numbers; a missing one, which only the latter may have, is NaN.
-
-    Raises:
-        TypeError: they are something else, or a whole number is missing.
-    """
+    """Whole or floating-point numbers; a missing one, which only the latter may have, is NaN."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):

@@ -20,11 +20,7 @@ _TEXT_BYTES = 1 << 28
 
 
 def read_table(file: Path) -> pa.Table:
-    """The table in a file: Parquet where its first bytes say so, or else CSV; without columns of lists and objects.
-
-    Raises:
-        ValueError: it cannot be read; says why in a few words.
-    """
+    """The table in a file: Parquet where its first bytes say so, or else CSV; without columns of lists and objects."""
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
 
@@ -40,11 +36,7 @@ def read_table(file: Path) -> pa.Table:
 
 
 def is_parquet(file: Path) -> bool:
-    """Return whether `file` begins as Parquet does.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return whether `file` begins as Parquet does."""
     with open_file(file) as opened:
         return opened.read(len(_MAGIC)) == _MAGIC
 
@@ -53,9 +45,6 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
     """Return these columns of a Parquet file, those of them that it has, or all that are not of lists or objects.
 
     Nothing is unfolded to more than such a file can honestly hold.
-
-    Raises:
-        ValueError: it cannot be read, or claims too much; says why in a few words.
     """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415

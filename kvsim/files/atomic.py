@@ -26,9 +26,6 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
         path: the file.
         made_by: the command whose mark the file gets (see `kvsim.files.marks`); none if empty.
         comment: the form of the mark in a text.
-
-    Raises:
-        UsageError: `path` is a folder, or cannot be written.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -59,9 +56,6 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
     Args:
         path: the folder; its parents are made.
         replacing: whether a folder that is there may be replaced; `kvsim.files.overwriting` decides.
-
-    Raises:
-        UsageError: `path` exists and may not be replaced, is a file, or cannot be written.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):

@@ -30,11 +30,7 @@ _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open an ordinary file to read from.
-
-    Raises:
-        OSError: it is missing, may not be read, or is a pipe, a device or a folder.
-    """
+    """Open an ordinary file to read from."""
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -45,11 +41,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def content_of(file: Path, most_bytes: int) -> bytes:
-    """The content of an ordinary file.
-
-    Raises:
-        OSError: see `open_file`; or it has more than `most_bytes` bytes.
-    """
+    """The content of an ordinary file."""
     with open_file(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size > most_bytes:
@@ -66,12 +58,7 @@ def content_of(file: Path, most_bytes: int) -> bytes:
 
 
 def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) -> bytes:
-    """The content of a gzip file of one member or several.
-
-    Raises:
-        zlib.error: it is damaged. EOFError: its end is missing. OSError: it unpacks to more than `most_bytes` bytes, or
-        to more than `most_lines` lines.
-    """
+    """The content of a gzip file of one member or several."""
     most_bytes = min(most_bytes, _FEW_UNPACKED + _UNPACKED_PER_BYTE * len(content))
     parts, size, num_lines = [], 0, 0
     while content:

@@ -18,11 +18,7 @@ def parse(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON text; the functions are those of `json.loads`.
-
-    Raises:
-        ValueError: it is no JSON, is nested too deeply, unfolds to more than fits into memory, or names a key twice.
-    """
+    """Return the value of a JSON text; the functions are those of `json.loads`."""
     text = text.decode() if isinstance(text, bytes) else text
     check_extent(text)
     try:
@@ -42,11 +38,7 @@ def check_extent(text: str) -> None:
 
 
 def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of `pairs`; JSON leaves open which of two values of one key would hold.
-
-    Raises:
-        ValueError: a key is there twice.
-    """
+    """Return the object of `pairs`; JSON leaves open which of two values of one key would hold."""
     document = dict(pairs)
     if len(document) < len(pairs):
         seen: set[str] = set()

@@ -31,11 +31,7 @@ _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
-    """Put the mark of `kvsim COMMAND` into `file`, which has none; a text says it in a `comment` at its end.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Put the mark of `kvsim COMMAND` into `file`, which has none; a text says it in a `comment` at its end."""
     with _mapped(file) as content:
         at = _place(content)
         framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]

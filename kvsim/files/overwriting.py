@@ -42,9 +42,6 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
         command: the command's name, such as `run`.
         overwrite: whether the user said --overwrite.
         is_folder: whether a folder will be written.
-
-    Raises:
-        UsageError: something else is there; the sentence says what, and that --overwrite replaces it where it does.
     """
     target = Path(path)
     if not os.path.lexists(target):
@@ -62,11 +59,7 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Make sure, before minutes are spent on a file, that its folder is there, and that `may_replace` allows it.
-
-    Raises:
-        UsageError: there is no such folder, or something else is at `path`.
-    """
+    """Make sure, before minutes are spent on a file, that its folder is there, and that `may_replace` allows it."""
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
         raise unwritable(path, os.strerror(ENOENT))
@@ -74,12 +67,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
-    """A name for a folder that `kvsim COMMAND` makes, which becomes `path` when the block ends without an exception.
-
-    Raises:
-        UsageError: what is at `path`, now or in the end, may not be replaced (see `may_replace`), or it cannot be
-        written.
-    """
+    """A name for a folder that `kvsim COMMAND` makes, which becomes `path` when the block ends without an exception."""
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:
         try:

@@ -39,11 +39,7 @@ class Declared(NamedTuple):
 
 
 def declared(file: Path) -> Declared | None:
-    """The sizes that `file` declares; None where it is no Parquet file with a footer that can be followed.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The sizes that `file` declares; None where it is no Parquet file with a footer that can be followed."""
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 8))
@@ -64,9 +60,6 @@ def oversized(file: Path) -> str | None:
 
     A column of equal values takes almost no room in a file, and all of it in memory. Files of kvsim have some 6 values
     and 8 unpacked bytes for each of their own bytes at most.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     sizes, file_bytes = declared(file), file.stat().st_size
     if sizes is None:

@@ -32,11 +32,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def scratch_beside(target: Path) -> Iterator[Path]:
-    """An empty folder on the same disk as `target`, gone afterwards; so are those that killed processes have left.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """An empty folder on the same disk as `target`, gone afterwards; so are those that killed processes have left."""
     for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
         _take_away_if_dead(folder, target)
     while True:
@@ -55,11 +51,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Whether no other process is in a block like this one on `folder`; none comes in until this one ends.
-
-    Raises:
-        OSError: the folder cannot be opened.
-    """
+    """Whether no other process is in a block like this one on `folder`; none comes in until this one ends."""
     try:
         lock = _lock(folder)
     except BlockingIOError:
@@ -79,9 +71,6 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
 
     Where the system can exchange two names in one step, `target` is there at every moment. Elsewhere it takes two, and
     the next process that writes to `target` puts back what a kill between them has taken away.
-
-    Raises:
-        OSError: it cannot be done; `target` is what it was.
     """
     for path in (*new.rglob("*"), new):
         keep_access(path, target / path.relative_to(new))
@@ -104,11 +93,7 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
 
 
 def keep_access(new: Path, old: Path) -> None:
-    """Give `new` the permissions of `old` and, where this process may, its owner and group, if `old` is there.
-
-    Raises:
-        OSError: the permissions cannot be changed.
-    """
+    """Give `new` the permissions of `old` and, where this process may, its owner and group, if `old` is there."""
     try:
         before, now = old.stat(), new.stat()
     except FileNotFoundError:
@@ -133,11 +118,7 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock `folder` until the returned descriptor is closed; None where folders cannot be locked.
-
-    Raises:
-        BlockingIOError: another process has it. FileNotFoundError: it is gone.
-    """
+    """Lock `folder` until the returned descriptor is closed; None where folders cannot be locked."""
     try:
         import fcntl  # noqa: PLC0415  not on every system
     except ImportError:

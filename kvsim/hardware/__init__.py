@@ -1,15 +1,14 @@
 """GPU facts: memory, bandwidth and arithmetic of the cards that kvsim knows by name.
 
-Two figures for a card's memory are in use, and mixing them up moves a KV cache by gigabytes: `memory_gb` is printed on
-the box; `memory_bytes` is what the driver hands to a program, less ECC and firmware, and what vLLM measures. The latter
-comes from the totals that PyTorch prints when it runs out of memory, good to 0.01 GiB; it moves a little with the
-driver.
+A card's memory has two figures; to confuse them changes a KV cache by gigabytes. `memory_gb` is printed on the box.
+`memory_bytes` is the total that the driver reports, without ECC and firmware; vLLM measures the same. It comes from the
+totals in PyTorch's out-of-memory messages, exact to 0.01 GiB; it varies slightly with the driver.
 
-This module knows nothing of models, nor of how fast anything runs on a card.
+This module knows neither models nor speeds on a card.
 """
 
-from kvsim.hardware.find import find_gpu, find_gpus, read_gpu
+from kvsim.hardware.find import find_gpu, find_gpus
 from kvsim.hardware.gpu import GIB, Gpu
-from kvsim.hardware.listed import GPUS
+from kvsim.hardware.gpu_file import GPUS, read_gpu
 
 __all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "find_gpus", "read_gpu"]

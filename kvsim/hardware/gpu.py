@@ -1,4 +1,4 @@
-"""What kvsim knows of a GPU: memory, bandwidth and arithmetic."""
+"""Facts about a GPU: memory, bandwidth and arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Gpu:
     num_processors: int
     """Streaming multiprocessors, or compute units."""
     boost_hz: float
-    """Clock that they reach when neither power nor heat holds them back."""
+    """Clock in Hz, when neither power nor temperature limits it."""
     architecture: str
     sources: tuple[str, ...]
     """Sources of the figures."""
@@ -34,8 +34,6 @@ class Gpu:
     """Share of the peak bandwidth that streaming was measured to reach; None where no source says."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s in fp8, or None where the tensor cores have no fp8."""
-    from_memory: tuple[str, ...] = ()
-    """Figures, and doubts about them, that no source was seen for."""
 
     def __repr__(self) -> str:
         rates = f"{self.bandwidth_bytes_per_s / GIGA:,.0f} GB/s, {self.dense_flops / TERA:,.0f} TFLOP/s in bf16"

@@ -107,11 +107,7 @@ class Clock:
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: Row, value: Any) -> float | int:
-        """Return the time in `value` of `row`: nanoseconds of a date, or a number as it stands.
-
-        Raises:
-            WorkloadError: it is no time, or none of the same kind as those before.
-        """
+        """Return the time in `value` of `row`: nanoseconds of a date, or a number as it stands."""
         if isinstance(value, str):
             return self._text(row, value.strip())
         number = -1.0 if isinstance(value, bool) or not isinstance(value, (int, float)) else value
@@ -207,11 +203,7 @@ class Clock:
             )
 
     def seconds(self, times: Sequence[float | int]) -> tuple[NDArray[np.float64], str]:
-        """Return `times`, which `read` gave, in seconds, and what a reader of the workload must know of them.
-
-        Raises:
-            WorkloadError: together they could mean several things, or cannot be times of one workload.
-        """
+        """Return `times`, which `read` gave, in seconds, and what a reader of the workload must know of them."""
         if self.kind == _LENGTHS:
             return np.zeros(len(times)), NO_ARRIVALS
         if self.kind in (_ZONED, _LOCAL):

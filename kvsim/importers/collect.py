@@ -87,11 +87,7 @@ class Requests:
         return True
 
     def workload(self, note: str = "") -> Workload:
-        """Return the requests as a workload; `note` is what else a reader of the description must know.
-
-        Raises:
-            WorkloadError: no request is left, or the arrivals together cannot be right.
-        """
+        """Return the requests as a workload; `note` is what else a reader of the description must know."""
         if not self.arrivals:
             raise WorkloadError(
                 f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."

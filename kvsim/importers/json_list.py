@@ -26,11 +26,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def entries(source: Source) -> Iterator[Row]:
-    """The objects of the list, each with the line on which it begins.
-
-    Raises:
-        WorkloadError: it is no list of objects; the message names the line.
-    """
+    """The objects of the list, each with the line on which it begins."""
     text = _Reading(source.path, source.lines)
     text.take("[")
     if text.next_letter() == "]":

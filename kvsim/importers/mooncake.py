@@ -30,9 +30,6 @@ def read(source: Source) -> Workload:
 
     The hash of a last, partial unit is left out: a prefix cache holds full blocks, and two prompts that share that hash
     differ in nothing that a smaller block would see except fewer than 512 tokens.
-
-    Raises:
-        WorkloadError: a row cannot be right; the message names the line.
     """
     clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
     requests = Requests(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)

@@ -56,11 +56,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> Workload:
-    """Read the workload in the file `path`.
-
-    Raises:
-        WorkloadError: it is none, is damaged, or holds a request that cannot be right.
-    """
+    """Read the workload in the file `path`."""
     import pyarrow as pa  # noqa: PLC0415
 
     from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415

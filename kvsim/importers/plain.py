@@ -43,11 +43,7 @@ class Published:
         return source.header == names if self.alone else set(names) <= set(source.header)
 
     def read(self, source: Source) -> Workload:
-        """Return the requests, of all models, from the first one's arrival on; rows need not be in order of time.
-
-        Raises:
-            WorkloadError: a row cannot be right; the message names the line.
-        """
+        """Return the requests, of all models, from the first one's arrival on; rows need not be in order of time."""
         return _read(source, _Names.of(source, self.columns), self.what)
 
 
@@ -156,10 +152,6 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
     Args:
         source: the file.
         columns: our name of a column, and the file's, where that is no name that is known.
-
-    Raises:
-        WorkloadError: a column is missing, or a row cannot be right; the message names the line.
-        UsageError: `columns` names one of ours that is none.
     """
     names = _Names.of(source, _checked(columns or {}), settled=True)
     return _read(source, names, None)

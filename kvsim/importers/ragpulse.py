@@ -35,9 +35,6 @@ def read(source: Source) -> Workload:
 
     A block can be hit up to the end of the chunk that it ends in only if that whole chunk is equal: of two different
     chunks nothing is known.
-
-    Raises:
-        WorkloadError: a row cannot be right; the message names the line. Or the files of lengths are missing.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)

@@ -32,10 +32,6 @@ def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workloa
 
     A turn that has `tokens`, a whole number, is as long as that says; any other has its characters divided by
     `chars_per_token`, rounded up. Conversations without a question and an answer after it are counted and left out.
-
-    Raises:
-        UsageError: `chars_per_token` is not above 0.
-        WorkloadError: the file is no list of conversations; the message names the line.
     """
     if not 0 < chars_per_token < float("inf"):
         raise UsageError(f"there are {chars_per_token} characters to a token; it must be a number above 0.")

@@ -220,11 +220,7 @@ class Block(NamedTuple):
     """The line in which each row ends."""
 
     def rows(self) -> Iterator[Row]:
-        """The rows, one after the other.
-
-        Raises:
-            WorkloadError: a row has another number of fields than there are columns.
-        """
+        """The rows, one after the other."""
         for line, fields in zip(self.lines, self.fields, strict=True):
             if len(fields) != len(self.columns):
                 raise WorkloadError(
@@ -261,11 +257,7 @@ class Row(NamedTuple):
         return WorkloadError(f"{self.path}, line {self.line}: {sentence}.")
 
     def whole(self, name: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
-        """The whole number in field `name`, from text or JSON.
-
-        Raises:
-            WorkloadError: it is none, or out of range.
-        """
+        """The whole number in field `name`, from text or JSON."""
         value = self.value(name)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
             number: int | None = int(value)
@@ -282,11 +274,7 @@ class Row(NamedTuple):
         return number
 
     def number(self, name: str) -> float:
-        """Return the finite number of at least 0 in the text of field `name`.
-
-        Raises:
-            WorkloadError: it is none.
-        """
+        """Return the finite number of at least 0 in the text of field `name`."""
         text = self.value(name).strip()
         # Python's float() would take 1_000, digits of other scripts and infinity.
         number = float(text) if _NUMBER.fullmatch(text) else -1.0

@@ -26,9 +26,6 @@ def read(source: Source) -> Workload:
     """The requests that were answered, at the times at which they were sent.
 
     Older versions do not save those times: the requests are then spaced evenly at the rate that was asked for.
-
-    Raises:
-        WorkloadError: the lists are missing or do not fit together.
     """
     if any(line.startswith("{") for line in source.lines[1:]):
         raise WorkloadError(

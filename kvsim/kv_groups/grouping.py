@@ -40,11 +40,7 @@ class Grouping:
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """The layout that a scheduler and a recording work with.
-
-        Raises:
-            UsageError: if `hash_block_size` does not divide the block of every group.
-        """
+        """The layout that a scheduler and a recording work with."""
         seen: list[LayerSpec] = []
         groups = []
         for group in self.groups:
@@ -79,9 +75,6 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
     Args:
         specs: The specs of all layers that keep something; at least one.
         hybrid_manager: Whether layers of different kinds may have groups of their own.
-
-    Raises:
-        UsageError: if vLLM could not serve such layers together.
     """
     if not hybrid_manager and not _one_kind(specs):
         specs = [as_full(spec) for spec in specs] if any(spec.keeps_all for spec in specs) else specs

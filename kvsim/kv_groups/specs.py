@@ -104,11 +104,7 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """For every layer of `model`, the specs of what it keeps, in the order in which vLLM builds them.
-
-    Raises:
-        UsageError: if a setting cannot be right, or vLLM has no such cache.
-    """
+    """For every layer of `model`, the specs of what it keeps, in the order in which vLLM builds them."""
     _check(settings)
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
@@ -138,11 +134,7 @@ def _check(settings: CacheSettings) -> None:
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Make sure that vLLM serves sequences of so many tokens, if that was said.
-
-    Raises:
-        UsageError: they are longer than the model's own configuration allows.
-    """
+    """Make sure that vLLM serves sequences of so many tokens, if that was said."""
     longest = model.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(
@@ -152,11 +144,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Make sure that vLLM has an attention kernel for blocks of so many tokens, if that was said.
-
-    Raises:
-        UsageError: it has none, and does not start.
-    """
+    """Make sure that vLLM has an attention kernel for blocks of so many tokens, if that was said."""
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and block_size % least:
         raise UsageError(

@@ -15,11 +15,7 @@ _ANSWER_S = 2.0
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, or `PORT` on the loopback interface.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """`HOST:PORT`, or `PORT` on the loopback interface."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         raise UsageError(f"{text!r} is not an address; it should be HOST:PORT, or PORT on this machine.")
@@ -30,9 +26,6 @@ def page_of(address: str) -> str | None:
     """The page of metrics that `address` is, or that of the web server there, which `vllm serve` is.
 
     None where no web server answers: events may be published there.
-
-    Raises:
-        UsageError: it is neither an http:// address nor HOST:PORT.
     """
     if address.startswith(("http://", "https://")):
         return address

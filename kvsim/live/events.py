@@ -23,11 +23,7 @@ _STATUSES = ("unfinished", "finished", "aborted", "refused")
 
 
 def parse(text: bytes) -> list[Any]:
-    """The event in one line.
-
-    Raises:
-        RecordingError: it is no event.
-    """
+    """The event in one line."""
     try:
         event = _DECODER.decode(text.decode())
     except (ValueError, RecursionError):

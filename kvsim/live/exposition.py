@@ -30,11 +30,7 @@ class Sample:
 
 
 def samples(page: str, prefix: str) -> Iterator[Sample]:
-    """The samples of `page` whose names begin with `prefix`.
-
-    Raises:
-        RecordingError: one of them is not written as the format wants it or stands there twice, or there are too many.
-    """
+    """The samples of `page` whose names begin with `prefix`."""
     number = 0
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for line in page.splitlines():
@@ -52,11 +48,7 @@ def samples(page: str, prefix: str) -> Iterator[Sample]:
 
 
 def kinds(page: str, prefix: str) -> dict[str, str]:
-    """The types that `page` declares, of names that begin with `prefix`: counter, gauge, histogram and others.
-
-    Raises:
-        RecordingError: a name is declared twice, with different types.
-    """
+    """The types that `page` declares, of names that begin with `prefix`: counter, gauge, histogram and others."""
     found: dict[str, str] = {}
     for line in page.splitlines():
         words = line.split()

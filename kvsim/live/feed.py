@@ -27,12 +27,7 @@ class LiveFeed:
     """A running server's events, collected by a thread until `close`."""
 
     def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Connect to the publisher at `address`; looks begin anew after `tail_steps` steps.
-
-        Raises:
-            UsageError: it is not an address.
-            RecordingError: nothing is published there.
-        """
+        """Connect to the publisher at `address`; looks begin anew after `tail_steps` steps."""
         self.name = address
         self.ended: str | None = None
         """The reason why the feed has ended, as a sentence; None while it goes on."""

@@ -59,11 +59,7 @@ class Follower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Follow one line.
-
-        Raises:
-            RecordingError: it is no event, or does not follow from those before.
-        """
+        """Follow one line."""
         event = parse(text)
         if event[0] == "refused":
             raise RecordingError(f"{event[1]}")
@@ -86,11 +82,7 @@ class Follower:
                 raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Excerpt | None:
-        """The last steps, and all since this was called last that are kept; None before the first.
-
-        Raises:
-            RecordingError: they contradict each other.
-        """
+        """The last steps, and all since this was called last that are kept; None before the first."""
         cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
         found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
@@ -101,11 +93,7 @@ class Follower:
         return found
 
     def whole(self) -> Excerpt | None:
-        """All steps that have been kept; None before the first.
-
-        Raises:
-            RecordingError: they contradict each other.
-        """
+        """All steps that have been kept; None before the first."""
         window = self._windows[0]
         if self._meta is None or not window.builder.num_steps:
             return None

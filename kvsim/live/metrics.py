@@ -114,11 +114,7 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read vLLM's metrics in Prometheus' text format; several engines are added up.
-
-    Raises:
-        RecordingError: there is no usage of a KV cache among them, or a value cannot be.
-    """
+    """Read vLLM's metrics in Prometheus' text format; several engines are added up."""
     found: dict[str, list[Sample]] = {}
     for sample in samples(page, _PREFIX):
         found.setdefault(sample.name, []).append(sample)

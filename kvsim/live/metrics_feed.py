@@ -68,12 +68,7 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look once, and begin to poll `url`, or the page of metrics of the server at `url` if it names no page.
-
-        Raises:
-            UsageError: it is no address of a page.
-            RecordingError: there is no such page, or no vLLM behind it.
-        """
+        """Look once, and begin to poll `url`, or the page of metrics of the server at `url` if it names no page."""
         self.name = _with_page(url)
         self.ended: str | None = None
         """The reason why there will be no more, as a sentence; None while there may be."""
@@ -154,11 +149,7 @@ def _with_page(url: str) -> str:
 
 
 def _page(url: str, clock: Callable[[], float]) -> str:
-    """The page at `url`.
-
-    Raises:
-        OSError: it does not come whole, in time. RecordingError: it is too long.
-    """
+    """The page at `url`."""
     end_s = clock() + _TIMEOUT_S
     with _OPENER.open(url, timeout=_TIMEOUT_S) as answer:
         body = bytearray()

@@ -72,9 +72,6 @@ class Mirror:
 
         That is the event itself, but for an `again` behind a snapshot: a log that has just begun does not have the
         step that `again` repeats, so the rows are named.
-
-        Raises:
-            LookupError: it is about a request that is not here.
         """
         match event:
             case ["meta", meta]:

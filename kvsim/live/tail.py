@@ -51,11 +51,7 @@ class Excerpt(NamedTuple):
 
 
 def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
-    """What has happened since `cut`, as `builder` has it; None before the first step.
-
-    Raises:
-        RecordingError: a number is one that no run reaches.
-    """
+    """What has happened since `cut`, as `builder` has it; None before the first step."""
     if builder.num_steps == cut.mark.num_steps:
         return None
     before, since = cut.before, builder.since(cut.mark, cut.rows)

@@ -216,11 +216,7 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
-    """Return the card of a machine with pipeline stages: a measured one, or one made from the data sheet.
-
-    Raises:
-        UsageError: the source is a profile, or a card of another GPU.
-    """
+    """Return the card of a machine with pipeline stages: a measured one, or one made from the data sheet."""
     linked_gpus = max(model.tensor_parallel_size, 2)  # a stage of one GPU hands over to another
     if source is None:
         return card_of(gpu, linked_gpus)

@@ -119,12 +119,7 @@ class CachingAllocator:
         return iter(sorted(self._segments.items()))
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
-        """Take a block of at least `num_bytes` for `stream` and return its address.
-
-        Raises:
-            UsageError: fewer than one byte was asked for.
-            BudgetError: the driver has not that much, even after all cached segments went back.
-        """
+        """Take a block of at least `num_bytes` for `stream` and return its address."""
         if num_bytes < 1:
             raise UsageError(f"a block of {num_bytes} bytes cannot be allocated; it must have at least 1.")
         size = -(-num_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
@@ -150,11 +145,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Put the block at `address` back into the cache, merged with its free neighbours.
-
-        Raises:
-            IntegrityError: no block in use begins there.
-        """
+        """Put the block at `address` back into the cache, merged with its free neighbours."""
         block = self._used.pop(address, None)
         if block is None:
             raise IntegrityError(f"no block in use begins at {address}; free what allocate returned, and only once.")
@@ -191,9 +182,6 @@ class CachingAllocator:
             num_bytes: of the segment.
             used: for the address of each block in use, its bytes and how many of them were asked for.
             small: whether it belongs to the small pool.
-
-        Raises:
-            UsageError: the blocks overlap, or reach beyond the segment.
         """
         pool = self._pools.setdefault((0, small), [])
         self._segments[address] = num_bytes
@@ -221,11 +209,7 @@ class CachingAllocator:
         self.reset_peaks()
 
     def check_integrity(self) -> None:
-        """Recount everything.
-
-        Raises:
-            IntegrityError: a figure, a list or a segment does not add up.
-        """
+        """Recount everything."""
         blocks = {**self._used, **self._free}
         found = 0
         inactive = 0

@@ -42,9 +42,6 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
     """Put sequences into as few rows of `row_tokens` as first fit finds, the longest first; in time n log n.
 
     It never needs more than 11/9 of the fewest rows possible, and one; with real lengths hardly a slot stays empty.
-
-    Raises:
-        UsageError: there is no sequence, or one is empty or does not fit into a row with its end token.
     """
     _check(lengths)
     if max(lengths) + 1 > row_tokens:
@@ -65,11 +62,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """One sequence to a row, in the given order, every `batch_size` rows as wide as the longest of them.
-
-    Raises:
-        UsageError: there is no sequence, one is empty, or `batch_size` is below 1.
-    """
+    """One sequence to a row, in the given order, every `batch_size` rows as wide as the longest of them."""
     _check(lengths)
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} rows was asked for; ask for at least 1.")

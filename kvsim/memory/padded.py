@@ -96,11 +96,7 @@ class Rectangle:
         return max(0, min(self.num_steps, capacity_slots // self.num_rows - self.prompt_width + 1))
 
     def slots_at(self, step: int) -> RectangleSlots[int]:
-        """One step of `by_step`, 0 being the prefill.
-
-        Raises:
-            UsageError: the batch has no such step.
-        """
+        """One step of `by_step`, 0 being the prefill."""
         step = self._checked(step)
         return RectangleSlots(
             token=int(self.by_step.token[step]),
@@ -148,11 +144,7 @@ class Rectangle:
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Rows of a rectangle that fit until its end, with prompt and answer of `tokens` together; 0 if not even one does.
-
-    Raises:
-        UsageError: `tokens` is below 2, a prompt and an answer of one each.
-    """
+    """Return the largest number of rows that fit to the end, at `tokens` of prompt and output each; 0 if none fits."""
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
     return capacity_slots // (tokens - 1)

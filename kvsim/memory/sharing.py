@@ -28,11 +28,7 @@ class CountedBlocks:
     """`num_blocks` blocks with reference counts. Which free block is taken next is of no concern to branches."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Begin with all blocks free.
-
-        Raises:
-            BudgetError: `num_blocks` is below 1.
-        """
+        """Begin with all blocks free."""
         if num_blocks < 1:
             raise BudgetError(f"a pool of {num_blocks} blocks has none to hand out; give it at least 1.")
         self.num_blocks = num_blocks
@@ -107,11 +103,7 @@ class BranchingCache:
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:
-        """A branch that has written its prompt.
-
-        Raises:
-            BudgetError: there are not enough free blocks.
-        """
+        """A branch that has written its prompt."""
         branch = Branch(self._take(-(-prompt_tokens // self.block_size)), prompt_tokens)
         self._branches[branch] = None
         return branch
@@ -124,11 +116,7 @@ class BranchingCache:
         return twin
 
     def append(self, branch: Branch) -> None:
-        """Write one token.
-
-        Raises:
-            BudgetError: a new block is needed and none is free.
-        """
+        """Write one token."""
         if branch.num_tokens == len(branch.blocks) * self.block_size:
             branch.blocks += self._take(1)
         elif self.pool.refs(branch.blocks[-1]) > 1:
@@ -157,11 +145,7 @@ class BranchingCache:
         return Breakdown(slots=np.array(slots))
 
     def check_integrity(self) -> None:
-        """Raise unless every block has as many references as tables name it, and every slot is in one state.
-
-        Raises:
-            IntegrityError: with the figures that do not agree.
-        """
+        """Raise unless every block has as many references as tables name it, and every slot is in one state."""
         self.pool.check_integrity()
         named = Counter(block for branch in self._branches for block in branch.blocks)
         for block, count in named.items():

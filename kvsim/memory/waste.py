@@ -147,11 +147,7 @@ class Breakdown:
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:
-        """Raise unless the eight states add up to `capacity`.
-
-        Raises:
-            IntegrityError: with every figure.
-        """
+        """Raise unless the eight states add up to `capacity`."""
         if self.capacity != capacity or (self.slots < 0).any():
             figures = " + ".join(f"{state.name.lower()} {self[state]}" for state in SlotState)
             raise IntegrityError(f"the pool has {capacity} slots, but {figures} = {self.capacity}.")

@@ -19,11 +19,7 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check what `recording`, which the reader has checked, says twice; return the account of its pool.
-
-    Raises:
-        RecordingError: naming the file and row of the first contradiction.
-    """
+    """Check what `recording`, which the reader has checked, says twice; return the account of its pool."""
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
     if not len(recording.steps):

@@ -51,9 +51,6 @@ def bytes_per_token(
         dtype: Type of the model, which `auto` stands for; a key of `DTYPE_BYTES`.
         kv_cache_dtype: One of `KV_CACHE_DTYPES`.
         tensor_parallel_size: GPUs among which heads are dealt out.
-
-    Raises:
-        UsageError: if vLLM has no cache of that type for the layer.
     """
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):

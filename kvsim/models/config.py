@@ -26,11 +26,7 @@ class Config:
         self.architecture = architecture
 
     def text(self, architecture: str) -> Config:
-        """The fields of the text model, which is of that class.
-
-        Raises:
-            UsageError: if there are several, or one is no object.
-        """
+        """The fields of the text model, which is of that class."""
         stated = [name for name in _TEXT_MODELS if self.states(name)]
         if not stated:
             return Config(self.fields, self.where, architecture)
@@ -46,11 +42,7 @@ class Config:
         return self.fields.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """The whole number in those of `names` that are there, which must agree, or `default`.
-
-        Raises:
-            UsageError: if there is none and no default, or if it is no whole number from `least` to `most`.
-        """
+        """The whole number in those of `names` that are there, which must agree, or `default`."""
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
         for name in stated:
@@ -68,22 +60,14 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """The number in a field, above 0 and at most a million, or `default`.
-
-        Raises:
-            UsageError: if it is none.
-        """
+        """The number in a field, above 0 and at most a million, or `default`."""
         value = self.fields.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """The set of layers that a list of numbers names, counted from `first`; empty if there is no list.
-
-        Raises:
-            UsageError: if it is no list of whole numbers, or one names no layer, or one layer stands there twice.
-        """
+        """The set of layers that a list of numbers names, counted from `first`; empty if there is no list."""
         value = self.fields.get(name)
         if value is None:
             return frozenset()
@@ -94,11 +78,7 @@ class Config:
         return frozenset(index - first for index in value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """The truth value of a field.
-
-        Raises:
-            UsageError: if it is neither true nor false.
-        """
+        """The truth value of a field."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -107,11 +87,7 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """The list of texts in a field; None if it is not there.
-
-        Raises:
-            UsageError: if it is no list of texts, or not of `length`.
-        """
+        """The list of texts in a field; None if it is not there."""
         value = self.fields.get(name)
         if value is None:
             return None

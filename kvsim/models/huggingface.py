@@ -103,9 +103,6 @@ def read_config(path: Path, longest: int | None = None) -> Model:
     """The model that a `config.json` describes, or the folder that holds one; named after its folder.
 
     `longest` is the longest sequence in tokens, for a configuration that does not say.
-
-    Raises:
-        UsageError: if it cannot be read, or does not describe a model that kvsim knows.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -133,11 +130,7 @@ def _name_of(file: Path) -> str:
 
 
 def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: int | None = None) -> Model:
-    """The model that the fields of a `config.json` describe; `longest` as above.
-
-    Raises:
-        UsageError: if a field is missing or cannot be right, or the architecture is unknown; the message names `where`.
-    """
+    """The model that the fields of a `config.json` describe; `longest` as above."""
     config = Config(fields, where)
     architecture = _architecture(config)
     text = config.text(architecture)

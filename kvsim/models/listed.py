@@ -160,11 +160,7 @@ def _names_a_path(name: str) -> bool:
 
 
 def _config_of(name: str) -> Path | None:
-    """The file of a configuration at a path, in the folder there, or in the newest snapshot of Hugging Face's cache.
-
-    Raises:
-        UsageError: if there are several snapshots, none of which is the main one.
-    """
+    """The file of a configuration at a path, in the folder there, or in the newest snapshot of Hugging Face's cache."""
     try:
         path = Path(name).expanduser()
         if path.is_file():

@@ -25,11 +25,7 @@ _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor"
 
 
 def longest_sequence(text: Config, told: int | None = None) -> int:
-    """Tokens of the longest sequence; `told` where the configuration has no field for it.
-
-    Raises:
-        UsageError: the configuration does not say, or its scaling of positions cannot be right.
-    """
+    """Tokens of the longest sequence; `told` where the configuration has no field for it."""
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
         if told is None:

@@ -28,11 +28,7 @@ _OF_EVERY_TOKEN = re.compile(
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
-    """The quantization that a configuration states for the model, or for its text model; None where there is none.
-
-    Raises:
-        UsageError: if kvsim does not know the method, or a figure of it cannot be right.
-    """
+    """The quantization that a configuration states for the model, or for its text model; None where there is none."""
     places = [config] if config is text else [config, text]
     found = [(place, name) for place in places for name in _FIELDS if place.states(name)]
     if not found:

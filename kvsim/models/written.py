@@ -38,11 +38,7 @@ _MAY_BE_ZERO = (
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a model among `names` that `shape` states, checked, with their defaults.
-
-    Raises:
-        RecordingError: if a figure is missing or cannot be right; the message names the model and the field.
-    """
+    """The fields of a model among `names` that `shape` states, checked, with their defaults."""
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)

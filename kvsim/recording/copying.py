@@ -43,11 +43,7 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """The step being scheduled copies blocks. A load may begin in the middle of its first host block.
-
-        Raises:
-            ValueError: the blocks do not fill the host blocks, or the copy has begun already.
-        """
+        """The step being scheduled copies blocks. A load may begin in the middle of its first host block."""
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
             raise ValueError(f"copy {number} is of {len(units)} blocks and {len(slots)} host blocks")
@@ -65,11 +61,7 @@ class CopiesUnderWay:
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """A copy is done, and its host blocks became idle in this order.
-
-        Raises:
-            ValueError: they are not the blocks of the copy.
-        """
+        """A copy is done, and its host blocks became idle in this order."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")

@@ -39,11 +39,7 @@ FILE_NAME = LOG
 
 
 def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each word
-    """Report one event to `builder`.
-
-    Raises:
-        RecordingError: it is none of the vocabulary, or does not follow from what came before.
-    """
+    """Report one event to `builder`."""
     try:
         match event:
             case ["emit", request, time_s, count]:  # nearly all of a log
@@ -105,9 +101,6 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
     """Read a log: the contents of its first line, and a builder that has heard the rest.
 
     A last line without its end is what a crash leaves, and is ignored.
-
-    Raises:
-        RecordingError: `source` (for the message) has a line that is not an event.
     """
     builder, meta = RecordingBuilder(), None
     for number, text in enumerate(lines, start=1):

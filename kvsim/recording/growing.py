@@ -53,11 +53,7 @@ class GrowingTable:
                 values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
-        """Make sure that `columns`, and others `given_elsewhere`, make a row that goes with those before it.
-
-        Raises:
-            ValueError: one is missing or no number; or the rows before had it not, or had it.
-        """
+        """Make sure that `columns`, and others `given_elsewhere`, make a row that goes with those before it."""
         for name, spec in self._specs.items():
             if name in given_elsewhere:
                 continue

@@ -73,11 +73,7 @@ class TableFile:
         self._num_waiting = 0
 
     def append(self, table: Table) -> None:
-        """Add rows. All tables of a file have the same optional columns, unless they are empty.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Add rows. All tables of a file have the same optional columns, unless they are empty."""
         if not self._num_waiting and self._writer is None:
             self._waiting.clear()  # an empty table does not know which columns others will have
         elif not len(table):
@@ -92,20 +88,13 @@ class TableFile:
     def finish(self) -> bytes:
         """Write what is left, and return a digest of all rows; if nothing was ever added, not even an empty table,
         there is no file.
-
-        Raises:
-            OSError: it cannot be written.
         """
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
         return b"" if self._bytes is None else self._bytes.digest.digest()
 
     def close(self, identity: str) -> None:
-        """Let the file say which recording it is a part of, and close it; nothing may be added after `finish`.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Let the file say which recording it is a part of, and close it; nothing may be added after `finish`."""
         if self._writer is not None and self._bytes is not None:
             self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
@@ -143,11 +132,7 @@ class TableFile:
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
     def _check_order(self, group: pa.Table) -> None:
-        """Make sure of rows on their way to disk that what counts never falls: they may have changed since they came.
-
-        Raises:
-            IntegrityError: a column falls.
-        """
+        """Check that counters in rows about to be written never fall: rows may change while they wait."""
         for name, last in self._counts.items() if len(group) else ():
             values = to_numpy(group.column(name).chunk(0))
             if values[0] < last or (values[1:] < values[:-1]).any():
@@ -173,10 +158,6 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     """Read the file of `table` in `folder`, without looking at what its values mean.
 
     `identity` is that of the recording, empty where it has none; a file that has another one is not read.
-
-    Raises:
-        RecordingError: it is missing, damaged or truncated, a part of another recording, or a column is missing or of
-        another type.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
@@ -211,11 +192,7 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
 
 
 def read_tables(folder: Path) -> Recording:
-    """Read the files in `folder`, without looking at what they mean together.
-
-    Raises:
-        RecordingError: one is missing, damaged, or a part of another recording.
-    """
+    """Read the files in `folder`, without looking at what they mean together."""
     file = folder / provenance.FILE_NAME
     document = provenance.read_document(file)
     meta, identity = provenance.meta_from_document(document, file), provenance.identity_of(document)

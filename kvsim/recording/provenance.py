@@ -72,11 +72,7 @@ def identity_of(document: Any) -> str:
 
 
 def read_document(file: Path) -> Any:
-    """Read `meta.json` without looking at what it means.
-
-    Raises:
-        RecordingError: it is missing or no JSON; the message names `file`.
-    """
+    """Read `meta.json` without looking at what it means."""
     try:
         text = _decoded(content_of(file, META_BYTES))
         return parse(text, parse_constant=refuse_constant, parse_float=_finite)
@@ -89,12 +85,7 @@ def read_document(file: Path) -> Any:
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
-    """The provenance that stands in `meta.json`, or in the first line of a log.
-
-    Raises:
-        RecordingVersionError: its version is one this kvsim does not know.
-        RecordingError: it is incomplete or wrong; the message names `file`.
-    """
+    """The provenance that stands in `meta.json`, or in the first line of a log."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:

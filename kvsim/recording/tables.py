@@ -73,11 +73,7 @@ def optional_column(dtype: str) -> Any:
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """`values` as a numpy array, a part of a column of `num_rows`: all of it as wide as its longest text.
-
-    Raises:
-        RecordingError: one is so long that the column would take more than `_TEXT_BYTES`.
-    """
+    """`values` as a numpy array, a part of a column of `num_rows`: all of it as wide as its longest text."""
     longest = max(map(len, values), default=0)
     if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
         raise RecordingError(f"a text of {longest:,} letters is too long to be the id of one of {num_rows:,} requests.")
@@ -114,20 +110,12 @@ class Table:
         return to_arrow(self)
 
     def to_pandas(self) -> Any:
-        """The columns of `to_arrow` as a `pandas.DataFrame`.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """The columns of `to_arrow` as a `pandas.DataFrame`."""
         return as_pandas(self.to_arrow())
 
 
 def as_pandas(table: pa.Table) -> Any:
-    """`table` as a `pandas.DataFrame`.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
+    """`table` as a `pandas.DataFrame`."""
     try:
         return table.to_pandas()
     except ImportError as error:

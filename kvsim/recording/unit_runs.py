@@ -38,11 +38,7 @@ def pack(units: IntArray) -> Packed:
 
 
 def unpack(value: object) -> IntArray:
-    """The units that `pack` wrote, or a plain list of them.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The units that `pack` wrote, or a plain list of them."""
     items: list[Any] = value if isinstance(value, list) else [value]
     first = _units([item[0] if _is_pair(item) else item for item in items])
     last = _units([item[1] if _is_pair(item) else item for item in items])

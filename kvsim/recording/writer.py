@@ -47,11 +47,7 @@ class RecordingWriter:
         self._num_rows = 0
 
     def __enter__(self) -> Self:
-        """Begin.
-
-        Raises:
-            RecordingError: the target exists and is not a recording, or cannot be written.
-        """
+        """Begin."""
         from kvsim.recording.parquet import TableFile  # noqa: PLC0415  costs more than the rest of kvsim together
 
         target = self._target
@@ -106,11 +102,7 @@ class RecordingWriter:
         return self._target
 
     def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
-        """Read and check it as whoever opens it will, and as whoever prints its figures.
-
-        Raises:
-            IntegrityError: it does not agree with itself.
-        """
+        """Read and check it as whoever opens it will, and as whoever prints its figures."""
         from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 

@@ -106,11 +106,7 @@ class Budget:
         return self.num_usable_blocks * length // self.plan.blocks_for(length)
 
     def max_sequences(self, tokens: int) -> int:
-        """How many sequences of `tokens` tokens the pool holds at once while they decode, each in whole blocks.
-
-        Raises:
-            UsageError: if `tokens` is not positive.
-        """
+        """How many sequences of `tokens` tokens the pool holds at once while they decode, each in whole blocks."""
         _check_count("tokens", tokens)
         return self.plan.max_sequences(tokens)
 
@@ -132,11 +128,7 @@ class Budget:
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
-    """How many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU; vLLM's N, null block included.
-
-    Raises:
-        UsageError: if a setting is not positive.
-    """
+    """How many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU; vLLM's N, null block included."""
     _check_count("kv_memory_bytes", kv_memory_bytes)
     _check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
@@ -175,10 +167,6 @@ def plan_budget(
         kv_memory_bytes: Bytes of the pool; replaces the account above it, and rounding remains.
         num_blocks: Blocks of the pool; replaces the account above it, and the pool is exactly as large.
         oversize: Make the pool even if it and the weights are more than the GPU has.
-
-    Raises:
-        BudgetError: if the weights do not fit, no block is left for a request, or `max_model_len` does not fit.
-        UsageError: if a setting cannot be right.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")

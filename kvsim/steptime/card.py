@@ -85,11 +85,7 @@ class Card:
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
-    """Read a card.
-
-    Raises:
-        UsageError: the file is missing, or no card; the message says what is wrong.
-    """
+    """Read a card."""
     file = Path(path)
     try:
         document = tomllib.loads(content_of(file, TOML_BYTES).decode())
@@ -213,11 +209,7 @@ def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
 
 
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a card as TOML, with the mark of the command `made_by`; the file appears whole or not at all.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write a card as TOML, with the mark of the command `made_by`; the file appears whole or not at all."""
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
     return Path(path)

@@ -1,0 +1,97 @@
+"""GPUs as TOML: the listed ones in `listed.toml`, and the files that users write."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError, shortened
+from kvsim.files.contents import TOML_BYTES, content_of
+from kvsim.hardware.gpu import GIB, GIGA, TERA, Gpu
+
+_KEYS = {
+    "memory_gib": (0.25, 16_384, "what the driver reports, in GiB"),
+    "bandwidth_gb_per_s": (1, 1_000_000, "peak bandwidth of the memory, in GB/s"),
+    "dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in bf16"),
+    "num_processors": (1, 100_000, "streaming multiprocessors, a whole number"),
+    "boost_mhz": (10, 100_000, "their clock, in MHz"),
+    "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
+}
+"""Numbers of a GPU file: the lowest and highest value allowed, and the meaning."""
+_TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
+_OPTIONAL = ("fp8_dense_tflops", "architecture")
+
+
+def read_gpu(file: Path) -> Gpu:
+    """Read a custom GPU from a TOML file.
+
+    The required keys are `name`, `memory_gib`, `bandwidth_gb_per_s`, `dense_tflops`, `num_processors` and `boost_mhz`.
+    The optional keys are `fp8_dense_tflops` and `architecture`, such as "Hopper GH100", which decides how the attention
+    kernel of latent attention splits its cache into blocks.
+
+    Raises:
+        UsageError: the file cannot be read, or a key is missing, unknown or out of range. All errors are listed.
+    """
+    try:
+        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
+    except OSError as error:
+        raise UsageError(f"the GPU {file} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the GPU {file} is not TOML: {error}.") from error
+    if wrong := _wrong(document):
+        raise UsageError(f"the GPU {file} says what cannot be used: {'; '.join(wrong)}.")
+    return _gpu(document, (str(file),))
+
+
+def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
+    memory_bytes = fields.get("memory_bytes") or int(fields["memory_gib"] * GIB)
+    fp8 = fields.get("fp8_dense_tflops")
+    return Gpu(
+        name=fields["name"],
+        memory_gb=fields.get("memory_gb", round(memory_bytes / GIGA)),
+        memory_bytes=memory_bytes,
+        bandwidth_bytes_per_s=fields["bandwidth_gb_per_s"] * GIGA,
+        dense_flops=fields["dense_tflops"] * TERA,
+        fp8_dense_flops=None if fp8 is None else fp8 * TERA,
+        num_processors=int(fields["num_processors"]),
+        boost_hz=fields["boost_mhz"] * 1e6,
+        architecture=fields.get("architecture", ""),
+        streamed_share=fields.get("streamed_share"),
+        sources=sources,
+    )
+
+
+def _wrong(document: dict[str, Any]) -> list[str]:
+    """Return all errors in the keys of a GPU file."""
+    found = []
+    for key, (lowest, highest, meaning) in _KEYS.items():
+        value = document.get(key)
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not lowest <= number <= highest or (key == "num_processors" and number % 1):
+            found += _problem(document, key, f"a number from {lowest:g} to {highest:,} ({meaning})")
+    for key, meaning in _TEXTS.items():
+        value = document.get(key)
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            found += _problem(document, key, meaning)
+    fp8, bf16 = document.get("fp8_dense_tflops"), document.get("dense_tflops")
+    if not found and fp8 is not None and fp8 < bf16:
+        found.append(f"fp8_dense_tflops = {fp8:g} is less than dense_tflops = {bf16:g}")
+    known = {*_KEYS, *_TEXTS}
+    if unknown := sorted(map(shortened, document.keys() - known)):
+        found.append(f"there is no {' or '.join(unknown)} among the keys {', '.join(sorted(known))}")
+    return found
+
+
+def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
+    if key in document:
+        return [f"{key} = {shortened(document[key])} must be {expected}"]
+    return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]
+
+
+GPUS = tuple(
+    _gpu(fields, tuple(fields["sources"]))
+    for fields in tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))["gpu"]
+)
+"""GPUs that can be named on a command line."""
