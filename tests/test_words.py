@@ -15,7 +15,7 @@ FILES = sorted((*REPOSITORY.glob("kvsim/**/*.py"), *REPOSITORY.glob("tui/**/*.py
 
 TO_DO = """
 kvsim kvsim/api kvsim/calibration kvsim/capture kvsim/cli kvsim/diagnosis kvsim/engine kvsim/experiments
-kvsim/exporters kvsim/files kvsim/fitting kvsim/hardware kvsim/hf_memory kvsim/importers kvsim/kv_groups
+kvsim/exporters kvsim/files kvsim/fitting kvsim/hf_memory kvsim/kv_groups
 kvsim/live kvsim/machines kvsim/memory kvsim/metrics kvsim/models kvsim/plots kvsim/policies kvsim/profiles
 kvsim/published kvsim/recording kvsim/replay kvsim/simulation kvsim/sizing kvsim/steptime kvsim/workload tui
 tui/dialogs tui/facts tui/lessons tui/live tui/playback tui/pool tui/screens tui/widgets

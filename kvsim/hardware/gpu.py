@@ -18,7 +18,7 @@ class Gpu:
     memory_gb: int
     """The size on the box, a label rather than a measure."""
     memory_bytes: int
-    """Bytes that the driver reports as the device's total: `gpu_memory_utilization` is a share of them."""
+    """Bytes that the driver reports as the device's total: `gpu_memory_utilization` is a share of it."""
     bandwidth_bytes_per_s: float
     """Peak bandwidth of the device's memory."""
     dense_flops: float

@@ -1,5 +1,4 @@
-"""Recorded and published request streams, as workloads. A reader is strict: what it cannot be sure of is an error
-with a line.
+"""Read recorded and published request streams as workloads. A reader is strict: doubtful input is an error with a line.
 
 Everything named here is imported when it is first used.
 """

@@ -1,7 +1,7 @@
-"""Times of arrival as a file states them: numbers of some unit or dates, turned into seconds when all are known.
+"""Convert arrival times of a file, numbers of some unit or dates, into seconds once all rows are read.
 
-One row says little about what its time means. So rows are only checked to be alike, and the whole column is judged at
-its end: what could be two things is refused, and what is read in a way that the column's name does not state is said.
+A single row does not determine its unit. Rows are only checked to be of one kind; the whole column is interpreted at
+its end. An ambiguous column is refused. The description states any reading that the column's name does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Unit(NamedTuple):
-    """A unit of time: so many seconds, as a fraction, so that halves of milliseconds stay exact."""
+    """Unit of time in seconds, as a fraction, so that half milliseconds stay exact."""
 
     words: str
     numerator: int
@@ -47,21 +47,21 @@ _UNITS = {
     "d": _Unit("days", 86_400),
 }
 _EPOCH_S = (1e9, 4.1e9)
-"""Seconds since 1970 of the years 2001 to 2099. Those of milliseconds and so on lie far from these."""
+"""Seconds since 1970 in the years 2001 to 2099. Numbers of other units are far outside."""
 _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
-"""Seconds between two requests of one workload, some three years: more is a mistake in one of them."""
+"""Maximum seconds between two requests of one workload, some three years; more is a mistake."""
 _LATE = 10_000
-"""Numbers of no stated unit that begin later may be days of a calendar, a date or a time of day without its marks."""
+"""Numbers without a unit from here on may be dates or times of day without separators."""
 _DAYS = (10_957, 88_069)
-"""Days since 1970, since 1900 as spreadsheets have them, and of astronomers, for the years 2000 to 2099."""
+"""Days since 1970, since 1900 as in spreadsheets, and of astronomers, in the years 2000 to 2099."""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
-"""Times as late as this need more digits than a spreadsheet shows."""
+"""Seconds from which times need more digits than a spreadsheet shows."""
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
-"""Stands in Azure's files of lengths alone."""
+"""Placeholder for times in Azure's files of lengths."""
 _NUMBER = re.compile(r"\+?(?:\d+(?P<point>\.\d*|,\d+)?|(?P<bare>[.,]\d+))(?P<power>[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,]\d{3})+", re.ASCII)
 _DATE = re.compile(
@@ -77,44 +77,44 @@ _NUMBERS = "numbers"
 
 @dataclass(slots=True, kw_only=True)
 class Clock:
-    """One column of times. Feed it every row, keep what it gives for each, and ask for the seconds of those."""
+    """Column of arrival times. Call `read` for every row, keep the results, and convert them with `seconds`."""
 
     path: Path
     column: str
-    """The file's name of the column."""
+    """Name of the column in the file."""
     unit: str | None = None
-    """The unit that the column's name or its format states, None where none is stated."""
+    """Unit stated by the column's name or the format; None if none is stated."""
     dated: bool = False
     """Whether the column's name promises dates."""
-    told: bool = False
-    """Whether the user has said what the times are."""
+    given_by_user: bool = False
+    """Whether the user has stated the unit."""
     known: bool = True
-    """Whether the format says what its times are, so that only what is unusual has to be said again."""
+    """Whether the format defines the unit, so that only the unusual is described."""
     from_first: bool = True
-    """Whether time begins with the first arrival, as it must where the file has dates."""
+    """Whether time begins at the first arrival; always for dates."""
     kind: str | None = field(default=None, init=False)
-    """The kind of time that all rows hold."""
+    """Kind of time of all rows so far."""
     _mark: str = field(default="", init=False)
-    """The decimal mark of the numbers so far."""
+    """Decimal mark of the numbers so far."""
     _grouped: tuple[int, str] | None = field(default=None, init=False)
-    """A number whose mark may be one of thousands, with its line, until another shows that it is not."""
+    """Line and text of a number whose mark may separate thousands."""
     _decimal: bool = field(default=False, init=False)
-    """Whether a number has a mark that can only be a decimal one."""
+    """Whether a number has a mark that can only be a decimal mark."""
     _power: str = field(default="", init=False)
-    """A number that is written with a power of ten, and with fewer digits than it has."""
+    """Number written with a power of ten and with fewer digits than it has."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """Whether times fall, read with decimal marks and with marks of thousands."""
+    """Whether times decrease, with marks read as decimal marks and as separators of thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: Row, value: Any) -> float | int:
-        """Return the time in `value` of `row`: nanoseconds of a date, or a number as it stands."""
+        """Return the time in `value` of `row`: nanoseconds for a date, or the number itself."""
         if isinstance(value, str):
             return self._text(row, value.strip())
         number = -1.0 if isinstance(value, bool) or not isinstance(value, (int, float)) else value
         return self._number(row, number, value)
 
     def read_many(self, texts: Sequence[str]) -> Sequence[float | int] | None:
-        """Return what `read` says of each of `texts`; None where they have to be looked at one by one."""
+        """Return the results of `read` for `texts`; None if they must be read one by one."""
         letters = "".join(texts)
         if self.kind not in (None, _NUMBERS) or self._mark == "," or not _PLAIN_LETTERS.issuperset(letters):
             return None
@@ -143,7 +143,7 @@ class Clock:
         if mark and self._mark not in ("", mark):
             raise row.error(
                 f"{self.column} is {shortened(text)}, and earlier numbers have the decimal mark {self._mark!r}; "
-                "write all of them with a point"
+                "write all with a point"
             )
         self._mark = self._mark or mark
         if found["power"]:
@@ -156,7 +156,7 @@ class Clock:
         return self._number(row, number, text)
 
     def _look_for_groups(self, row: Row, text: str, mark: str, number: float) -> None:
-        """Note whether the mark of a number can be one of thousands, or is a decimal one for certain."""
+        """Record whether the mark of a number may separate thousands, or is certainly a decimal mark."""
         if self._decimal:
             return
         if mark and not _GROUPED.fullmatch(text):
@@ -199,11 +199,11 @@ class Clock:
         elif self.kind != kind:
             raise row.error(
                 f"{self.column} is {shortened(value)}, one of {kind}, and the rows before it have {self.kind}; write "
-                "all of them in one way"
+                "all in one way"
             )
 
     def seconds(self, times: Sequence[float | int]) -> tuple[NDArray[np.float64], str]:
-        """Return `times`, which `read` gave, in seconds, and what a reader of the workload must know of them."""
+        """Return `times`, the results of `read`, in seconds, and a note for the description of the workload."""
         if self.kind == _LENGTHS:
             return np.zeros(len(times)), NO_ARRIVALS
         if self.kind in (_ZONED, _LOCAL):
@@ -216,7 +216,7 @@ class Clock:
             self._check_epoch(low, high, epoch)
         unit = _UNITS[epoch or self.unit or "s"]
         if self._power and unit.seconds(high) >= _ROUNDED_S:
-            raise self._error(f"has times such as {self._power}, which have lost their last digits; write all of them")
+            raise self._error(f"has times such as {self._power}, which have lost their last digits; write all digits")
         shifts = self.from_first or epoch is not None
         seconds = self._relative(times, unit, unit.words, shifts=shifts)
         if epoch is None:
@@ -233,7 +233,7 @@ class Clock:
         low, high = min(times), max(times)
         if unit.seconds(high - (low if shifts else 0)) > _LONGEST_S:
             raise self._error(
-                f"goes from {self._as_told(low)} to {self._as_told(high)}, which as {words} is more than three years; "
+                f"goes from {self._shown(low)} to {self._shown(high)}, which as {words} is more than three years; "
                 "times of one unit, of one kind of clock and without a mistake are needed"
             )
         # Seconds since 1970 in a float have lost the last digits: subtract first.
@@ -241,13 +241,13 @@ class Clock:
         relative: NDArray[np.float64] = np.asarray(unit.seconds(exact), np.float64)
         return relative
 
-    def _as_told(self, time: float) -> str:
+    def _shown(self, time: float) -> str:
         if self.kind == _NUMBERS:
             return f"{time:,.15g}" if isinstance(time, float) else str(time)
         return f"{datetime.fromtimestamp(time // _NS, UTC):%Y-%m-%d}"
 
     def _check_marks(self) -> None:
-        """Refuse numbers whose marks may be those of thousands."""
+        """Refuse numbers whose marks may separate thousands."""
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands
         if self._grouped is not None and not self._decimal and (self._mark == "," or ordered):
@@ -259,31 +259,31 @@ class Clock:
             )
 
     def _check_unstated(self, low: float) -> None:
-        """Refuse numbers of which neither the name of the column nor their size says what they are."""
+        """Refuse numbers whose unit neither the column's name nor their size determines."""
         if self.unit is None and (low >= _LATE or self.dated):
             raise self._error(
-                f"begins at {self._as_told(low)}, which is no time since 1970, and may be seconds or a day or an hour "
+                f"begins at {self._shown(low)}, which is no time since 1970, and may be seconds or a day or an hour "
                 "of a calendar; write times such as 2026-11-16T18:15:46, or say that these are seconds with --columns "
                 f"arrival_s={self.column}"
             )
 
     def _check_calendar(self, low: float, high: float, unit: _Unit, *, many: bool) -> None:
-        """Refuse numbers that are called a unit of time, and look like days or dates."""
+        """Refuse numbers that look like days or dates but are declared as a unit of time."""
         days = unit is not _UNITS["d"] and many and _DAYS[0] <= low and high < _DAYS[1] and high - low < 1
-        if not self.told and (days or unit.seconds(low) > _LONGEST_S or (_is_date(low) and _is_date(high))):
+        if not self.given_by_user and (days or unit.seconds(low) > _LONGEST_S or (_is_date(low) and _is_date(high))):
             raise self._error(
-                f"goes from {self._as_told(low)} to {self._as_told(high)}, which are hardly {unit.words}: they may be "
+                f"goes from {self._shown(low)} to {self._shown(high)}, which are hardly {unit.words}: they may be "
                 "days or dates of a calendar; write times such as 2026-11-16T18:15:46, or count from the first request"
             )
 
     def _check_epoch(self, low: float, high: float, epoch: str) -> None:
-        """Refuse times since 1970 that are in another unit than is stated."""
+        """Refuse times since 1970 in another unit than the stated one."""
         stated = self.unit
         if stated not in (None, epoch):
             unit = _UNITS[str(stated)]
             if unit.seconds(low) >= _LATE_S * 24 or unit.seconds(high - low) < _SOON_S:
                 raise self._error(
-                    f"is in {unit.words}, and begins at {self._as_told(low)}, which is a number of "
+                    f"is in {unit.words}, and begins at {self._shown(low)}, which is a number of "
                     f"{_UNITS[epoch].words} since 1970; name the column arrival_{epoch}, or say --columns "
                     f"arrival_{epoch}={self.column}"
                 )
@@ -293,7 +293,7 @@ class Clock:
 
 
 def _is_date(number: float) -> bool:
-    """Return whether `number` has the digits of a year, month, day, hour, minute and second."""
+    """Tell whether `number` has the digits of a year, month, day, hour, minute and second."""
     text = f"{number:.0f}"
     try:
         return len(text) == _DATE_DIGITS and 1970 <= datetime.strptime(text, "%Y%m%d%H%M%S").year < 2100
@@ -306,4 +306,4 @@ def _is_epoch(time: float, unit: str) -> bool:
 
 
 NO_ARRIVALS = "; it has no arrival times"
-"""Then all requests arrive at once, until they are given new arrivals."""
+"""Note for files without arrival times: all requests arrive at once until they get new arrivals."""

@@ -1,4 +1,4 @@
-"""Rows of a file, gathered into a workload: what every text format does with a request once its fields are known."""
+"""Collect the rows of a file into a workload; shared by all text formats."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Requests:
-    """The requests of one file, in its order. Those without a prompt or an answer are counted and left out."""
+    """Requests of one file, in its order. Requests without a prompt or an output are counted and left out."""
 
     source: Source
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
     clock: Clock | None = None
-    """Reads the arrivals; None where the file has none."""
+    """Reader of arrival times; None if the file has none."""
     hash_unit_tokens: int = 16
     num_silent: int = 0
     arrivals: list[float] = field(default_factory=list)
-    """Times as the clock gives them."""
+    """Times as the clock returns them."""
     prompt_tokens: list[int] = field(default_factory=list)
     output_tokens: list[int] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Requests:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> None:
-        """Add the request of `row`; a failed one, which has no prompt or no answer, is only counted."""
+        """Add the request of `row`. A failed request, without a prompt or an output, is only counted."""
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1
@@ -70,7 +70,7 @@ class Requests:
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
     ) -> bool:
-        """Add requests of which nothing else is known; False where they have to be added one by one."""
+        """Add requests that have no optional fields; return False if they must be added one by one."""
         if not (all(prompt_tokens) and all(output_tokens)):
             return False
         count = len(prompt_tokens)
@@ -87,7 +87,7 @@ class Requests:
         return True
 
     def workload(self, note: str = "") -> Workload:
-        """Return the requests as a workload; `note` is what else a reader of the description must know."""
+        """Return the requests as a workload; `note` is appended to the description."""
         if not self.arrivals:
             raise WorkloadError(
                 f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."

@@ -1,4 +1,4 @@
-"""Every format that requests can be read from, and which of them a file is in."""
+"""List the formats of request files, and detect the format of a file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ class TextFormat:
     read: Callable[[Source], Workload]
 
 
+def _csv(trace: plain.Published) -> TextFormat:
+    return TextFormat(what=f"{trace.what}, CSV", looks_like=trace.looks_like, read=trace.read)
+
+
 FORMATS = {
-    "azure": TextFormat(what=f"{plain.AZURE.what}, CSV", looks_like=plain.AZURE.looks_like, read=plain.AZURE.read),
-    "burstgpt": TextFormat(
-        what=f"{plain.BURSTGPT.what}, CSV", looks_like=plain.BURSTGPT.looks_like, read=plain.BURSTGPT.read
-    ),
+    "azure": _csv(plain.AZURE),
+    "burstgpt": _csv(plain.BURSTGPT),
     "mooncake": TextFormat(what="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
     "ragpulse": TextFormat(what="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
     "sharegpt": TextFormat(what="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
-    "vidur": TextFormat(what=f"{plain.VIDUR.what}, CSV", looks_like=plain.VIDUR.looks_like, read=plain.VIDUR.read),
+    "vidur": _csv(plain.VIDUR),
     "vllm-bench": TextFormat(
         what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
     ),
@@ -47,23 +49,23 @@ FORMATS = {
         read=plain.read,
     ),
 }
-"""Name on the command line -> how to read it. A recording (a folder) and a workload (Parquet) need no name."""
+"""Text formats by their name on the command line. A recording (a folder) and a workload (Parquet) need no name."""
 
 
 def read_workload(
     path: str | os.PathLike[str], *, form: str | None = None, columns: Mapping[str, str] | None = None
 ) -> Workload:
-    """The requests in `path`: a recording, a Parquet file of `kvsim import`, or a file in one of `FORMATS`.
+    """Read the requests in `path`: a recording, a Parquet file of `kvsim import`, or a file in one of `FORMATS`.
 
     Args:
-        path: a file, or the folder of a recording.
-        form: the format's name; found from the content if left out.
-        columns: what the columns of a CSV file stand for: our name of each, and the file's.
+        path: file, or folder of a recording.
+        form: name of the format; detected from the content if None.
+        columns: columns of a CSV file: kvsim's name of each -> the file's name.
 
     Raises:
-        UnknownNameError: there is no format `form`.
-        RecordingError: it is a folder and no recording.
-        WorkloadError: it is in no known format, or a request in it cannot be right.
+        UnknownNameError: `form` is not a format.
+        RecordingError: the folder is not a recording.
+        WorkloadError: the format is unknown, or a request is invalid.
     """
     if form is not None and form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)
@@ -83,10 +85,10 @@ def read_workload(
 
 
 def detect(source: Source) -> str:
-    """The name of the format that `source` is in.
+    """Return the name of the format of `source`.
 
     Raises:
-        WorkloadError: none of them recognises it.
+        WorkloadError: no format matches.
     """
     found = next((name for name, form in FORMATS.items() if form.looks_like(source)), None)
     if found is None and len(source.header) > 1 and not source.lines[0].lstrip().startswith(("{", "[")):

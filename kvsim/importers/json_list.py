@@ -1,4 +1,4 @@
-"""A file that is one JSON list of objects, one object at a time: published conversations have hundreds of megabytes."""
+"""Read a JSON list of objects one object at a time: published conversations have hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from kvsim.importers.source import Source
 
 _AT_ONCE = 1 << 22
-"""Letters that are looked at together; most objects have fewer."""
+"""Characters read together; most objects have fewer."""
 _MOST = 1 << 26
-"""Letters of the longest object."""
+"""Maximum characters of an object."""
 _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def entries(source: Source) -> Iterator[Row]:
-    """The objects of the list, each with the line on which it begins."""
+    """Yield the objects of the list, each with the line on which it begins."""
     text = _Reading(source.path, source.lines)
     text.take("[")
     if text.next_letter() == "]":
@@ -42,7 +42,7 @@ def entries(source: Source) -> Iterator[Row]:
 
 
 class _Reading:
-    """Lines of JSON, joined only as far as they are needed, and a place in them."""
+    """Position in lines of JSON that are joined only as far as needed."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
         self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
@@ -50,11 +50,11 @@ class _Reading:
         self._decode = json.JSONDecoder(object_pairs_hook=each_once).raw_decode
 
     def error(self, sentence: str) -> WorkloadError:
-        """The error that says what is wrong at this place."""
+        """Return the error for this position."""
         return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
 
     def next_letter(self) -> str:
-        """The letter at this place, behind any space; an empty string at the end."""
+        """Return the next character after white space; an empty string at the end."""
         while True:
             space = _SPACE.match(self._text, self._at)
             assert space is not None
@@ -63,7 +63,7 @@ class _Reading:
                 return self._text[self._at : self._at + 1]
 
     def take(self, letter: str) -> None:
-        """Step over `letter`, which should be the next one."""
+        """Step over `letter`; raise an error if another character comes next."""
         found = self.next_letter()
         if not found:
             raise self.error(_CUT_OFF)
@@ -72,7 +72,7 @@ class _Reading:
         self._at += 1
 
     def row(self) -> Row:
-        """Step over an object."""
+        """Step over an object, and return it."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
         more = _AT_ONCE
@@ -81,7 +81,7 @@ class _Reading:
                 value, end = self._decode(self._text, self._at)
                 break
             except json.JSONDecodeError as error:
-                # What is cut off here may go on behind; twice as much each time, so that it ends soon.
+                # The object may continue beyond the text. Reading twice as much each time keeps the total linear.
                 more, wrong_at = 2 * more, error.pos - self._at
                 if more > _MOST:
                     raise self.error(f"an object is longer than {_MOST:,} letters, or is no JSON") from error
@@ -113,7 +113,7 @@ class _Reading:
         self._at = at
 
     def _read_on(self, num_letters: int) -> bool:
-        """Join more of the file behind what is left; False where there is none."""
+        """Append more of the file to the remaining text; return False at the end of the file."""
         more, length = [self._text[self._at :]], 0
         while length < num_letters:
             piece = next(self._pieces, "")
@@ -126,7 +126,7 @@ class _Reading:
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
-    """Return the text of `lines` in pieces, since all of a file may stand in one line."""
+    """Yield the text of `lines` in pieces, since the whole file may be one line."""
     for line in lines:
         for start in range(0, len(line), _AT_ONCE):
             yield line[start : start + _AT_ONCE]

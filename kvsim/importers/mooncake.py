@@ -1,4 +1,4 @@
-"""Mooncake's traces (kvcache-ai/Mooncake, FAST'25): lengths, milliseconds, and one chained hash per 512 prompt
+"""Read traces of Mooncake (kvcache-ai/Mooncake, FAST'25): lengths, milliseconds, one chained hash per 512 prompt
 tokens.
 """
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 HASH_TOKENS = 512
-"""Tokens that one hash stands for; the last of a prompt stands for what is left."""
+"""Tokens of one hash; the last hash of a prompt covers the rest."""
 
 
 def looks_like(source: Source) -> bool:
-    """Whether the first line is an object with these fields, its hashes in a list."""
+    """Tell whether the first line is an object with these fields, and its hashes are a list."""
     first = source.first_object()
     return {"timestamp", "input_length", "output_length"} <= first.keys() and isinstance(
         first.get("hash_ids", []), list
@@ -26,10 +26,9 @@ def looks_like(source: Source) -> bool:
 
 
 def read(source: Source) -> Workload:
-    """The requests, whose hashes give prefix hits at every block size that divides 512 or is a multiple of it.
+    """Return the requests. Their hashes give prefix hits at every block size that divides 512 or is a multiple of it.
 
-    The hash of a last, partial unit is left out: a prefix cache holds full blocks, and two prompts that share that hash
-    differ in nothing that a smaller block would see except fewer than 512 tokens.
+    The hash of a partial last unit is left out: a prefix cache holds full blocks only.
     """
     clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
     requests = Requests(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)

@@ -1,4 +1,4 @@
-"""Names of columns and keys: the quantity that each stands for, and the unit that it states."""
+"""Recognise names of columns and keys: the quantity, and its unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens")
-"""An optional field may also be empty in some rows: no limit beyond the answer, priority 0, no shared prefix."""
+"""Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix."""
 UNITS = {
     "s": "s sec secs second seconds",
     "ms": "ms msec msecs milli millis millisecond milliseconds",
@@ -23,7 +23,7 @@ UNITS = {
     "h": "h hr hrs hour hours",
     "d": "d day days",
 }
-"""Units of time, and what stands for each at the end of a name."""
+"""Units of time, and the words for each at the end of a name."""
 _UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
 _TIMES = {
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
@@ -33,7 +33,7 @@ _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
-"""Words that say from when times count."""
+"""Words that state the origin of times."""
 _COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
@@ -42,25 +42,25 @@ _NOUNS = {
     },
 }  # fmt: skip
 _BARE = {"prompt", "input", "output", "answer", "completion"}
-"""Nouns that are counted in tokens without saying so."""
+"""Nouns that mean tokens without a word for tokens."""
 
 
 class Meaning(NamedTuple):
-    """What a name stands for."""
+    """Quantity that a name denotes."""
 
     ours: str
-    """Our name of the column."""
+    """Name of the column in kvsim."""
     unit: str | None = None
-    """Unit of a time, where the name states one."""
+    """Unit of a time, if the name states one."""
     dated: bool = False
     """Whether a date is expected."""
 
 
 @lru_cache(maxsize=1024)
 def meaning(name: str) -> Meaning | None:
-    """Return what a column or key of this name stands for, None where that is not known.
+    """Return the meaning of a column or key of this name, or None if it is unknown.
 
-    Capitals, spaces and punctuation make no difference: `promptTokens` is `Prompt tokens`.
+    Case, spaces and punctuation are ignored: `promptTokens` is `Prompt tokens`.
     """
     words = _words(name)
     ours = "_".join(words)
@@ -79,12 +79,12 @@ def meaning(name: str) -> Meaning | None:
 
 
 def counts_tokens(name: str) -> bool:
-    """Return whether a column of this name, known or not, holds lengths and no times."""
+    """Tell whether a column of this name, known or not, holds lengths and not times."""
     return not _COUNTING.isdisjoint(_words(name))
 
 
 def folded(name: str) -> str:
-    """Return `name` in small letters, with an underscore between words and nothing around them."""
+    """Return `name` in lower case, with an underscore between words."""
     return "_".join(_words(name))
 
 
@@ -94,7 +94,7 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return those of `names` that are known, by our name of what they stand for."""
+    """Group the known names of `names` by their quantity, under kvsim's name."""
     found = defaultdict(list)
     for name in names:
         known = meaning(name)
@@ -105,9 +105,9 @@ def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 @lru_cache(maxsize=64)
 def rivals(names: tuple[str, ...], settled: Collection[str] = ()) -> tuple[str, str, str] | None:
-    """Return our name of a quantity and two of `names` that stand for it; None where each quantity has one name.
+    """Return a quantity and two of `names` that denote it; None if each quantity has one name.
 
-    What stands in `settled`, by our names, may have several: the caller has said which holds.
+    Quantities in `settled`, by kvsim's names, may have several names: the caller has chosen one.
     """
     found = by_quantity(names)
     several = ((ours, some[0], some[1]) for ours, some in found.items() if len(some) > 1 and ours not in settled)

@@ -1,4 +1,4 @@
-"""A workload as one Parquet file: what `kvsim import` writes, and every bit of it comes back."""
+"""Read and write a workload as one Parquet file, without loss: the output of `kvsim import`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_
 
 
 def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write `workload` as the file `path`, which appears when it is whole.
+    """Write `workload` to the file `path`, which appears once it is complete.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -94,11 +94,11 @@ def read(path: str | os.PathLike[str]) -> Workload:
 
 
 def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the file says about itself, which kvsim wrote there."""
+    """Return the metadata that kvsim wrote into the file."""
     try:
         about = parse(metadata.get(FORMAT.encode(), b"{}"))
     except ValueError as error:
-        raise WorkloadError(f"{path} is damaged: what it says about itself is no JSON.") from error
+        raise WorkloadError(f"{path} is damaged: its metadata are no JSON.") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
         raise WorkloadError(
             f"{path} is no workload of version {VERSION}; `kvsim import` writes one, and a recording is a folder."

@@ -1,7 +1,7 @@
-"""A CSV file of requests, in kvsim's own words or in others' for them: a published trace, a log, a spreadsheet.
+"""Read a CSV file of requests: a published trace, a log, a spreadsheet.
 
-Columns are found by name, or as the caller says; two names of one quantity are an error. A file of lengths alone has no
-arrivals. Times of arrival may be numbers of any unit or dates; unless the column is `arrival_s`, the first is zero.
+Columns are found by name, or as the caller says; two names of one quantity are an error. A file with lengths alone has
+no arrivals. Arrival times are numbers of any unit, or dates; unless the column is `arrival_s`, the first becomes zero.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 _UNSHIFTED = ("arrival_s", "arrived_at")
-"""Columns, ours and Vidur's, whose times count from the beginning of the workload and not of a day or an age."""
+"""Columns of kvsim and Vidur whose times count from the beginning of the workload."""
 _EXAMPLE = "0.5,200,100"
 _INT32 = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A published trace in CSV, whose columns have fixed names."""
+    """Published CSV trace, whose columns have fixed names."""
 
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
     columns: Mapping[str, str]
-    """Our name of each column, with the unit of its times, and the file's."""
+    """File's name of each column, by kvsim's name with the unit of times."""
     alone: bool = False
     """Whether a file has no other columns."""
 
     def looks_like(self, source: Source) -> bool:
-        """Return whether the first line names the columns."""
+        """Tell whether the first line names the columns."""
         names = tuple(self.columns.values())
         return source.header == names if self.alone else set(names) <= set(source.header)
 
     def read(self, source: Source) -> Workload:
-        """Return the requests, of all models, from the first one's arrival on; rows need not be in order of time."""
+        """Return the requests of all models, from the first arrival; rows need not be in order of time."""
         return _read(source, _Names.of(source, self.columns), self.what)
 
 
@@ -52,15 +52,15 @@ AZURE = Published(
     columns={"arrival": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"},
     alone=True,
 )
-"""Azure/AzurePublicDataset, 2023 and later, with dates of up to nine digits behind the point or `XXX` for none; and
-files of lengths in its columns.
+"""Azure/AzurePublicDataset, 2023 and later. Dates have up to nine decimal digits, or are `XXX` for none. Files of
+lengths in these columns are accepted.
 """
 BURSTGPT = Published(
     what="BurstGPT",
     columns={"arrival_s": "Timestamp", "prompt_tokens": "Request tokens", "output_tokens": "Response tokens"},
 )
-"""HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds from the first day of the whole trace.
-A failed one has no answer.
+"""HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds since the first day of the trace. A
+failed request has no output.
 """
 
 VIDUR = Published(
@@ -71,22 +71,22 @@ VIDUR = Published(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """What the file calls our columns; without arrivals it is of lengths alone."""
+    """Names of kvsim's columns in the file; without arrivals, the file has lengths alone."""
 
     arrival: str | None
     unit: str | None
-    """Unit of the arrivals, where one is stated."""
-    told: bool
-    """Whether the user has said which column and unit they are."""
+    """Unit of the arrivals, if stated."""
+    given_by_user: bool
+    """Whether the user has stated the column and unit of the arrivals."""
     is_published: bool
-    """Whether the arrivals are those of a published format, which says what they are."""
+    """Whether the arrivals are those of a published format, which states their unit."""
     prompt: str
     output: str
     optional: Mapping[str, str]
 
     @classmethod
     def of(cls, source: Source, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns in `source`: as `columns` says, and for the user where `settled`, or by their names."""
+        """Find the columns in `source`: given in `columns`, by the user if `settled`, or by name."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(
@@ -117,7 +117,7 @@ class _Names:
         return cls(
             arrival=arrival,
             unit=unit,
-            told=stated is not None and settled,
+            given_by_user=stated is not None and settled,
             is_published=stated is not None and not settled,
             prompt=found["prompt_tokens"],
             output=found["output_tokens"],
@@ -131,12 +131,12 @@ class _Names:
 
 
 def looks_like(source: Source) -> bool:
-    """Return whether the first line names the lengths of prompts and answers."""
+    """Tell whether the first line names the lengths of prompts and outputs."""
     return {"prompt_tokens", "output_tokens"} <= by_quantity(source.header).keys()
 
 
 def unknown_columns(source: Source, found: Mapping[str, str]) -> WorkloadError:
-    """Return the error that says which columns there are and which are needed besides those that were `found`."""
+    """Return the error that lists the columns of the file, and the needed columns that are not in `found`."""
     header = source.delimiter.join(source.header)
     hint = ",".join(f"{ours}=..." for ours in COLUMNS if ours not in found)
     return WorkloadError(
@@ -150,8 +150,8 @@ def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
     """Return the requests.
 
     Args:
-        source: the file.
-        columns: our name of a column, and the file's, where that is no name that is known.
+        source: file.
+        columns: file's name of a column, by kvsim's name, for columns with an unknown name.
     """
     names = _Names.of(source, _checked(columns or {}), settled=True)
     return _read(source, names, None)
@@ -170,7 +170,7 @@ def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _ours(name: str) -> str:
-    """Return our column that `name` stands for, in which times may have a unit: arrival_ms."""
+    """Return kvsim's column for `name`, in which times may have a unit: arrival_ms."""
     known = meaning(name)
     return name if known is None or known.ours != "arrival_s" else known.ours
 
@@ -186,7 +186,7 @@ def _read(source: Source, names: _Names, published: str | None) -> Workload:
             column=names.arrival,
             unit=names.unit,
             dated=named is not None and named.dated,
-            told=names.told,
+            given_by_user=names.given_by_user,
             known=names.is_published,
             from_first=folded(names.arrival) not in _UNSHIFTED,
         )

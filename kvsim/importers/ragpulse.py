@@ -1,7 +1,7 @@
-"""RAGPulse (flashserve/RAGPulse): a question-answering service that puts the same passages in front of many questions.
+"""Read RAGPulse traces (flashserve/RAGPulse): a question-answering service whose prompts share passages.
 
-A prompt is a row of named chunks: system prompt, passages, history, web search, question. Their lengths stand in other
-files of the release, which are looked for beside the trace. The rows are not in order of time.
+A prompt is a sequence of named chunks: system prompt, passages, history, web search, question. Other files of the
+release, beside the trace, have their lengths. The rows are not in order of time.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 UNIT_TOKENS = 16
 _LONGEST_PROMPT = 1 << 24
-"""Tokens of the longest prompt that is taken, beyond any model's context; a prompt has a hash for each of its units."""
+"""Maximum tokens of a prompt, beyond any model's context; a prompt has a hash for each of its units."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
 
 def looks_like(source: Source) -> bool:
-    """Whether the first line is an object whose hashes are named by what they are of."""
+    """Tell whether the first line is an object whose hashes are grouped by kind of chunk."""
     return isinstance(source.first_object().get("hash_ids"), dict)
 
 
 def read(source: Source) -> Workload:
-    """The requests, with prefix hits where two prompts begin with the same chunks.
+    """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    A block can be hit up to the end of the chunk that it ends in only if that whole chunk is equal: of two different
-    chunks nothing is known.
+    A unit is hit only if all chunks up to its end are equal, including the whole chunk in which it ends.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
@@ -61,7 +60,7 @@ def read(source: Source) -> Workload:
 
 
 def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
-    """One number per full unit, equal where the chunks up to its end are."""
+    """Return one number per full unit; numbers are equal if all chunks up to the unit's end are."""
     hashes: list[int] = []
     end, chain = 0, -1
     for chunk, tokens in chunks:

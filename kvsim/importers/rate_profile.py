@@ -1,4 +1,4 @@
-"""A profile of arrivals as a table: times and how many requests a second come then."""
+"""Read an arrival-rate profile: a table of times and requests per second."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from kvsim.importers.source import Row
 
 _TIMES = {"time_s": 1.0, "minute": 60.0, "hour": 3600.0}
-"""Names that the column of times may have, each with its unit in seconds."""
+"""Names of the time column, each with its unit in seconds."""
 _RATES = {"rate_per_s": 1.0, "rate_per_min": 1 / 60, "rate_per_hour": 1 / 3600}
 _EXAMPLE = "hour,rate_per_s then 0,0.5 then 12,4 then 24,0.5"
 _MOST_TOLD = 5
 
 
 def read_profile(path: str | os.PathLike[str]) -> Varying:
-    """Return the profile in the CSV file `path`, which begins again at its end.
+    """Return the profile in the CSV file `path`; it repeats at its end.
 
     Raises:
-        WorkloadError: it has no column of times or of rates, or several, or rows that cannot be right.
+        WorkloadError: the time or rate column is missing or ambiguous, or rows are invalid.
     """
     source = Source.open(path)
     time, rate = _column(source, _TIMES), _column(source, _RATES)
@@ -54,7 +54,7 @@ def read_profile(path: str | os.PathLike[str]) -> Varying:
 
 
 def _column(source: Source, names: Mapping[str, float]) -> str:
-    """Return the one column that has one of `names`."""
+    """Return the only column whose name is in `names`."""
     found = [name for name in source.header if name in names]
     if not found:
         raise WorkloadError(
@@ -62,12 +62,12 @@ def _column(source: Source, names: Mapping[str, float]) -> str:
             f"{', '.join(_TIMES)} and one of {', '.join(_RATES)}, such as {_EXAMPLE}."
         )
     if len(found) > 1:
-        raise WorkloadError(f"{source.path}, line 1: {found[0]} and {found[1]} are both there; leave one of them out.")
+        raise WorkloadError(f"{source.path}, line 1: {found[0]} and {found[1]} are both there; leave one out.")
     return found[0]
 
 
 def _number(row: Row, name: str, wrong: list[str]) -> list[float]:
-    """Return the number in field `name`; none where it is none, which is added to what is `wrong`."""
+    """Return the number in field `name` as a list; if invalid, append the error to `wrong` and return an empty list."""
     try:
         return [row.number(name)]
     except WorkloadError as error:

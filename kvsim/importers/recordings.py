@@ -1,4 +1,4 @@
-"""The requests of a recording, to be served again."""
+"""Read the requests of a recording as a workload."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def workload_of(recording: Recording | RecordedRequests) -> Workload:
-    """The requests of `recording` with the lengths that they really had and the times at which they really arrived.
+    """Return the requests of `recording`, with their measured lengths and arrival times.
 
     Raises:
-        WorkloadError: the recording has no request that put out anything.
+        WorkloadError: no request of the recording has any output.
     """
     requests = recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)

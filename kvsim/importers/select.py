@@ -1,4 +1,4 @@
-"""Which requests of a workload are kept, and when they arrive: what studies say in a sentence below their figures."""
+"""Select the requests of a workload and set their arrival times: what studies state below their figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.workload import Workload
+from kvsim.workload.checks import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
     from kvsim.workload import Arrivals
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Lengths in tokens that a request must have to be kept, both ends included."""
+    """Lengths in tokens that a request must have to be kept, both bounds included."""
 
     min_tokens: int = 1
-    """Fewest tokens of a prompt, and of an answer."""
+    """Minimum tokens of a prompt, and of an output."""
     max_prompt_tokens: int | None = None
     max_total_tokens: int | None = None
-    """Most tokens of a prompt and its answer together."""
+    """Maximum tokens of a prompt and its output together."""
 
     def __str__(self) -> str:
         rules = [f"prompts and answers of at least {self.min_tokens:,} tokens"]
@@ -34,10 +35,10 @@ class Limits:
 
 
 def within(workload: Workload, limits: Limits) -> Workload:
-    """The requests of `workload` that keep `limits`; the description counts the others.
+    """Return the requests of `workload` within `limits`; the description counts the others.
 
     Raises:
-        WorkloadError: none does.
+        WorkloadError: no request is within the limits.
     """
     prompt, output = workload.prompt_tokens.astype(np.int64), workload.output_tokens.astype(np.int64)
     kept = np.minimum(prompt, output) >= limits.min_tokens
@@ -52,7 +53,7 @@ def within(workload: Workload, limits: Limits) -> Workload:
         return workload
     prompts = workload.prompt_token_ids
     return Workload(
-        **{name: getattr(workload, name)[rows] for name in _COLUMNS},
+        **{name: getattr(workload, name)[rows] for name in SCALAR_COLUMNS},
         prefix_names=workload.prefix_names,
         prompt_hashes=workload.prompt_hashes.take(rows),
         hash_unit_tokens=workload.hash_unit_tokens,
@@ -64,19 +65,19 @@ def within(workload: Workload, limits: Limits) -> Workload:
 
 
 def first(workload: Workload, num_requests: int) -> Workload:
-    """The first `num_requests` of `workload` to arrive, or all; the description says so.
+    """Return the first `num_requests` of `workload` to arrive, or all if there are fewer; the description says so.
 
     Raises:
-        UsageError: that is none.
+        UsageError: `num_requests` is below 1.
     """
     part = workload.head(num_requests)
     if len(part) == len(workload):
         return workload
-    return replace(part, description=f"{workload.description}, the first {len(part):,} of them")
+    return replace(part, description=f"{workload.description}, the first {len(part):,}")
 
 
 def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
-    """The requests of `workload` in their order, arriving anew as `arrivals` says; the same seed gives the same times.
+    """Return the requests of `workload` in order, with arrival times drawn from `arrivals`; a seed fixes the draw.
 
     Raises:
         UsageError: the seed is negative.
@@ -87,14 +88,3 @@ def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
     return replace(
         workload, arrival_s=arrival_s, description=f"{workload.description}, arriving as {arrivals} with seed {seed}"
     )
-
-
-_COLUMNS = (
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "max_tokens",
-    "priority",
-    "prefix_group",
-    "prefix_tokens",
-)

@@ -1,4 +1,4 @@
-"""ShareGPT: conversations as text. Their lengths are counted, or guessed from their letters and then called a guess."""
+"""Read ShareGPT conversations. Lengths are stated, or estimated from the characters and then marked as estimates."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
-"""A rule of thumb for English text and byte-pair vocabularies; code and other languages have fewer."""
+"""Characters per token, for English text and byte-pair vocabularies; code and other languages have fewer."""
 _HEAD = 20_000
-"""Letters of a file that are looked at to recognise it."""
+"""Characters of a file that are searched to recognise it."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
 def looks_like(source: Source) -> bool:
-    """Whether it begins like a list of objects with conversations, or like lines of them."""
+    """Tell whether the file begins like a list of objects with conversations, or like lines of such objects."""
     head = "".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
     return head.lstrip().startswith(("[", "{")) and '"conversations"' in head
 
 
 def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
-    """The first question and answer of each conversation, all arriving at once.
+    """Return the first question and answer of each conversation; all arrive at once.
 
-    A turn that has `tokens`, a whole number, is as long as that says; any other has its characters divided by
-    `chars_per_token`, rounded up. Conversations without a question and an answer after it are counted and left out.
+    The length of a turn is its field `tokens`, or else its characters divided by `chars_per_token`, rounded up.
+    Conversations without a question followed by an answer are counted and left out.
     """
     if not 0 < chars_per_token < float("inf"):
         raise UsageError(f"there are {chars_per_token} characters to a token; it must be a number above 0.")

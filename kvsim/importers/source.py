@@ -1,4 +1,4 @@
-"""A file of requests as numbered lines, and the errors that name one of them."""
+"""Read a file of requests as numbered lines, and name the line in errors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_DIGITS = 20
-"""Digits of a whole number that fits into any column."""
+"""Maximum digits of a whole number that fits into any column."""
 _FEW_DIGITS = 9
-"""So many say no number that is out of range."""
+"""Number of digits with which no number is out of range."""
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
-"""Letters of a line of CSV; one of nothing but commas unfolds to as many fields."""
+"""Maximum characters of a CSV line; a line of commas alone has as many fields."""
 _GZIP = b"\x1f\x8b"
 _PACKED = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",
@@ -38,24 +38,24 @@ _PACKED = {
     b"7z\xbc\xaf\x27\x1c": "packed with 7z", b"\xd0\xcf\x11\xe0": "a spreadsheet", b"SQLite format 3": "a database",
     b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16", b"ARROW1": "an Arrow file", b"%PDF": "a PDF document",
 }  # fmt: skip
-"""First bytes of files that are not read, and what such a file is."""
+"""First bytes of files that are not read, and the kind of file."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A text file, read whole. Blank lines at its end are not part of it."""
+    """Text file, read whole. Blank lines at its end are removed."""
 
     path: Path
     lines: list[str]
-    """Lines with what ends them, which may stand inside of a field."""
+    """Lines with their line ends; a field may contain line ends."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
-        """Read `path`, through gzip where its first bytes say so.
+        """Read `path`, and decompress it if its first bytes are those of gzip.
 
         Raises:
-            WorkloadError: it cannot be read, is not text, or has nothing in it.
+            WorkloadError: the file cannot be read, is not text, or is empty.
         """
         file = Path(path)
         try:
@@ -93,17 +93,11 @@ class Source:
 
     @property
     def delimiter(self) -> str:
-        """What stands between the fields of a CSV file: a comma, a semicolon or a tabulator, whichever its first line
-        has most of.
-        """
+        """Separator of the CSV fields: comma, semicolon or tab, the most frequent in the first line."""
         return max(",;\t", key=self.lines[0].count)
 
     def first_object(self) -> dict[str, Any]:
-        """Return the first line as a JSON object; an empty one where it is none.
-
-        Raises:
-            WorkloadError: it unfolds to more than fits into memory, or says two things of one key.
-        """
+        """Return the first line as a JSON object, or an empty object if it is not one."""
         if not self.lines[0].lstrip().startswith("{"):
             return {}
         try:
@@ -115,20 +109,12 @@ class Source:
         return document
 
     def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Row]:
-        """The rows of a CSV file that has these columns, in any order, and perhaps others.
-
-        Raises:
-            WorkloadError: a column is missing or there twice, or a row has another number of fields.
-        """
+        """Yield the rows of a CSV file that has at least these columns, in any order."""
         for block in self.csv_blocks(required, optional):
             yield from block.rows()
 
     def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Block]:
-        """The rows of `csv_rows`, some thousands at a time.
-
-        Raises:
-            WorkloadError: a column is missing or there twice, or a line is no CSV.
-        """
+        """Yield the rows of `csv_rows` in blocks of some thousands."""
         columns = self.header
         missing = [name for name in required if name not in columns]
         if missing:
@@ -154,17 +140,13 @@ class Source:
                         break  # an error, and others like it would take memory
             except csv.Error as error:
                 wrong = error
-            yield block  # what is wrong in an earlier line is said first
+            yield block  # report the error of an earlier line first
             if wrong is not None:
                 raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {wrong}.") from wrong
             more = len(block.lines) == _ROWS_AT_ONCE
 
     def json_rows(self) -> Iterator[Row]:
-        """The objects of a JSON Lines file, one per line.
-
-        Raises:
-            WorkloadError: a line is no JSON object.
-        """
+        """Yield the objects of a JSON Lines file, one per line."""
         for number, line in enumerate(self.lines, 1):
             try:
                 document = parse(line)
@@ -178,15 +160,11 @@ class Source:
             row = Row(path=self.path, line=number, fields=document)
             twice = rivals(tuple(document))
             if twice:
-                raise row.error(f"{twice[1]!r} and {twice[2]!r} both say {twice[0]}; leave one of them out")
+                raise row.error(f"{twice[1]!r} and {twice[2]!r} both say {twice[0]}; leave one out")
             yield row
 
     def json_document(self) -> Any:
-        """The whole file as one JSON value.
-
-        Raises:
-            WorkloadError: it is none; the message names the line.
-        """
+        """Return the whole file as one JSON value."""
         try:
             return parse("".join(self.lines))
         except json.JSONDecodeError as error:
@@ -196,9 +174,10 @@ class Source:
 
 
 def _decoded(file: Path, content: bytes) -> Iterator[str]:
-    """The lines of `content`, one after the other: as one text, a single rare letter would make all of them wide.
+    """Yield the decoded lines of `content`.
 
-    JSON may hold other separators than these, and line numbers must be those of an editor.
+    One decoded text would use four bytes per character after a single rare one. `str.splitlines` would split at more
+    separators than editors count.
     """
     for number, line in enumerate(io.BytesIO(content), 1):
         try:
@@ -210,17 +189,17 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
 
 
 class Block(NamedTuple):
-    """Some rows of a CSV file."""
+    """Rows of a CSV file."""
 
     path: Path
     columns: tuple[str, ...]
     fields: list[list[str]]
     """The fields of each row."""
     lines: list[int]
-    """The line in which each row ends."""
+    """Line in which each row ends."""
 
     def rows(self) -> Iterator[Row]:
-        """The rows, one after the other."""
+        """Yield the rows."""
         for line, fields in zip(self.lines, self.fields, strict=True):
             if len(fields) != len(self.columns):
                 raise WorkloadError(
@@ -230,14 +209,14 @@ class Block(NamedTuple):
             yield Row(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
 
     def texts(self, name: str) -> list[str] | None:
-        """The fields of a column; None where a row has another number of fields than there are columns."""
+        """Return the fields of a column; None if a row has another number of fields than there are columns."""
         if any(len(fields) != len(self.columns) for fields in self.fields):
             return None
         nth = self.columns.index(name)
         return [fields[nth] for fields in self.fields]
 
     def whole(self, name: str) -> list[int] | None:
-        """What `Row.whole` says of each row; None where a text is more than a few digits, or a row is wrong."""
+        """Return `Row.whole` of each row; None if a text is more than a few digits, or a row is invalid."""
         texts = self.texts(name)
         if not texts or min(map(len, texts)) == 0 or max(map(len, texts)) > _FEW_DIGITS:
             return None
@@ -246,18 +225,18 @@ class Block(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request as it stands in a file; there may be ten million."""
+    """One request of a file; there may be ten million."""
 
     path: Path
     line: int
     fields: Mapping[str, Any]
 
     def error(self, sentence: str) -> WorkloadError:
-        """The error that says what is wrong with this row."""
+        """Return the error for this row."""
         return WorkloadError(f"{self.path}, line {self.line}: {sentence}.")
 
     def whole(self, name: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
-        """The whole number in field `name`, from text or JSON."""
+        """Return the whole number in field `name`, from text or JSON."""
         value = self.value(name)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
             number: int | None = int(value)
@@ -283,7 +262,7 @@ class Row(NamedTuple):
         return number
 
     def value(self, name: str) -> Any:
-        """Return what stands in field `name`; an error where it is missing."""
+        """Return the content of field `name`; raise an error if it is missing."""
         if name not in self.fields:
             raise self.error(f"{name} is missing")
         return self.fields[name]

@@ -1,4 +1,4 @@
-"""What `vllm bench serve --save-result --save-detailed` writes: one JSON object with a list per measured quantity."""
+"""Read results of `vllm bench serve --save-result --save-detailed`: a JSON object with a list per measured quantity."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DETAILED = "write it with --save-detailed"
 
 
 def looks_like(source: Source) -> bool:
-    """Whether it is an object with the benchmark's totals."""
+    """Tell whether the file is an object with the benchmark's totals."""
     head = source.lines[0].lstrip()
     return head.startswith("{") and any('"total_input_tokens"' in line for line in source.lines[:200])
 
 
 def read(source: Source) -> Workload:
-    """The requests that were answered, at the times at which they were sent.
+    """Return the answered requests, at the times at which they were sent.
 
-    Older versions do not save those times: the requests are then spaced evenly at the rate that was asked for.
+    Older versions do not save these times. The requests are then spaced evenly at the requested rate.
     """
     if any(line.startswith("{") for line in source.lines[1:]):
         raise WorkloadError(

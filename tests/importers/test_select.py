@@ -55,7 +55,7 @@ def test_limits_that_nothing_keeps(workload: Workload) -> None:
 
 def test_the_first_few(workload: Workload) -> None:
     assert tuple(first(workload, 2).ids) == ("a", "b")
-    assert first(workload, 2).description == "four, the first 2 of them"
+    assert first(workload, 2).description == "four, the first 2"
     assert first(workload, 9) is workload
 
 
