@@ -29,10 +29,7 @@ _MOST_NAMED = 8
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """`value` as it stands in a sentence: as Python writes it, and at most `most` letters of that.
-
-    Values come from files; one of a million letters, or a whole number of a million digits, says no more.
-    """
+    """Return `value` as Python writes it, cut to `most` letters: values come from files and may be long."""
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
     text = repr(value)
@@ -54,7 +51,7 @@ class RecordingVersionError(RecordingError):
 
 
 class WorkloadError(KvsimError):
-    """A request, or a file of requests, that cannot be served as it stands."""
+    """A request, or a file of requests, that cannot be served."""
 
 
 class BudgetError(KvsimError):
@@ -121,7 +118,7 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """All of a few names; the first of many, and where the others are."""
+    """Return all of a few names; the first of many, and the command that lists the others."""
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

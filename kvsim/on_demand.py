@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used: who needs one does not load what the others bring."""
+"""Packages whose names are imported at first use: a caller loads only the modules that it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`.
+    """Return the `__getattr__` of `package`.
 
     Args:
         package: its `__name__`.

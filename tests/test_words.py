@@ -14,11 +14,22 @@ from .conftest import REPOSITORY
 FILES = sorted((*REPOSITORY.glob("kvsim/**/*.py"), *REPOSITORY.glob("tui/**/*.py"), *REPOSITORY.glob("tui/**/*.toml")))
 
 TO_DO = """
-kvsim kvsim/api kvsim/calibration kvsim/capture kvsim/cli kvsim/diagnosis kvsim/engine kvsim/experiments
-kvsim/exporters kvsim/files kvsim/fitting kvsim/hf_memory kvsim/kv_groups
-kvsim/live kvsim/machines kvsim/memory kvsim/metrics kvsim/models kvsim/plots kvsim/policies kvsim/profiles
-kvsim/published kvsim/recording kvsim/replay kvsim/simulation kvsim/sizing kvsim/steptime kvsim/workload tui
-tui/dialogs tui/facts tui/lessons tui/live tui/playback tui/pool tui/screens tui/widgets
+kvsim/api
+kvsim/cli
+kvsim/engine
+kvsim/experiments
+kvsim/files
+kvsim/fitting
+kvsim/kv_groups
+kvsim/live
+kvsim/memory
+kvsim/metrics
+kvsim/models
+kvsim/policies
+kvsim/recording
+kvsim/simulation
+kvsim/sizing
+kvsim/workload
 """
 """Rooms whose texts are not yet rewritten, as folders."""
 
@@ -29,32 +40,48 @@ UNPLAIN = frozenset(f"{PREPOSITIONS} {QUESTIONS} {POINTERS}".split()) - {"Whethe
 """First words of a text about a thing (an attribute, a property) that do not name the thing."""
 
 VERBS = """
-Abort Accept Adapt Add Admit Advance Allocate Answer Append Apply Ask Assign Attach Await Begin Bind Bound Break
-Build Cache Calculate Call Cancel Change Charge Check Choose Clear Close Collect Color Combine Compare Compile
-Compose Compute Concatenate Connect Consume Continue Convert Copy Count Create Cut Decide Declare Decode
-Decrease Delete Deliver Describe Detach Digest Discard Display Divide Download Drain Draw Drive Drop Embed Empty
-Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain Export Extend
-Extract Extrapolate Feed Fetch Fill Filter Find Finish Fit Fold Follow Form Format Forward Free Generate Get
-Give Group Handle Hash Hide Highlight Hold Import Include Increase Indent Infer Initialize Insert Install
-Interpolate Intern Invert Iterate Join Jump Keep Label Launch Lay Leave Lengthen Limit Link List Listen Load
-Locate Lock Look Make Map Mark Match Measure Merge Mix Move Name Normalize Note Observe Open Order Pack Paint
-Parse Partition Pass Pause Pin Place Play Plot Poll Pop Predict Preempt Prepare Press Print Process Protect
-Publish Pull Push Put Query Queue Quote Raise Rank Read Rebuild Receive Record Reduce Refer Refresh Refuse
-Register Reject Release Remember Remove Rename Render Renumber Repeat Replace Replay Report Request Require
-Reserve Reset Resize Resolve Restore Restrict Resume Retry Return Reuse Rewind Round Run Sample Save Scale Scan
-Schedule Scroll Search Seek Select Send Serialize Serve Set Shift Shorten Show Shrink Shuffle Signal Simplify
-Simulate Skip Sleep Slide Solve Sort Split Stack Start Step Stop Store Strip Submit Subtract Sum Summarize Swap
-Switch Take Tell Test Time Touch Trace Track Translate Trim Truncate Turn Undo Unfold Unpack Update Use Validate
-Verify Visit Wait Wake Walk Warn Watch Weigh Widen Wrap Write Yield Zip
+Abort Accept Adapt Add Admit Advance Allocate Answer Append Apply Ask Assign Attach Await
+Begin Bind Bound Break Build
+Cache Calculate Call Cancel Change Charge Check Choose Clear Close Collect Color Combine Compare Compile Compose
+Compute Concatenate Connect Consume Continue Convert Copy Count Create Cut
+Decide Declare Decode Decrease Delete Deliver Describe Detach Diagnose Digest Discard Display Divide Download
+Drain Draw Drive Drop
+Embed Empty Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain
+Export Extend Extract Extrapolate
+Feed Fetch Fill Filter Find Finish Fit Focus Fold Follow Form Format Forward Free
+Generate Get Give Group
+Handle Hash Hide Highlight Hold
+Ignore Import Include Increase Indent Index Infer Initialize Insert Install Intern Interpolate Invert Iterate
+Join Jump
+Keep
+Label Launch Lay Leave Lengthen Light Limit Link List Listen Load Locate Lock Look
+Make Map Mark Match Measure Merge Mix Move
+Name Normalize Note
+Observe Open Order
+Pack Paint Parse Partition Pass Pause Pin Place Play Plot Poll Pop Predict Preempt Prepare Press Print Process
+Protect Publish Pull Push Put
+Query Queue Quote
+Raise Rank Read Rebuild Receive Record Reduce Refer Refresh Refuse Register Reject Release Remember Remove
+Rename Render Renumber Repeat Replace Replay Report Request Require Reserve Reset Resize Resolve Restore
+Restrict Resume Retry Return Reuse Rewind Round Run
+Sample Save Scale Scan Schedule Scroll Search Seek Select Send Serialize Serve Set Shift Shorten Show Shrink
+Shuffle Signal Simplify Simulate Skip Sleep Slide Solve Sort Split Stack Start Step Stop Store Strip Submit
+Subscribe Subtract Sum Summarize Swap Switch
+Take Tell Test Time Touch Trace Track Translate Trim Truncate Turn
+Undo Unfold Unpack Update Use
+Validate Verify Visit
+Wait Wake Walk Warn Watch Weigh Widen Wrap Write
+Yield
+Zip
 """
 """First words of the docstring of a function. A verb that is missing here may be added."""
 
 PHRASES = (
     "so many",
     "so much",
-    "stands?(?! for)",
+    "stands?(?! (?:for|in|out) )",
     "stood",
-    "(?:is|are|was|were|be|been) told",
+    "(?:is|are|was|were|be|been) told(?! apart)",
     "sa(?:y|ys|id) nothing",
     "dealt out",
     "whom",
@@ -109,7 +136,7 @@ def has_plain_beginning(function: ast.FunctionDef | ast.AsyncFunctionDef, text: 
     """Tell whether a docstring begins with a verb; with the name of the thing for a property."""
     if any("property" in ast.unparse(decorator) for decorator in function.decorator_list):
         return first_word(text) not in UNPLAIN
-    return first_word(text) in VERBS.split() or (function.name == "__init__" and text.startswith("Args:"))
+    return first_word(text) in VERBS.split() or (function.name == "__init__" and text.startswith(("Args:", "`")))
 
 
 def unplain_docstrings(tree: ast.AST) -> Found:
@@ -120,6 +147,9 @@ def unplain_docstrings(tree: ast.AST) -> Found:
             text = string(node.body[0])
             if text is not None and not has_plain_beginning(node, text):
                 found.append((node.lineno, f"{node.name}: {text}"))
+        elif isinstance(node, ast.ClassDef | ast.Module) and node.body:
+            if (text := string(node.body[0])) is not None and first_word(text) in UNPLAIN:
+                found.append((node.body[0].lineno, text))
         elif isinstance(node, ast.keyword) and node.arg == "help":
             text = string(node.value) or ""
             if first_word(text) in UNPLAIN or text.startswith(("The same", "Whether")):
@@ -155,6 +185,8 @@ def test_docstrings_of_attributes_are_found() -> None:
         'async def f():\n    """`n` blocks."""',
         '@property\ndef f(self):\n    """How many blocks are free."""',
         'A = 1\n"""How many blocks are free."""',
+        'class A:\n    """What is free."""',
+        '"""How blocks are freed."""',
         'option("--blocks", help="How many blocks.")',
         'option("--blocks", help="The same, in blocks.")',
     ],

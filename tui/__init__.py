@@ -130,7 +130,7 @@ def screenshot(
 def _opened(
     shown: Recording | Sequence[Recording] | Lesson, at_s: float | None, *, live: bool = False
 ) -> Session | Comparison | Guided:
-    """What there is to play; with `live`, as it should greet a person."""
+    """Open `shown` for playing; with `live`, begin as a person should see it."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .facts.telling import begin_story  # noqa: PLC0415

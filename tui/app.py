@@ -101,14 +101,14 @@ class KvsimApp(Careful, Playbacks):
         self._leaving = False
         for theme in THEMES:
             self.register_theme(theme)
-        # The first theme is there before the first rule is read: a change would read and apply all of them again.
+        # The first theme is set before the style sheet is read: a change would read and apply all rules again.
         self.set_reactive(KvsimApp.theme, THEMES[0].name)
         self.set_class(True, f"-theme-{THEMES[0].name}")
         self.stylesheet.set_variables(self.get_css_variables())
         self.symbols.palette = palette_of(THEMES[0])
 
     def get_default_screen(self) -> Screen[None]:
-        """What was asked for, or what stands there until it has been made."""
+        """Return the screen that plays the opening, or the one that reports progress until it is loaded."""
         if isinstance(self._opening, Session | Comparison) or not callable(self._opening):
             return self.playback_for(self._opening)
         self._report = Report("reading")
@@ -158,12 +158,12 @@ class KvsimApp(Careful, Playbacks):
         super().exit(result, return_code, message)
 
     async def on_event(self, event: Event) -> None:
-        """Hear nothing more while the program ends: the screens that keys typed in a hurry would go to are closing."""
+        """Ignore keys and mouse while the program ends: the screens that they would reach are closing."""
         if not (self._leaving and isinstance(event, InputEvent)):
             await super().on_event(event)
 
     def tick(self) -> None:
-        """Let the wall time pass that has passed since the last tick."""
+        """Advance the playback by the wall time since the last tick."""
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         if self.num_playbacks:  # the clock may run on a little while the program ends
@@ -181,7 +181,7 @@ class KvsimApp(Careful, Playbacks):
             self._timer.pause()
 
     def aside(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
-        """Do `job` in a thread and give its result to `then`; say `what` is done, and why where it cannot be."""
+        """Run `job` in a thread and pass its result to `then`; notify that `what` is under way, and of an error."""
         if self._busy:
             return
 
@@ -218,7 +218,7 @@ class KvsimApp(Careful, Playbacks):
         save_numbers(self, self.playback)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: the player's actions by name, then what every Textual program offers."""
+        """Return the entries of the palette: the player's actions by name, then those of every Textual program."""
         if self.num_playbacks:
             from .commands import commands  # noqa: PLC0415 - nothing that the first picture needs
 
@@ -239,7 +239,7 @@ class KvsimApp(Careful, Playbacks):
         choose(self, themes(self), "Which theme?")
 
     def get_key_display(self, binding: Binding) -> str:
-        """Keys as the footer names them: words where arrows cannot be drawn."""
+        """Return the name of a key for the footer: words where arrows cannot be drawn."""
         if not self.symbols.ascii:
             return super().get_key_display(binding)
         return binding.key_display or ASCII_KEYS.get(binding.key, binding.key)

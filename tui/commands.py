@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
-    """The player's actions on the screen that plays."""
+    """Return the player's actions on the playing screen."""
     yield SystemCommand("Play or pause", "Run the recording's clock", playback.action_play)
     yield SystemCommand("Next event", "Jump to the next notable event", lambda: playback.action_event(1))
     yield SystemCommand("Previous event", "Jump back to one", lambda: playback.action_event(-1))
@@ -44,14 +44,14 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
 
 
 def themes(app: Host) -> Iterator[SystemCommand]:
-    """The themes. Those that leave their colours to the terminal are left out: a picture needs its own."""
+    """Return the themes that set their own background: a picture needs one."""
     for name in app.available_themes:
         if "ansi" not in name:
             yield SystemCommand(name, "", lambda name=name: setattr(app, "theme", name))
 
 
 def choose(app: Host, offered: Iterable[SystemCommand], question: str) -> None:
-    """Let a user choose a command by its name, and do it; not while another question is open."""
+    """Open the palette, and run the chosen command; do nothing while another dialog is open."""
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:

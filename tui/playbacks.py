@@ -43,7 +43,7 @@ class Playbacks(Host):
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:
-        """Whether `screen` is the one that plays, whatever lies on top of it."""
+        """Tell whether `screen` is the playing one, even under a dialog."""
         return self.num_playbacks > 0 and self.playback is screen
 
     @property
@@ -52,7 +52,7 @@ class Playbacks(Host):
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
-        """The screen that plays `shown`, styled for the size of the terminal from the beginning."""
+        """Return the screen that plays `shown`, styled for the size of the terminal from the beginning."""
         playback = self._playback_for(shown)
         for breakpoints, length in (
             (self.HORIZONTAL_BREAKPOINTS, self.size.width),

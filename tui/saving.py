@@ -1,4 +1,4 @@
-"""What a person takes away: the screen as a picture, its numbers as a table."""
+"""Files that a person saves: the screen as a picture, its numbers as a table."""
 
 from __future__ import annotations
 

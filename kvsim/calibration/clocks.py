@@ -34,7 +34,7 @@ class ClockError(NamedTuple):
     error_percent: float
     """Predicted minus recorded time, as a percentage of the recorded."""
     host_paces: tuple[float, ...] = ()
-    """Ratios of recorded to predicted time of these steps, for each part of the run with enough of them."""
+    """Ratios of recorded to predicted time of these steps, for each part of the run that has enough steps."""
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:

@@ -47,7 +47,7 @@ def write_config(model: Model, folder: Path) -> Path:
     """
     if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
         raise UsageError(
-            f"{model.name} is not a plain grouped-query decoder, so random weights cannot stand in for it; "
+            f"{model.name} is not a plain grouped-query decoder, so random weights cannot replace its own; "
             "give a folder."
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What happened to a server, why, and what would have helped.
+"""Diagnosis of a server: events, causes, and remedies.
 
-A recording says when and to whom; the requests in it, simulated on the same server with one thing changed, say what a
-change would have done. The metrics of a server alone say whether, not why: `kvsim.diagnosis.from_metrics`.
+A recording tells when, and to which requests. Its requests, simulated on the same server with one change, tell the
+effect of that change. The metrics of a server tell whether, but not why: `kvsim.diagnosis.from_metrics`.
 """
 
 from kvsim.diagnosis.diagnosis import Diagnosis

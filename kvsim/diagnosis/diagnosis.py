@@ -1,4 +1,4 @@
-"""What happened to a recorded server and why, in sentences: when, to which requests, and how sure that is."""
+"""Diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST = 5
-"""Spells that are told of: the costliest."""
+"""Number of spells in a report: the costliest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,12 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """What happened, in a sentence or two."""
+        """Outcome of the run, in a sentence or two."""
         return verdict_of(self.summary).sentence
 
     @property
     def cause(self) -> str:
-        """Why, in a sentence."""
+        """Cause of waiting or preemptions, in a sentence."""
         return _cause(self)
 
     @property
@@ -62,11 +62,11 @@ class Diagnosis:
 
     @property
     def sureness(self) -> str:
-        """How near the simulation of the recording's own requests came, in a sentence."""
+        """Error of the simulation of the recording's own requests, in a sentence."""
         return _sureness(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the diagnosis as a dictionary for JSON."""
         names = self.recording.requests.id
         return {
             "verdict": verdict_of(self.summary).as_dict(),
@@ -97,7 +97,7 @@ class Diagnosis:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
-    """Why requests waited or were preempted."""
+    """Explain why requests waited or were preempted."""
     summary, server = diagnosis.summary, diagnosis.server
     limit = limit_of(summary)
     pool = diagnosis.recording.meta.pool
@@ -124,7 +124,7 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """What the requests that were there would have needed, against what there was."""
+    """Describe the slots that the requests needed, and the slots of the pool."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting
@@ -139,7 +139,7 @@ def _demand_words(diagnosis: Diagnosis) -> str:
 
 
 def _moments(diagnosis: Diagnosis) -> list[str]:
-    """The costliest spells of preemptions, in order of time."""
+    """Describe the costliest spells of preemptions, in order of time."""
     costliest = sorted(diagnosis.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
     return [_spell_words(diagnosis, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
@@ -160,12 +160,12 @@ def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
     back = f", and went on at {worst.back_s:,.2f} s" if worst.back_s == worst.back_s else ""
     return (
         f"{said}from {spell.begin_s:,.2f} s on {many} {spell.lost_tokens:,} computed tokens; {names[worst.request]} "
-        f"lost {worst.lost_tokens:,} of them at {worst.at_s:,.2f} s{back}{most}"
+        f"lost {worst.lost_tokens:,} at {worst.at_s:,.2f} s{back}{most}"
     )
 
 
 def _sureness(diagnosis: Diagnosis) -> str:
-    """How the simulation of the recording's own requests compares with what was recorded."""
+    """Compare the simulation of the recording's own requests with the recording."""
     before, after = figures_of(diagnosis.measured), figures_of(diagnosis.simulated)
     labels = {
         "output_tokens_per_s": ("output", "tokens/s", 1.0),

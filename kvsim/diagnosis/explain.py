@@ -59,7 +59,7 @@ def diagnose(
 
 
 def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
-    """By which share of itself each simulated figure is off what was measured."""
+    """Return the relative error of each simulated figure."""
     before, after = figures_of(measured), figures_of(simulated)
     return {
         name: abs(after[name] - value) / after[name]

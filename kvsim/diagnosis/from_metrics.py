@@ -1,4 +1,4 @@
-"""What a server's metrics alone say of its trouble, and what they cannot say.
+"""Diagnosis of a server from its metrics alone, with the questions that they leave open.
 
 Counters tell how often, gauges how full; none tells which request took whose blocks, how long answers were, or what the
 settings are. So there is a verdict, and no simulation.
@@ -22,7 +22,7 @@ _FULL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """What several looks at a server's metrics amount to."""
+    """Result of several looks at a server's metrics."""
 
     load: Load
     verdict: str
@@ -33,7 +33,7 @@ class Glance:
     """The command that records what is missing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the diagnosis as a dictionary for JSON."""
         now = self.load.now
         return {
             "verdict": self.verdict,
@@ -50,7 +50,7 @@ class Glance:
 
 
 def glance(looks: Sequence[ServerMetrics]) -> Glance:
-    """What `looks`, in order of time and at least one, say together."""
+    """Diagnose a server from `looks`, at least one, in order of time."""
     load = load_of(looks)
     now = load.now
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
@@ -98,7 +98,7 @@ def _verdict(looks: Sequence[ServerMetrics], load: Load) -> str:
 
 
 def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
-    """What the numbers of requests that waited for room, one a look, tell of the pool and of the scheduler."""
+    """Explain the numbers of requests that waited for room, one a look: pool or scheduler."""
     if now.fullest_usage >= _FULL:
         return f"Memory is short: the pool is full and {for_room[-1]:,} requests wait."
     free = f"{100 * (1 - now.fullest_usage):.0f} % of the pool is free"
@@ -114,7 +114,7 @@ def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
 
 
 def _waiting_for_room(look: ServerMetrics) -> int:
-    """Requests that wait for memory or for a place in the batch."""
+    """Count the requests that wait for memory or for a place in the batch."""
     return max(look.waiting - look.deferred, 0)
 
 

@@ -71,12 +71,12 @@ class Spell:
 
     @property
     def worst(self) -> Loss:
-        """Who lost most."""
+        """Loss with the most tokens."""
         return max(self.losses, key=lambda loss: loss.lost_tokens)
 
 
 def losses_of(recording: Recording) -> list[Loss]:
-    """Every preemption, in order of time."""
+    """Return every preemption, in order of time."""
     steps, memory, requests = recording.steps, recording.memory, recording.requests
     start_s = dict(zip(steps.step.tolist(), steps.start_s.tolist(), strict=True))
     rows_of = _schedule_by_request(recording)
@@ -95,8 +95,8 @@ def losses_of(recording: Recording) -> list[Loss]:
 
 
 def _lets_all_go(recording: Recording) -> npt.NDArray[np.bool_]:
-    """The rows of the memory in which a request lost all of a table that it keeps whole as long as it runs: the only
-    one, or where there are several KV-cache groups one that is neither a window nor a state.
+    """Return the rows of the memory in which a request lost all of a table that it keeps whole while it runs: the only
+    one, or with several KV-cache groups one that is neither a window nor a state.
 
     Raises:
         UsageError: no group keeps its tables whole.
@@ -115,7 +115,7 @@ def _lets_all_go(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
-    """`losses` in spells, in order of time, each with the admission that came before it."""
+    """Group `losses` into spells, in order of time, each with the admission before it."""
     spells: list[list[Loss]] = []
     for loss in losses:
         if spells and loss.at_s - spells[-1][-1].at_s <= _APART_S:
@@ -126,7 +126,7 @@ def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
 
 
 def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
-    """For every request its rows of the schedule: first step, tokens computed before, and after all its steps."""
+    """Return the schedule by request: first step, tokens computed before, and after all its steps."""
     schedule = recording.schedule
     found: dict[int, list[tuple[int, int, int]]] = {}
     after = schedule.computed_before + schedule.tokens * schedule.repeats
@@ -137,7 +137,7 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Tokens that were computed when a request was preempted in `step`, and where and with how many it went on."""
+    """Return the tokens computed at a preemption in `step`, then the step and the tokens at which it resumed."""
     computed = 0
     for first, before, end in rows:
         if first >= step:
@@ -147,7 +147,7 @@ def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int
 
 
 def _admitted_before(recording: Recording, step: int) -> Admission | None:
-    """The last request that was given its first blocks in a step before `step`."""
+    """Return the last request that was given its first blocks in a step before `step`."""
     memory, steps = recording.memory, recording.steps
     taken = (memory.kind != MemoryKind.RELEASE) & (memory.kind != MemoryKind.EVICT)
     rows = np.flatnonzero(taken & (memory.position == 0) & (memory.step < step))

@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.9
 
 
 def load_of(recording: Recording) -> Load:
-    """The recording's own requests, as they were sent."""
+    """Return the recording's own requests as a workload."""
     return Load(
         workload=as_sent(recording),
         users=concurrency_of(recording),
@@ -36,7 +36,7 @@ def load_of(recording: Recording) -> Load:
 
 
 def server_of(recording: Recording, times: str | None = None) -> Server:
-    """The server that was recorded, with the pool that it had.
+    """Return the recorded server, with its pool.
 
     Raises:
         UsageError: it was none of vLLM's kind, or its settings or its pool are not known.
@@ -79,7 +79,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 
 
 def _pace(recording: Recording, server: Server) -> Pace:
-    """How much longer than usual the recorded machine's host and GPU took; hosts differ by a third."""
+    """Return the factors by which the recorded host and GPU were slower than usual; hosts differ by a third."""
     usual = server.step_time()
     times = usual.times if isinstance(usual, Watched) else usual
     if recording.meta.source == "simulation" or not isinstance(times, Roofline):

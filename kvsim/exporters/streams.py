@@ -53,7 +53,7 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
     unique ids.
 
     Raises:
-        UsageError: the workload's hash units neither divide 512 tokens nor are multiples of them.
+        UsageError: the workload's hash units neither divide 512 tokens nor are multiples of 512.
     """
     unit = workload.hash_unit_tokens
     if HASH_TOKENS % unit and unit % HASH_TOKENS:

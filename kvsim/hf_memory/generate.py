@@ -146,7 +146,7 @@ def _load(model: Model, allocator: CachingAllocator) -> None:
     allocator.allocate(table)
     for elements in (*layer * model.num_layers, hidden):
         allocator.allocate(elements * model.dtype_bytes)
-    for _ in range(2):  # the rotary frequencies and a copy of them
+    for _ in range(2):  # the rotary frequencies, twice
         allocator.allocate(model.head_dim // 2 * FLOAT32_BYTES)
     output = allocator.allocate(table)
     if model.tie_word_embeddings:

@@ -226,7 +226,7 @@ def _class(row: Mapping[str, Any]) -> ErrorClass:
 
 def class_in(label: str) -> ErrorClass | None:
     """Return the class that a label of step times names, or None."""
-    *_, found = None, *_CLAUSE.finditer(label)  # names stand before it, and may hold anything
+    *_, found = None, *_CLAUSE.finditer(label)  # names precede it, and may hold anything
     values = [] if found is None else found[2].split(", ")
     names = [item.name for item in fields(ErrorClass)][1:]
     if found is None or len(values) != len(names):

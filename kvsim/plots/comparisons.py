@@ -34,7 +34,7 @@ _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run as a point of a figure; its field names are the columns of a table of them."""
+    """One run as a point of a figure; its field names are the columns of a table of points."""
 
     series: str
     """Label of the line that joins the point with others, usually the policy."""

@@ -114,7 +114,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
     roof = np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops)
     reached = 100 * float(np.median(speed[timed] / roof * 1e12))
     picture.alt_text = (
-        f"Roofline of {len(timed):,} steps of {model.name} on {gpu.name}, {len(shown):,} of them drawn. "
+        f"Roofline of {len(timed):,} steps of {model.name} on {gpu.name}; {len(shown):,} are drawn. "
         f"{bound:.1f}% of the time goes to steps below the ridge of {ridge:.0f} FLOP per byte, "
         f"which the memory's bandwidth bounds. The median step reaches {reached:.0f}% of its roof."
     )

@@ -273,7 +273,7 @@ class Picture(Figure):
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
         # Matplotlib lays out six artists for each tick, several times. Minor ticks have no labels and need no room;
-        # which of them are drawn depends on the final layout.
+        # their number depends on the final layout.
         minor = {axis: axis.get_minor_locator() for axis in axises if isinstance(axis.get_minor_locator(), LogLocator)}
         for axis in minor:
             axis.set_minor_locator(NullLocator())

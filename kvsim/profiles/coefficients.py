@@ -1,4 +1,4 @@
-"""What each coefficient of a profile is, in one line."""
+"""Descriptions of the coefficients of a profile, a line each."""
 
 from __future__ import annotations
 

@@ -38,31 +38,31 @@ class Watched:
         return frozenset(residual.recording for residual in self._profile.residuals)
 
     def __repr__(self) -> str:
-        """A text that a run does not change: sweeps know their points by it."""
+        """Return a text that a run does not change: sweeps identify their points by it."""
         return f"Watched({in_full(self._profile)}, {in_full(self.times)})"
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """How long the host takes to let one request in, seconds."""
+        """Return the host's seconds to admit one request."""
         return self.times.entry_s(prompt_tokens)
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """How long a step of that shape takes."""
+        """Return the duration of a step of that shape."""
         self.saw(shape)
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Remember the step or steps of `shape`; a step of the largest values of several stands for all of them."""
+        """Remember the step or steps of `shape`; the largest values of several steps are enough."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value
             largest[index] = max(largest[index], most)
 
     def beyond(self) -> list[str]:
-        """In words, where the steps so far left the range that was fitted; empty if they did not."""
+        """Describe how the steps so far left the fitted range; empty if they did not."""
         return self._profile.outside(StepShape._make(self._largest))
 
 
 def provenance(model: StepTimeModel) -> dict[str, list[str]]:
-    """What a recording should say of the range of its step times: nothing, unless it was watched and left."""
+    """Return a recording's entry about the range of its step times; empty unless that range was watched and left."""
     words = model.beyond() if isinstance(model, Watched) else []
     return {KEY: words} if words else {}

@@ -69,7 +69,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _within(name: str, value: Any, kind: type, low: float, high: float) -> Any:
-    """`value`, a number of that kind from `low` to `high`; a float may be written as a whole number."""
+    """Return `value`, checked to be a number of `kind` from `low` to `high`; integers are valid floats."""
     kinds = (int,) if kind is int else (int, float)
     what = "whole number" if kind is int else "number"
     if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value:

@@ -15,18 +15,18 @@ _FOLDER = Path(__file__).parent / "calibrated"
 
 
 def shipped() -> tuple[Profile, ...]:
-    """The profiles that come with kvsim."""
+    """Return the profiles that come with kvsim."""
     return tuple(_shipped(file) for file in sorted(_FOLDER.glob("*.toml")))
 
 
 @cache
 def _shipped(file: Path) -> Profile:
-    """The profile in a file that comes with kvsim, which does not change: a sweep asks for it at every point."""
+    """Read the profile in a file that comes with kvsim, once: a sweep asks for it at every point."""
     return load(file)
 
 
 def find(name: str) -> Profile:
-    """A profile by its path, or by the name of one that comes with kvsim.
+    """Return a profile by its path, or by the name of one that comes with kvsim.
 
     Raises:
         UnknownNameError: it is neither.
@@ -40,12 +40,12 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Whether `name` is that of a profile that comes with kvsim, and not a file."""
+    """Tell whether `name` is that of a profile that comes with kvsim, and not a file."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
-    """The shipped profile for exactly this GPU, model shape, engine and tensor-parallel size; None if there is none.
+    """Return the shipped profile for exactly this GPU, model shape, engine and tensor-parallel size, or None.
 
     Weights and cache must be of the model's own type, as in all recordings that a shipped profile rests on.
     """

@@ -18,7 +18,7 @@ _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """How far the model is from one recording, step by step."""
+    """Error of the model on one recording, step by step."""
 
     recording: str
     num_steps: int
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Where the times come from."""
+        """Origin of the times, in words."""
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
@@ -65,15 +65,15 @@ class Profile:
         return not self.transferred_from
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """How long a step of that shape takes."""
+        """Return the duration of a step of that shape."""
         return self.times.step_time(shape)
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """How long the host takes to let one request in, seconds."""
+        """Return the host's seconds to admit one request."""
         return self.times.entry_s(prompt_tokens)
 
     def outside(self, shape: StepShape) -> list[str]:
-        """In words, where steps of at most `shape` leave the range that was fitted."""
+        """Describe how steps of at most `shape` leave the fitted range; empty if they do not."""
         beyond = []
         for name, value in zip(StepShape._fields, shape, strict=True):
             low, high = self.ranges.get(name, (0.0, float("inf")))
@@ -82,7 +82,8 @@ class Profile:
         return beyond
 
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
-        """The profile on another GPU: bytes scale with bandwidth, arithmetic with FLOP/s, the host's overheads stay.
+        """Return the profile on another GPU: scale bytes with bandwidth and arithmetic with FLOP/s, keep the host's
+        overheads.
 
         Which kernels are picked for a size depends on the chip: between two cards with one chip (H100 and H200) that
         carries over, elsewhere it is not known.
@@ -123,8 +124,7 @@ def _one_chip(source: Gpu, target: Gpu) -> bool:
 
 
 def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
-    """`profile` where `model` runs on `gpu` with `engine`: as it is, or transferred from its own GPU, which its label
-    says.
+    """Return `profile` for `model` on `gpu` with `engine`: as it is, or transferred from its own GPU.
 
     Raises:
         UsageError: the profile is of another model, engine or tensor-parallel size.
@@ -149,12 +149,12 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Whether weights and cache are of the model's own type, as in all recordings that a shipped profile rests on."""
+    """Tell whether weights and cache are of the model's own type, as in all recordings behind the shipped profiles."""
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
 def listed_name(model: Model) -> str:
-    """The name under which kvsim lists a model of this shape; its own name if it lists none.
+    """Return the name under which kvsim lists a model of this shape; its own name if it lists none.
 
     Recordings call the same model by different names, and only its shape matters to time. bfloat16 and float16 are
     equally large and equally fast.
@@ -170,7 +170,7 @@ def listed_name(model: Model) -> str:
 
 
 def served_name(model: Model) -> str:
-    """The listed name of a model, and how it is served where that is not on one GPU in its own types."""
+    """Return the listed name of a model, and its parallelism and types if they are not one GPU and its own types."""
     served = {
         "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
         "weights": model.quantization.method if model.quantization is not None else None,

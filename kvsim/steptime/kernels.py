@@ -154,7 +154,7 @@ class KernelsSeen:
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
         kernels = self._kernels(batch, lengths, prefill=prefill)
         while (unbuilt := ~self._built[kernels]).any():
-            nth = unbuilt.argmax()  # the first of them
+            nth = unbuilt.argmax()  # the first unbuilt kernel
             self._built[kernels[nth]] = True
             parity = "odd" if lengths[nth] % 2 and batch.padded else "even"
             build = _KERNEL[kind, parity] * (1.0 if batch.padded else _MASKLESS_KERNEL)

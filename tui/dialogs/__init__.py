@@ -1,1 +1,1 @@
-"""What lies on top of a screen for a moment: find, help, lessons, the palette."""
+"""Dialogs over a screen: find, help, lessons, the palette."""

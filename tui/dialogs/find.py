@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def look_up(session: Session, text: str) -> tuple[str, int] | None:
-    """What `text` names: `("request", row)` or `("unit", number from 0)`; None if nothing.
+    """Return the thing that `text` names: `("request", row)` or `("unit", number from 0)`; None if there is none.
 
     `#17` is a unit by its address. Everything else is a request's id, or the only one that begins so,
     or a row number.
@@ -49,7 +49,7 @@ class FindScreen(Modal[tuple[str, int]]):
         self._session = session
 
     def compose(self) -> ComposeResult:
-        """The question and the answer's place."""
+        """Compose the question, the input and a line for complaints."""
         with Vertical(id="find"):
             unit = self._session.unit_name
             yield Label(f"Find a request by its id, or a {unit} as #number")
@@ -62,11 +62,11 @@ class FindScreen(Modal[tuple[str, int]]):
         return f"{ids[0]}  or  {number}" if len(ids) else number
 
     def on_mount(self) -> None:
-        """Type at once."""
+        """Focus the input."""
         self.query_one(Input).focus()
 
     def on_input_changed(self) -> None:
-        """A complaint is about what was typed before."""
+        """Clear the complaint about the earlier text."""
         self.query_one("#find-answer", Label).update("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

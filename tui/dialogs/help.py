@@ -1,4 +1,4 @@
-"""What everything on the screen means."""
+"""Help page: the meaning of everything on the screen."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HelpScreen(Modal[None]):
         self._symbols = symbols
 
     def compose(self) -> ComposeResult:
-        """The page."""
+        """Compose the page."""
         with VerticalScroll(id="help"):
             yield Static(self._page())
 
@@ -70,7 +70,7 @@ class HelpScreen(Modal[None]):
         unit = self._session.unit_name
         idea = Text(
             "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
-            f"The picture shows the whole pool; a cell stands for one {unit} or several, as its title says. "
+            f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
             "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
             "The line below the pool says so. The memory of all requests but the followed one is "
             "grey; where each line of the pool has a name, an angle bracket marks the followed one instead."

@@ -34,7 +34,7 @@ class LessonsScreen(Modal["Lesson"]):
         self._lessons = lessons
 
     def compose(self) -> ComposeResult:
-        """The list."""
+        """Compose the list."""
         with Vertical(id="lessons"):
             yield Label("Lessons: enter plays one, escape closes")
             yield OptionList(*(self._option(lesson) for lesson in self._lessons), compact=True)
@@ -44,7 +44,7 @@ class LessonsScreen(Modal["Lesson"]):
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """A digit is a lesson's number, 0 the tenth's."""
+        """Choose a lesson by its digit; 0 is the tenth."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
             if character == str(lesson.number % 10):
@@ -56,11 +56,11 @@ class LessonsScreen(Modal["Lesson"]):
         self.answer(self._lessons[event.option_index])
 
     def action_down(self) -> None:
-        """Next lesson."""
+        """Move to the next lesson."""
         self.query_one(OptionList).action_cursor_down()
 
     def action_up(self) -> None:
-        """Previous lesson."""
+        """Move to the previous lesson."""
         self.query_one(OptionList).action_cursor_up()
 
     @staticmethod

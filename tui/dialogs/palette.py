@@ -40,13 +40,13 @@ class Palette(Modal["SystemCommand"]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """The line and the list."""
+        """Compose the input and the list."""
         with Vertical(id="palette"):
             yield Input(placeholder=self._question, compact=True)
             yield OptionList(*map(self._option, range(len(self._commands))), compact=True)
 
     def on_mount(self) -> None:
-        """Type at once; the first command is chosen."""
+        """Focus the input and highlight the first command."""
         self.query_one(Input).focus()
         self.query_one(OptionList).highlighted = 0
 

@@ -141,9 +141,7 @@ def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
-    """Go to the most telling moment, or play from shortly before it, and follow its request: the preempted one, or else
-    the newest.
-    """
+    """Seek the most telling moment, or play from before it; follow its preempted request, or else the newest."""
     story, player = story_of(session), session.player
     player.go_to_frame(story.frame)
     session.show()

@@ -63,7 +63,7 @@ class Guided:
         self.show(self.captions[0].frame)
 
     def show(self, frame: int) -> None:
-        """Go to a frame of the player."""
+        """Seek a frame of the player."""
         self.player.go_to_frame(frame)
         (self.comparison or self.sessions[0]).show()
 

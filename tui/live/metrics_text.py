@@ -59,7 +59,7 @@ def forecast(load: Load) -> str:
 def request_lines(load: Load, width: int) -> list[Text]:
     """Return counts of requests, preemptions and tokens as lines."""
     now = load.now
-    held = f", {now.deferred:,} of them held back by something else than room" if now.deferred else ""
+    held = f", {now.deferred:,} held back, but not by a want of room" if now.deferred else ""
     hits = "" if load.hit_share is None else f", {100 * load.hit_share:.0f}% of prompt tokens found in the prefix cache"
     prompts, answers = (_per(rate, "a second") for rate in (load.prompt_tokens_per_s, load.output_tokens_per_s))
     lines = [

@@ -83,7 +83,7 @@ class Live(Watch):
             self._end(self._feed.ended)
 
     def action_go(self, share: int) -> None:
-        """Go to the beginning of the kept steps (0) or the end (1)."""
+        """Seek the beginning of the kept steps (0) or the end (1)."""
         self._go(lambda: super(Live, self).action_go(share), further_back=not share)
 
     def action_step(self, frames: int) -> None:

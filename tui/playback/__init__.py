@@ -1,1 +1,1 @@
-"""What is played: runs opened for watching, the clock, and the events to jump to. Nothing here draws."""
+"""Runs opened for watching, the clock, and the events to jump to. Nothing here draws."""

@@ -39,7 +39,7 @@ class Lane:
 
 
 class Comparison:
-    """Runs side by side; `show` moves all of them to the player's clock. A run that has ended keeps its last frame.
+    """Runs side by side; `show` moves all to the player's clock. A run that has ended keeps its last frame.
 
     The slowest run comes first.
     """

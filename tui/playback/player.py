@@ -89,7 +89,7 @@ class Player:
         self.playing = not self.playing
 
     def tick(self, wall_s: float) -> bool:
-        """Let `wall_s` seconds pass; return whether another frame is current now."""
+        """Advance by `wall_s` seconds; return whether the current frame changed."""
         if not self.playing:
             return False
         before = self.frame

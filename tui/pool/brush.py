@@ -1,4 +1,4 @@
-"""From paints to characters: what each character of a picture of the pool is drawn with.
+"""Characters and styles of a picture of the pool.
 
 A key is a small integer that says all there is to say about one character: two paints and the shape between them, or
 a letter on a paint. `Brush` turns it into a character and a style, once.
@@ -49,7 +49,7 @@ _PAINT = 0xFF
 def keys_of(
     shape: npt.NDArray[np.int32] | int, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8] | int
 ) -> npt.NDArray[np.int32]:
-    """Keys of characters with two paints each."""
+    """Return the keys of characters with two paints each."""
     found: npt.NDArray[np.int32] = (
         (np.asarray(shape, np.int32) << _SHAPE) | (np.asarray(second).astype(np.int32) << 8) | first.astype(np.int32)
     )
@@ -61,21 +61,19 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 
 
 def half_keys(paints: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """Keys of characters that show two rows of `paints` each; an odd last row is paired with nothing."""
+    """Return the keys of characters that show two rows of `paints` each; an odd last row has no partner."""
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
     return keys_of(HALF, paints[0::2], paints[1::2])
 
 
 def reverse(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The characters of a cell under the cursor."""
+    """Return the keys of the characters of a cell under the cursor."""
     return keys | _REVERSE
 
 
 def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Keys of `text`, as far as there are characters `under` it, on what most of each is; those under the cursor stay
-    as they are.
-    """
+    """Write `text` over the characters `under` it, on their most frequent paint; spare characters under the cursor."""
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
     shape, first, second = (under >> _SHAPE) & _PAINT, under & _PAINT, (under >> 8) & _PAINT
@@ -89,7 +87,7 @@ def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
-    """The colour of a paint that is drawn as a glyph. In shade it is darker than as an area: a letter has little."""
+    """Return the colour of a paint that is drawn as a glyph; in shade it is darker than the paint of an area."""
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:

@@ -44,7 +44,7 @@ class Canvas:
 
     @property
     def tiling(self) -> Tiling:
-        """What the cells are."""
+        """Cells of the picture."""
         return self._tiling
 
     @tiling.setter
@@ -54,7 +54,7 @@ class Canvas:
 
     @property
     def color_by(self) -> ColorBy:
-        """What colour means."""
+        """Meaning of colour."""
         return self._paints.by
 
     @color_by.setter
@@ -85,7 +85,7 @@ class Canvas:
             self._cells.update(units, self._paints.whole)
 
     def unit_at(self, x: int, y: int) -> int | None:
-        """The first unit of the cell drawn at character `x` of line `y`, or None outside the pool."""
+        """Return the first unit of the cell drawn at character `x` of line `y`, or None outside the pool."""
         tiling, line = self.tiling, y * self.lines_per_character
         if not (0 <= x < tiling.width and 0 <= line < tiling.height):
             return None
@@ -97,12 +97,12 @@ class Canvas:
         return int(units[0]) if len(units) else None
 
     def place_of(self, unit: int) -> tuple[int, int]:
-        """The character and the line at which the cell of `unit` begins."""
+        """Return the character and the line at which the cell of `unit` begins."""
         row, column = divmod(self._cell(unit), self.tiling.columns)
         return int(self.tiling.column_edges[column]), int(self.tiling.row_edges[row]) // self.lines_per_character
 
     def moved(self, unit: int, right: int, down: int) -> int:
-        """The first unit of the cell some cells away from that of `unit`, which stays where the pool ends."""
+        """Return the first unit of the cell `right` and `down` from the cell of `unit`; stay inside the pool."""
         tiling = self.tiling
         row, column = divmod(self._cell(unit), tiling.columns)
         column = min(max(column + right, 0), tiling.columns - 1)
@@ -112,7 +112,7 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> npt.NDArray[np.int32]:
-        """Keys of the lines [top, top + height) that exist: shape (lines, characters)."""
+        """Return the keys of the existing lines in [top, top + height): shape (lines, characters)."""
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
         line = np.arange(begin, max(end, begin))
@@ -172,7 +172,7 @@ class Canvas:
         second: npt.NDArray[np.uint8],
         eighths: npt.NDArray[np.uint8],
     ) -> npt.NDArray[np.int32]:
-        """Cells of several rows: the first paint above the second, as the rows are above each other."""
+        """Draw cells of several rows with the first paint above the second, as their rows are."""
         shape = UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths.astype(np.int32))
         keys = keys_of(shape, second, first)
         keys[first == EMPTY] = BLANK
@@ -193,7 +193,7 @@ class Canvas:
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
         fill = self._states.fill[units].copy()
         first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
-        if self._half_blocks:  # what has left a window stood before what is still read
+        if self._half_blocks:  # expired slots are before those that are still read
             turned = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
             first, second = np.where(turned, second, first), np.where(turned, first, second)
             fill = np.where(turned, EIGHTHS - fill, fill)
@@ -222,7 +222,7 @@ class Canvas:
         *,
         hairlines: bool,
     ) -> npt.NDArray[np.int32]:
-        """Cells with `eighths` of the first paint from the left, then the second, over all characters of each."""
+        """Draw cells with `eighths` of the first paint at the left, then the second, over all characters of each."""
         tiling = self.tiling
         if self._half_blocks:
             keys = spread(tiling, first, second, eighths, hairlines=hairlines)
@@ -236,7 +236,7 @@ class Canvas:
         return keys
 
     def _slots(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Units slot by slot; where there is room behind what is inside, it stays empty."""
+        """Draw units slot by slot; characters beyond the last slot stay empty."""
         tiling, tokens = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         written = self._paints.written[units]
@@ -260,7 +260,7 @@ class Canvas:
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 
     def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each cell has something of the request that is lit; all are lit where none is."""
+        """Tell for each cell whether it holds slots of the lit request; all cells are lit without one."""
         lit: npt.NDArray[np.bool_] = np.ones(len(cells), np.bool_)
         request = self.lit_request
         if request is not None:

@@ -70,7 +70,7 @@ class Cells:
         less = counts[rows, second] * (second != first)
         eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
         second = np.where(less > 0, second, first)
-        # What stands first in memory stands first in the cell.
+        # The paint of the lower addresses is the first in the cell.
         begins = self._paints[np.minimum(self._first_unit[cells], self.tiling.num_units - 1)]
         swapped = (begins == second) & (less > 0)
         first, second = np.where(swapped, second, first), np.where(swapped, first, second)

@@ -1,4 +1,4 @@
-"""What happens to the pool between two frames: which units are taken, hit, evicted and freed."""
+"""Changes of the pool between two frames: units that are taken, hit, evicted and freed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Changes:
 
 
 def changes_between(replay: Replay, before: int, after: int) -> Changes:
-    """What happens after frame `before` up to frame `after`; with -1, from the beginning."""
+    """Return the changes after frame `before` up to frame `after`; with -1, from the beginning."""
     memory = replay.recording.memory
     since = int(replay.frame_seq[before]) if before >= 0 else -1
     begin, end = np.searchsorted(memory.seq, (since, int(replay.frame_seq[after])), side="right")

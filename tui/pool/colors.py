@@ -1,4 +1,4 @@
-"""What colour means at first, and next."""
+"""Meanings of colour: the first one, and the next."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def default_color(replay: Replay) -> ColorBy:
-    """What colour means at first: whose memory it is; in rectangles, which are about padding, what it is doing."""
+    """Return the first meaning of colour: the owner; the state in rectangles, which are about padding."""
     meta = replay.recording.meta
     return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
 
 
 def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:
-    """What colour means next in the pools of `replays`; layers and sharing only where that tells anything apart."""
+    """Return the next meaning of colour in the pools of `replays`; skip meanings that give all units one colour."""
     metas = [replay.recording.meta for replay in replays]
     pointless = set()
     if not any(meta.pool.groups for meta in metas):

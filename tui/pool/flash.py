@@ -1,4 +1,4 @@
-"""What has just changed, kept lit for a moment of wall time."""
+"""Recent changes, kept lit for a moment of wall time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Flash:
         self._lit: list[tuple[float, Lights]] = []
 
     def see(self, before: int, now_s: float) -> bool:
-        """Light up what has changed between frame `before` and the replay's; return whether anything is."""
+        """Light up the units that changed between frame `before` and the replay's; return whether any did."""
         frame = self._replay.frame
         if frame < before:  # nothing has happened: a person looks back
             self._lit.clear()
@@ -44,7 +44,7 @@ class Flash:
         return True
 
     def lights(self, now_s: float) -> Lights:
-        """What is lit now; what has been lit long enough is forgotten."""
+        """Return the units that are lit now; forget those that were lit long enough."""
         self._lit = [(when_s, lights) for when_s, lights in self._lit if when_s > now_s - self.flash_s]
         units = [units for _, (units, _) in self._lit]
         paints = [paints for _, (_, paints) in self._lit]

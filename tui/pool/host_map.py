@@ -31,12 +31,12 @@ LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWR
 
 
 def title_of(host: HostMemory, frame: int) -> str:
-    """How full host memory is, and what crosses the link to it."""
+    """Return the title: how full host memory is, and the transfers on its link."""
     return titles_of(host, frame)[0]
 
 
 def titles_of(host: HostMemory, frame: int) -> tuple[str, ...]:
-    """The title, then shorter ones for narrow places: what crosses the link is said longest."""
+    """Return the title, then shorter ones for narrow places: the transfers are named longest."""
     going, coming = int(host.going[frame]), int(host.coming[frame])
     crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
     full = f"{int(host.used[frame]):,} of {host.num_slots:,}"
@@ -44,12 +44,12 @@ def titles_of(host: HostMemory, frame: int) -> tuple[str, ...]:
 
 
 def slots_per_cell(num_slots: int, num_cells: int) -> int:
-    """The fewest slots of a cell with which all slots find a place in `num_cells` cells."""
+    """Return the smallest number of slots per cell with which all slots fit into `num_cells` cells."""
     return max(-(-num_slots // max(num_cells, 1)), 1)
 
 
 def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> npt.NDArray[np.int32]:
-    """Keys of `height` lines of `width` characters: the slots in order, line by line, as many in each cell as must be.
+    """Return the keys of `height` lines of `width` characters: the slots in order, with equally many in each cell.
 
     A character is two cells, one above the other, with `half_blocks`. A cell of several slots shows what is seldom
     first: a copy on its way back, a block that gave way, a copy on its way there, then the last owner in it.
@@ -60,7 +60,7 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
 
 
 def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
-    """The paint of each slot: copies at rest are darker, so that those on their way stand out."""
+    """Return the paint of each slot: stored copies are darker than copies in transfer."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
     for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
         paints[mask] = paint
@@ -68,7 +68,7 @@ def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
 
 
 def _cells(paints: npt.NDArray[np.uint8], num_cells: int) -> npt.NDArray[np.uint8]:
-    """The paint of each cell; cells without a slot are empty."""
+    """Return the paint of each cell; cells without a slot are empty."""
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):

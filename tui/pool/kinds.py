@@ -41,7 +41,7 @@ class LayerKind:
 
     @property
     def paint(self) -> int:
-        """What it has written, as a paint of the pool's picture."""
+        """Paint of written slots in the pool's picture."""
         return KIND + self.place
 
     @property
@@ -52,7 +52,7 @@ class LayerKind:
 
 
 def layer_kinds(replay: Replay) -> list[LayerKind]:
-    """The kinds of layers that the pool of `replay` keeps apart: full attention first, then windows, then states."""
+    """Return the kinds of layers that the pool of `replay` separates: full attention, then windows, then states."""
     specs = [group.spec for group in replay.recording.meta.pool.groups] or [0]
     kinds: list[LayerKind] = []
     for spec in dict.fromkeys(specs):
@@ -65,7 +65,7 @@ def layer_kinds(replay: Replay) -> list[LayerKind]:
 
 
 def places_of_units(replay: Replay, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The place of the kind of layers that each of `units` serves now, or served last."""
+    """Return the place of the kind of layers that each of `units` serves now, or served last."""
     kinds = layer_kinds(replay)
     if len(kinds) == 1:
         return np.full(len(units), kinds[0].place, np.uint8)
@@ -77,7 +77,7 @@ def places_of_units(replay: Replay, units: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def group_words(group: TableGroup) -> str:
-    """What the tables of a KV-cache group hold: `sliding window of 1,024`."""
+    """Describe the tables of a KV-cache group: `sliding window of 1,024`."""
     kinds = {CacheKind.FULL: "full attention", CacheKind.MLA: "latents", CacheKind.MAMBA: "recurrent state"}
     if group.kind in kinds:
         return kinds[group.kind]

@@ -43,9 +43,9 @@ def write_names(
     half_blocks: bool,
     marked: int | None = None,
 ) -> None:
-    """Say whose memory it is, where a row of `cells` has a line for that in `picture`, which begins at line `top`.
+    """Write the owners' names into `picture`, which begins at line `top`, where a row of `cells` has a line for them.
 
-    The name of the request that is `marked` stands behind an angle bracket where each line of the pool has a name.
+    If each line of the pool has a name, an angle bracket precedes that of the `marked` request.
     """
     name: Callable[..., None]
     match tiling.detail:
@@ -73,7 +73,7 @@ def write_names(
 
 
 def names_every_line(tiling: Tiling, replay: Replay) -> bool:
-    """Whether each line of the pool is a reservation or a row of its own, with room for its name."""
+    """Tell whether each line of the pool is a reservation or a row of its own, with room for its name."""
     if replay.unit_tokens > 1 or tiling.stride is None or tiling.down > 1:
         return False
     if tiling.detail not in (Detail.MIX, Detail.HALF):
@@ -85,9 +85,7 @@ def names_every_line(tiling: Tiling, replay: Replay) -> bool:
 def _lines_for_names(
     tiling: Tiling, rows: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The first and the last line of characters that lie wholly in each of `rows`; the last before the first where
-    there is none.
-    """
+    """Return the first and the last line that belong to each of `rows` alone; last precedes first if none does."""
     per_character = 2 if tiling.detail is Detail.HALF else 1
     first = -(-tiling.row_edges[rows] // per_character)
     return first, (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1

@@ -1,4 +1,4 @@
-"""What the colours of the pool mean, in samples and words; and how much sharing saves."""
+"""Legend of the pool: its colours in samples and words; and the savings by sharing."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 def legend_entries(
     by: ColorBy, sessions: Sequence[Session], symbols: Symbols, style: Style, room: int, *, lit: str | None = None
 ) -> list[list[Segment]]:
-    """The legend of the colours of one pool or several, with samples; with one of each kind and shorter words where
-    `room` characters are few. `lit` is the name of the request that is not in shade, where the others are.
-    """
+    """Return the legend of the colours of one pool or several, with shorter words if `room` characters are few."""
     entries = legend(by, sessions, lit)
     if _length(entries) > room:
         entries = [(paints[:1], text) for paints, text in entries]
@@ -67,10 +65,8 @@ def _in_short(text: str) -> str:
 
 
 def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[tuple[tuple[int, ...], str]]:
-    """What the paints of the pools mean: samples, and a few words for each. `lit` is the name of the request that is
-    not in shade, where the others are.
-    """
-    # What can be seen in one of them is explained for all.
+    """Return the meaning of the paints of the pools: samples, and a few words for each."""
+    # Paints that one pool can show are explained for all.
     session = max(sessions, key=lambda one: (len(one.replay.groups), one.recording.meta.prefix_caching))
     free, cached = [_state(SlotState.FREE)], (int(SlotState.CACHED),)
     caches, reserved = session.recording.meta.prefix_caching, STATE_NAMES[SlotState.RESERVED]
@@ -123,7 +119,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
 
 
 def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[tuple[int, ...], str]]:
-    """Which request is not in shade, with its paint if it has one, and what `others` look like in shade."""
+    """Return the name of the only lit request, its paint if it has one, and the look of the `others` in shade."""
     return [
         (paints, name if paints else f"{name} alone is lit"),
         (tuple(other + DIM for other in others), "all others"),
@@ -131,7 +127,7 @@ def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[t
 
 
 def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
-    """The states of waste that the recordings can have, as in the bars of states."""
+    """Return the states of waste that the recordings can have, in the order of the bars of states."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
     possible = (
@@ -147,7 +143,7 @@ def _state(state: SlotState) -> tuple[tuple[int, ...], str]:
 
 
 def sharing(session: Session) -> str:
-    """How much sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty where nothing is shared."""
+    """Describe how much sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty if no block is shared."""
     held, stands_for = _held(session)
     if stands_for <= held:
         return ""
@@ -155,12 +151,12 @@ def sharing(session: Session) -> str:
 
 
 def factor(session: Session) -> str:
-    """By how much the tables of all requests exceed the blocks in them; empty where nothing is shared."""
+    """Return the ratio of the entries of all tables to the blocks in them as text; empty if no block is shared."""
     held, stands_for = _held(session)
     return f"{stands_for / held:.1f}×" if stands_for > held else ""
 
 
 def _held(session: Session) -> tuple[int, int]:
-    """Units that are held, and the entries of all tables."""
+    """Count the held units, and the entries of all tables."""
     refs = session.replay.refs
     return int((refs > 0).sum()), int(refs.sum())

@@ -24,7 +24,7 @@ def levels(
     half_blocks: bool,
     has_slots: bool = True,
 ) -> list[Tiling]:
-    """Every level of detail for a picture of `width` by `height` characters, coarsest first.
+    """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
     The coarsest shows the whole pool; each further one covers fewer units per cell, down to one; then come the levels
     that show the inside of a unit, where it has one, and its slots, unless units of several groups differ in those.
@@ -52,7 +52,7 @@ _UNIT = {True: Detail.HALF, False: Detail.MIX}
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """The finest of `tilings` that shows the whole pool in `height` lines of characters."""
+    """Return the number of the finest of `tilings` that shows the whole pool in `height` lines of characters."""
     whole = [
         index
         for index, tiling in enumerate(tilings)
@@ -62,7 +62,7 @@ def best_level(tilings: list[Tiling], height: int) -> int:
 
 
 def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, half_blocks: bool) -> list[Tiling]:
-    """The lines of the pool one below the other, each as long as the picture is wide, then longer and longer."""
+    """Return levels with the lines of the pool one below the other, as long as the picture is wide, then longer."""
     num_lines = -(-num_units // stride)
     columns, rows = min(width, stride), min(height, num_lines)
     found = [_lines(num_units, stride, columns, rows, width, height)]
@@ -94,13 +94,13 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 
 
 def _equally_high(rows: int, height: int) -> int:
-    """The height in which all rows are equally high, where that leaves little empty: equal things look equal."""
+    """Return the height in which all rows are equally high, if that leaves little of the picture empty."""
     even = height // rows * rows
     return even if even >= _LEAST_FILL_OF_EQUAL_ROWS * height else height
 
 
 def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:
-    """A cell for each unit: as square as can be, even, and with nothing of the picture left empty.
+    """Return a cell for each unit: nearly square, even, and with no part of the picture empty.
 
     Where there is no room for all, a character or half a one for each, in more lines than there are.
     """
@@ -140,8 +140,8 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
 
 
 def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> Tiling:
-    """A character per slot, or a square of them where the whole pool fits; and gaps between the units, with a line
-    for names below each where there is room.
+    """Return a character per slot, or a square of characters where the whole pool fits; units have gaps between them,
+    and a line for names below each where there is room.
     """
     for scale in range(_MOST_TALL, 0, -1):
         wide = unit_tokens * scale + 1

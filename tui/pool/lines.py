@@ -1,4 +1,4 @@
-"""How long the pool's own lines are: the row of a rectangle, or a reservation if all are equally long."""
+"""Lengths of the pool's own lines: the row of a rectangle, or a reservation if all are equally long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """How long the pool's own lines are: the row of a rectangle, or a reservation if all are equally long.
+    """Lengths of the pool's own lines: the row of a rectangle, or a reservation if all are equally long.
 
     A paged pool has no lines, nor has one whose extents differ in length.
     """
@@ -39,7 +39,7 @@ class Lines:
                 self._lengths = [int(lengths[0])]
 
     def length_at(self, seq: int) -> int | None:
-        """Units in one line at a sequence number, None where there are none; a batch's last until the next batch."""
+        """Return the units in one line at a sequence number, or None; a batch's length holds until the next batch."""
         batch = max(int(np.searchsorted(self._since_seq, seq, side="right")) - 1, 0)
         length = self._lengths[batch]
         return length if length > 1 else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ColorBy(Enum):
-    """What colour means; the value is what people read."""
+    """Meanings of colour; the values are shown to users."""
 
     OWNER = "owner"
     STATE = "state"
@@ -30,7 +30,7 @@ class ColorBy(Enum):
 
 
 class Change(IntEnum):
-    """What has just happened to a unit."""
+    """Most recent change of a unit."""
 
     TAKEN = 11
     FREED = 12
@@ -53,11 +53,11 @@ AGE: Final = TINT + NUM_HUES
 HOLDERS: Final = AGE + AGES
 """The first paint of numbers of holders."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
-"""The most holders that each paint of `HOLDERS` stands for; one more paint for all above."""
+"""Largest number of holders for each paint of `HOLDERS`; one more paint is for all above."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
 """The first paint of what a kind of layers has written: full attention, two windows, two states, all others."""
 _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
-"""Hues of the kinds of layers, none of them near the colour of what has left a window."""
+"""Hues of the kinds of layers, none near the colour of expired slots."""
 KIND_TINT: Final = KIND + len(_KIND_HUES)
 """The first paint of what a kind of layers has not written yet."""
 DIM: Final = 128
@@ -69,7 +69,7 @@ _MUTED: Final = 0.6
 KEPT: Final = REUSABLE + 1
 """The first paint of copies at rest in host memory: darker hues of their requests."""
 _KEPT_SHARE: Final = 0.45
-"""Share of the background in a copy at rest, so that those on their way stand out."""
+"""Share of the background in a stored copy, so that copies in transfer are conspicuous."""
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
@@ -88,7 +88,7 @@ _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 
 
 def importance() -> list[int]:
-    """How much a unit of each paint counts towards being seen beside the most frequent paint of its cell."""
+    """Return the weight of a unit of each paint beside the most frequent paint of its cell."""
     weights = [4] * NUM_PAINTS
     for paint in (SlotState.TOKEN, *range(OWNER, TINT), *range(KIND, KIND_TINT)):
         weights[paint] = 16  # what is written counts more than what will be
@@ -99,12 +99,12 @@ def importance() -> list[int]:
 
 
 def hue_of(request: int) -> int:
-    """The number of the hue of a request, by its row in the recording: neighbours in time are far apart."""
+    """Return the number of the hue of a request, by its row in the recording: neighbours in time differ most."""
     return request % NUM_HUES
 
 
 def paint_colors(palette: Palette) -> tuple[str, ...]:
-    """The colour of every paint, with those in shade from `DIM` on."""
+    """Return the colour of every paint, with those in shade from `DIM` on."""
     states = tuple(palette.states[state] for state in SlotState)
     return _colors(
         states,
@@ -149,7 +149,7 @@ def _colors(
 
 
 def _shade(paint: int, color: str, void: str) -> str:
-    """What `paint`, of some colour, is in shade: a grey, so that no meaning of a colour is left in it."""
+    """Return the grey of `paint` in shade, so that no meaning of a colour is left in it."""
     if paint in _HELD_BY_NONE:
         return color
     written = 0.0 if paint in _UNWRITTEN else luma(color) / 255
@@ -158,7 +158,7 @@ def _shade(paint: int, color: str, void: str) -> str:
 
 
 def paint_glyphs(symbols: Symbols) -> str:
-    """A character for every paint, where there are no colours."""
+    """Return a character for every paint, for terminals without colours."""
     glyphs = [" "] * NUM_PAINTS
     glyphs[: len(SlotState)] = symbols.states
     glyphs[CURSOR], glyphs[SHARED], glyphs[REUSABLE] = "_", "&", symbols.states[SlotState.CACHED]

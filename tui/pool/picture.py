@@ -1,4 +1,4 @@
-"""What every unit of the pool is at one frame, and how it is painted.
+"""State and paint of every unit of the pool at one frame.
 
 Both follow the replay incrementally: a step recomputes the units that it touched. Terminals are not known here.
 """
@@ -70,9 +70,7 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Whether more has happened since a frame than there are units: then all of them are looked at sooner than what
-        happened to each.
-        """
+        """Tell whether more changes have come since a frame than there are units: then all units are computed anew."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
@@ -195,7 +193,7 @@ class Paints:
 
 
 def dimmed(paints: npt.NDArray[np.uint8], lit: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """`paints` in shade, which is grey, where they are not `lit`."""
+    """Return `paints` in grey where they are not `lit`."""
     shade: npt.NDArray[np.uint8] = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shade
 
@@ -207,9 +205,7 @@ def with_one_owner_lit(
     lit: npt.NDArray[np.bool_],
     request: int,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """The two paints of cells of several units, and the eighths of the first, with the paints of all requests but one
-    in shade. In a cell that is `lit`, which holds something of `request`, one of both is its own, however little it is.
-    """
+    """Return the two paints of mixed cells, and the eighths of the first, with all requests but `request` in shade."""
     mine = (OWNER + request % NUM_HUES, TINT + request % NUM_HUES, SHARED)
     is_mine = [np.isin(paints, mine) & lit for paints in (first, second)]
     unseen = lit & ~is_mine[0] & ~is_mine[1]

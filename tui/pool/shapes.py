@@ -1,4 +1,4 @@
-"""How two paints share the characters of a cell: in eighths from the left, with hairlines between cells and rows."""
+"""Shapes of two paints in the characters of a cell: eighths from the left, with hairlines between cells and rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def spread(
     *,
     hairlines: bool,
 ) -> npt.NDArray[np.int32]:
-    """Keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint from the left, then its
-    second. With `hairlines`, cells are kept apart.
+    """Return the keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint at the left,
+    then its second. With `hairlines`, cells are kept apart.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
@@ -38,7 +38,7 @@ def spread(
 def spread_glyphs(
     tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int32]:
-    """The cells without colours: each character is the glyph of the paint that has most of it."""
+    """Return the cells without colours: each character is the glyph of its most frequent paint."""
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
     keys = keys_of(GLYPH, mostly, mostly)
@@ -55,8 +55,8 @@ def _by_character(
     npt.NDArray[np.int64],
     npt.NDArray[np.int64],
 ]:
-    """For every character of rows of cells: the paints in front and at the back, how many eighths the front has, how
-    far it is from its cell's beginning, and how wide that cell is.
+    """Return, for every character of rows of cells, the front paint, the back paint, the eighths in front, the distance
+    from its cell's beginning, and the width of that cell.
     """
     edges = tiling.column_edges
     wide = np.diff(edges)
@@ -69,13 +69,13 @@ def _by_character(
 
 
 def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Cells with a hairline above what has one paint: rows that touch each other stay apart."""
+    """Draw a hairline above cells of one paint, to keep touching rows apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
 def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The paints of cells in the upper half of the line only, so that rows stay apart."""
+    """Draw the paints of cells in the upper half of the line alone, to keep rows apart."""
     shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
     return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

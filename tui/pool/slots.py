@@ -39,7 +39,7 @@ def paints_of_slots(
     color_by: ColorBy,
     lit: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.uint8]:
-    """The paint of every slot of `units`, shape (units, slots of a unit); in shade in units that are not `lit`.
+    """Return the paint of every slot of `units`, shape (units, slots of a unit); in shade in units that are not `lit`.
 
     `written` is the paint of what is written in each unit.
     """
@@ -53,7 +53,7 @@ def paints_of_slots(
 def _paints_of_states(
     replay: Replay, units: npt.NDArray[np.int64], written: npt.NDArray[np.uint8], color_by: ColorBy
 ) -> npt.NDArray[np.uint8]:
-    """The paint that each state has inside each of `units`: shape (units, states)."""
+    """Return the paint that each state has inside each of `units`: shape (units, states)."""
     paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
     owner = replay.owner[units]
     held = owner != NO_OWNER

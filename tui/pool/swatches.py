@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: Symbols) -> Iterator[Segment]:
-    """One character per cell of a bar of states, given as `stacked` returns them, layers being numbers in `STACK`.
+    """Yield one character per cell of a bar of states, given as `stacked` returns them, with layers as numbers in
+    `STACK`.
 
     `eighths` are the nine characters that grow in the bar's direction.
     """
@@ -36,19 +37,19 @@ def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: S
 
 
 def swatch(state: SlotState, symbols: Symbols) -> Segment:
-    """One character that looks as the state does in the pictures."""
+    """Return one character that looks as the state does in the pictures."""
     character = symbols.right[EIGHTHS:] or symbols.states[state]
     return Segment(character, Style(color=glyph_color(state, symbols), bgcolor=symbols.palette.void))
 
 
 def paint_swatch(paint: int, symbols: Symbols) -> Segment:
-    """One character that looks as a paint does in the pool."""
+    """Return one character that looks as a paint does in the pool."""
     glyph = "■" if symbols.color else paint_glyphs(symbols)[paint % DIM]
     color = paint_colors(symbols.palette)[paint] if symbols.color else glyph_paint_color(paint, symbols)
     return Segment(glyph, Style(color=color))
 
 
 def glyph_color(state: SlotState, symbols: Symbols) -> str:
-    """The colour of a state, as an area or as a glyph."""
+    """Return the colour of a state, as an area or as a glyph."""
     palette = symbols.palette
     return palette.free_glyph if state is SlotState.FREE and not symbols.color else palette.states[state]

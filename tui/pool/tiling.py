@@ -1,6 +1,6 @@
-"""How the units of a pool become cells of a picture.
+"""Division of a pool's units into the cells of a picture.
 
-A paged pool has no lines of its own, so its cells stand in address order as letters do in a text. A static batch and
+A paged pool has no lines of its own, so its cells are in address order, as letters in a text. A static batch and
 equally long reservations have lines; they keep them. Cells share the picture's width and height among themselves, so
 that no part of it stays empty: neighbours may differ by one character.
 """
@@ -20,7 +20,7 @@ _NARROW = 3
 
 
 class Detail(Enum):
-    """What one cell shows."""
+    """Level of detail of one cell."""
 
     MIX = auto()
     """Several units in one character: the two paints that matter most, and how much there is of each."""
@@ -34,7 +34,7 @@ class Detail(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """Which units each cell covers, and where it is drawn."""
+    """Units of each cell, and the cell's place in the picture."""
 
     num_units: int
     stride: int | None = None
@@ -75,13 +75,13 @@ class Tiling:
 
     @cached_property
     def column_edges(self) -> npt.NDArray[np.int64]:
-        """Where each column begins, in characters, and where the last one ends."""
+        """First character of each column, then the end of the last one."""
         edges: npt.NDArray[np.int64] = np.arange(self.columns + 1) * self.width // self.columns
         return edges
 
     @cached_property
     def row_edges(self) -> npt.NDArray[np.int64]:
-        """Where each row begins, in lines of the picture, and where the last one ends."""
+        """First line of each row, in lines of the picture, then the end of the last one."""
         edges: npt.NDArray[np.int64] = np.arange(self.rows + 1) * self.height // self.rows
         return edges
 
@@ -112,7 +112,7 @@ class Tiling:
                 return self.tall >= 2
 
     def cell_of(self, units: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        """The cell that each of `units` falls into, row by row from 0."""
+        """Return the cell of each of `units`, row by row from 0."""
         at: npt.NDArray[np.int64] = units.astype(np.int64)
         if self.stride is None:
             if self.num_units > self.num_cells:
@@ -124,7 +124,7 @@ class Tiling:
         return cells
 
     def units_of(self, cell: int) -> npt.NDArray[np.int64]:
-        """The units of one cell, in address order; none for a cell past the end."""
+        """Return the units of one cell, in address order; none for a cell past the end."""
         if self.stride is None:
             if self.num_units <= self.num_cells:
                 return np.arange(cell, min(cell + 1, self.num_units))
@@ -139,5 +139,5 @@ class Tiling:
 
 
 def one_cell(num_units: int) -> Tiling:
-    """The whole pool in one character: what there is before there is room for anything."""
+    """Return the whole pool as one character: the tiling before the size of the picture is known."""
     return Tiling(num_units=num_units, columns=1, rows=1, width=1, height=1, detail=Detail.MIX)

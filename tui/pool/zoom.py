@@ -1,4 +1,4 @@
-"""The levels of detail of one pool in one size of picture, and which of them is shown."""
+"""Levels of detail of one pool in one size of picture, and the level that is shown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Zoom:
         self._level = min(self._level, len(self._levels) - 1)
 
     def forget(self) -> None:
-        """There is another pool to be measured."""
+        """Discard the levels: another pool is to be measured."""
         self._levels = []
 
     @property
@@ -56,7 +56,7 @@ class Zoom:
 
     @property
     def tiling(self) -> Tiling:
-        """What the cells are at the present level."""
+        """Cells of the current level."""
         return self._levels[self._level]
 
     def move(self, direction: int) -> bool:
@@ -68,7 +68,7 @@ class Zoom:
         return True
 
     def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols) -> str:
-        """What the picture shows, what one cell is, and what colour means."""
+        """Describe the picture, one cell, and the meaning of colour."""
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
             case Detail.SLOTS:
@@ -86,5 +86,5 @@ class Zoom:
 
 
 def _about(number: float, noun: str) -> str:
-    """`1 block`, `44 blocks`; cells may differ by one."""
+    """Return `1 block`, `44 blocks`; cells may differ by one."""
     return plural(round(number), noun)

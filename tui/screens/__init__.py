@@ -1,1 +1,1 @@
-"""The screens that play: one run, or several in comparison; and the keys that all of them have."""
+"""Screens that play one run, or several in comparison, and the keys that they share."""

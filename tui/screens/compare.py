@@ -56,7 +56,7 @@ class Compare(PlaybackScreen):
         self.story = story if guided is None and story.parts else None
 
     def compose_body(self) -> ComposeResult:
-        """A lane for each run, what the colours mean, and the clock."""
+        """Compose a lane for each run, the meaning of the colours, and the clock."""
         # Rows have names only where they have lines, and two pools have more of those beside each other.
         with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
             for number, lane in enumerate(self.comparison.lanes):
@@ -80,7 +80,7 @@ class Compare(PlaybackScreen):
         yield Race(self.comparison, self.symbols)
 
     def on_mount(self) -> None:
-        """Show whom every run follows, and learn what memory for everything would bring."""
+        """Show the followed request of every run, and compute the throughput with ample memory."""
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
         if self.comparison.ample_tokens_per_s:
@@ -94,20 +94,20 @@ class Compare(PlaybackScreen):
             self._tell_ample()
 
     def _tell_ample(self) -> None:
-        """Say how much of the gap is memory, and how fast each run would be without want of it."""
+        """Show how much of the gap is memory, and each run's throughput with ample memory."""
         for line in self.query(StoryLine):
             line.tell(story_of_comparison(self.comparison))
         for figures, tokens_per_s in zip(self.query(LaneFigures), self.comparison.ample_tokens_per_s, strict=True):
             figures.learn(tokens_per_s)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """What is the same for all, the engine's step times among it where they are."""
+        """Return the properties that all runs share, with the engine's step times if these are shared."""
         long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
         times = self._step_times()
         return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
 
     def _step_times(self) -> list[str]:
-        """Whether the runs differ in their policies alone, or in their engines too."""
+        """Tell whether the runs differ in their policies alone, or in their engines too."""
         metas = [lane.session.recording.meta for lane in self.comparison.lanes]
         if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
             return []
@@ -115,7 +115,7 @@ class Compare(PlaybackScreen):
         return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
 
     def sessions(self) -> Iterable[Session]:
-        """The sessions of all runs."""
+        """Return the sessions of all runs."""
         return (lane.session for lane in self.comparison.lanes)
 
     def show_picture(self) -> None:
@@ -125,7 +125,7 @@ class Compare(PlaybackScreen):
             pool.show_frame()
 
     def follow(self, request: int | None) -> None:
-        """Keep a request of the first run lit in all of them."""
+        """Keep a request of the first run lit in all runs."""
         self.follow_name(None if request is None else self.comparison.lanes[0].session.request_name(request))
 
     def follow_name(self, name: str | None) -> None:
@@ -136,7 +136,7 @@ class Compare(PlaybackScreen):
         self.show_panels()
 
     def file_name(self) -> str:
-        """The moment; the runs have no name in common."""
+        """Return a name for the moment; the runs have no name in common."""
         return f"kvsim-compare-{self.player.clock_s:.3f}s"
 
     def action_zoom(self, direction: int) -> None:
@@ -145,7 +145,7 @@ class Compare(PlaybackScreen):
             pool.zoom(direction)
 
     def action_color(self) -> None:
-        """Let colour mean something else in all pools."""
+        """Change the meaning of colour in all pools."""
         color_by = next_color(self.query(PoolView).first().color_by, [session.replay for session in self.sessions()])
         for pool in self.query(PoolView):
             pool.color_by = color_by

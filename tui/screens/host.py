@@ -25,7 +25,7 @@ class Host(App[None]):
     """Wall seconds for which what has changed is lit up."""
 
     def plays(self, screen: Screen[Any]) -> bool:
-        """Whether `screen` is the one that plays, whatever lies on top of it."""
+        """Tell whether `screen` is the playing one, even under a dialog."""
         raise NotImplementedError
 
     def keep_time(self, *, running: bool) -> None:
@@ -37,7 +37,7 @@ class Host(App[None]):
         raise NotImplementedError
 
     def aside(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
-        """Do `job` in a thread and give its result to `then`; say `what` is done, and why where it cannot be."""
+        """Run `job` in a thread and pass its result to `then`; notify that `what` is under way, and of an error."""
         raise NotImplementedError
 
     def action_compare(self) -> None:

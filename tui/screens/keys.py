@@ -14,7 +14,7 @@ _SPEED = Binding.Group("Speed", compact=True)
 _ZOOM = Binding.Group("Zoom", compact=True)
 _NEXT = Binding.Group("Request", compact=True)
 
-# The footer of a narrow terminal shows the first of them.
+# The footer of a narrow terminal shows the first keys.
 BINDINGS: Final = (
     Binding("space", "play", "Play", priority=False, id="play"),
     Binding("o", "color", "Colour", id="color"),

@@ -1,4 +1,4 @@
-"""What there is to look at while a recording is read, or a run simulated."""
+"""Screen that reports progress while a recording is read, or a run simulated."""
 
 from __future__ import annotations
 
@@ -27,31 +27,29 @@ class Job(Protocol):
     """Makes what is shown. It tells how far it has come, and runs in a thread."""
 
     def __call__(self, report: Report) -> Session | Comparison | Guided:
-        """Do it."""
+        """Run the job, reporting its progress."""
         ...
 
 
 class Report:
-    """What a job says about itself; the screen looks at it now and then."""
+    """Progress of a job; the screen reads it now and then."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.done, self.total = 0, 0
 
     def begin(self, what: str) -> None:
-        """Say what is done now."""
+        """Name the current activity."""
         self.what, self.done, self.total = what, 0, 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Say how much of it is done."""
+        """Set the progress of the current activity."""
         self.done, self.total = done, total
         time.sleep(0)  # so that the screen gets its turn
 
 
 class Opening(Screen[None]):
-    """What is done and how far it has come, until there is something to play. It is drawn by two widgets: whatever it
-    takes to draw is taken from what is waited for.
-    """
+    """Shows the current activity and its progress. Kept minimal: drawing competes with loading for CPU."""
 
     def __init__(self, report: Report, symbols: Symbols) -> None:
         super().__init__()
@@ -59,7 +57,7 @@ class Opening(Screen[None]):
         self._told = ""
 
     def compose(self) -> ComposeResult:
-        """A headline, and the report where the pool will be."""
+        """Compose a headline, and the progress in the place of the pool."""
         yield Headline(self._symbols)
         yield Static(id="opening", markup=False)
 

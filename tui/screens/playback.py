@@ -40,7 +40,7 @@ class Readable(Protocol):
 
 
 class PlaybackScreen(Transport):
-    """Plays what `player` plays. With captions, playing pauses at each of them, and `[` and `]` go along them."""
+    """Shows the frames of `player`. With captions, playing pauses at each, and `[` and `]` jump between captions."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
     PANELS: ClassVar[str]
@@ -65,7 +65,7 @@ class PlaybackScreen(Transport):
             player.stops_at_notable = True
 
     def compose(self) -> ComposeResult:
-        """A line above, the captions and the body, the keys below; or why there is none of it."""
+        """Compose a headline, the captions, the body and the keys; or the note that the terminal is too small."""
         yield Headline(self.symbols)
         if self.story is not None:
             yield StoryLine(self.story, self.symbols)
@@ -76,7 +76,7 @@ class PlaybackScreen(Transport):
         yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
 
     def compose_body(self) -> ComposeResult:
-        """What is played."""
+        """Compose the panels of the player."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
@@ -93,17 +93,17 @@ class PlaybackScreen(Transport):
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Nothing can be done with a screen whose widgets are still to come, however fast keys are pressed."""
+        """Refuse actions until all widgets are mounted, however fast keys are pressed."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:
-        """Say what this is; the lesson first, where it is one."""
+        """Show the headline; the lesson's first, if it is one."""
         lesson = [] if self.guided is None else [self.guided.lesson.heading]
         long, short = self.headline()
         self.query_one(Headline).tell(lesson + long, lesson + short)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """What this is, in long words and in short ones; the most important part first."""
+        """Return the headline's parts in long words and in short ones, the most important part first."""
         raise NotImplementedError
 
     def show_picture(self) -> None:
@@ -130,7 +130,7 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def file_name(self) -> str:
-        """What to call a file about this moment, without its ending."""
+        """Return a file name for this moment, without its ending."""
         raise NotImplementedError
 
     def action_zoom(self, direction: int) -> None:
@@ -138,7 +138,7 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def action_color(self) -> None:
-        """Let colour mean something else: owner, state, kind of layers, sharing, age."""
+        """Change the meaning of colour: owner, state, kind of layers, sharing, age."""
         raise NotImplementedError
 
     def action_follow_next(self, direction: int) -> None:
@@ -159,7 +159,7 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def tick(self, wall_s: float) -> None:
-        """Let wall time pass."""
+        """Advance by wall time."""
         moved = self.player.tick(wall_s)
         if not self.player.playing:
             self.show_frame(everything=True)
@@ -191,11 +191,11 @@ class PlaybackScreen(Transport):
         self.show_transport()
 
     def keep_time(self) -> None:
-        """Let the clock run while this is what is played."""
+        """Run the clock while this is the playing screen."""
         self.app.keep_time(running=self.app.plays(self) and self.player.playing)
 
     def show_transport(self) -> None:
-        """Say whether the clock runs, and let it."""
+        """Show whether the clock runs, and start or stop it."""
         if self._ready:
             self.keep_time()
             assert self._scrubber is not None  # or it would not be ready
@@ -206,7 +206,7 @@ class PlaybackScreen(Transport):
         self.app.leave_playback()
 
     def on_key(self) -> None:
-        """A user who has pressed a key needs no hint any more."""
+        """Remove the hint: the user has found the keys."""
         for line in self.query(StoryLine):
             line.stop_hinting()
 

@@ -26,7 +26,7 @@ class Transport(Screen[None]):
         self.player = player
 
     def sessions(self) -> Iterable[Session]:
-        """Every run that is played."""
+        """Return every run that is played."""
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
@@ -34,7 +34,7 @@ class Transport(Screen[None]):
         raise NotImplementedError
 
     def show_transport(self) -> None:
-        """Say whether the clock runs, and let it."""
+        """Show whether the clock runs, and start or stop it."""
         raise NotImplementedError
 
     def action_play(self) -> None:
@@ -71,7 +71,7 @@ class Transport(Screen[None]):
         self.show_transport()
 
     def action_go(self, share: int) -> None:
-        """Go to the beginning (0) or the end (1)."""
+        """Seek the beginning (0) or the end (1)."""
         self.player.go_to_frame(self.player.last_frame * share)
         self.show_frame(everything=True)
 

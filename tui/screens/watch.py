@@ -53,7 +53,7 @@ class Watch(PlaybackScreen):
         self.set_class(session.followed is not None, "-following")
 
     def compose_body(self) -> ComposeResult:
-        """The panels."""
+        """Compose the panels."""
         session, symbols = self.session, self.symbols
         with Horizontal(id="body"):
             with Vertical(id="main"):
@@ -75,7 +75,7 @@ class Watch(PlaybackScreen):
                 yield EventList(session, symbols)
 
     def on_mount(self) -> None:
-        """Light up the followed request; add the run up later where that takes longer than a user should wait."""
+        """Light up the followed request; add the run up later if that takes longer than a user should wait."""
         if self.session.followed is not None:
             self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:
@@ -89,11 +89,11 @@ class Watch(PlaybackScreen):
             self.show_frame(everything=True)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Where the recording comes from, and its pool."""
+        """Return the origin of the recording, and its pool."""
         return headline(self.session, short=False), headline(self.session, short=True)
 
     def sessions(self) -> Iterable[Session]:
-        """The one session."""
+        """Return the one session."""
         return (self.session,)
 
     def show_picture(self) -> None:
@@ -113,7 +113,7 @@ class Watch(PlaybackScreen):
         self.follow(None if name is None else self.session.recording.row_of(name))
 
     def file_name(self) -> str:
-        """The recording and the step."""
+        """Return the names of the recording and the step."""
         return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
@@ -148,7 +148,7 @@ class Watch(PlaybackScreen):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Let colour mean something else."""
+        """Change the meaning of colour."""
         pool = self.query_one(PoolView)
         pool.color_by = next_color(pool.color_by, [self.session.replay])
         self.query_one(BelowPool).show_frame()

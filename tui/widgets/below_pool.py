@@ -27,7 +27,7 @@ _LONGEST_ENTRY = 30
 
 
 class BelowPool(Widget):
-    """What colours mean, and the last step: two lines for each where the screen is high enough, and they are needed."""
+    """Meaning of the colours, and the last step: two lines for each if the screen has room and they are needed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
 
@@ -60,13 +60,13 @@ class BelowPool(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The legend, then the change."""
+        """Render a line of the legend, or of the change below it."""
         rest = self._style("text")
         line = self._lines[y] if y < len(self._lines) else Strip([])
         return line.adjust_cell_length(self.size.width, rest)
 
     def _packed(self, label: Segment, entries: list[list[Segment]], num_lines: int) -> list[Strip]:
-        """Whole entries behind `label` in at most so many lines."""
+        """Pack whole entries behind `label` into at most `num_lines` lines."""
         room, strips = self.size.width - label.cell_length, list[Strip]()
         while not strips or entries:
             last = len(strips) == num_lines - 1

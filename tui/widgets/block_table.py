@@ -1,4 +1,4 @@
-"""Where the followed request's tokens are: its block table, or a row for each kind of layers."""
+"""Places of the followed request's tokens: its block table, or a row for each kind of layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         """Lines that a person has scrolled back from the newest."""
 
     def allow_focus(self) -> bool:
-        """The keyboard comes here where there is anything to scroll to."""
+        """Accept the keyboard if there are lines to scroll to."""
         return self.num_lines > self.size.height
 
     def action_scroll_lines(self, lines: int) -> None:
@@ -63,7 +63,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """The lines that there is room for; the first and the last say how much there is before and after them."""
+        """Return the lines that fit; the first and the last count the units before and after them."""
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
         hidden = max(len(lines) - height, 0)
@@ -83,7 +83,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
 
     def _lines_of_table(self) -> list[tuple[Strip, int]]:
-        """Every line, and how much it tells of: units, or itself where a table has a row for each kind of layers."""
+        """Return every line with its number of units; 1 where a table has a row for each kind of layers."""
         session = self.session
         if session.followed is None:
             return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]
@@ -105,7 +105,9 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:
-        """A row of blocks for each kind of layers: what is held of the sequence, and what its window has let go."""
+        """Return a row of blocks for each kind of layers: what it holds of the sequence, and what its window has
+        released.
+        """
         width = max(self.size.width - 2, 8)
         glyphs = {RELEASED: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
         strips = []

@@ -27,7 +27,7 @@ class CaptionBox(Static):
         self._shown: int | None = None
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """As many lines as the longest caption takes: the pictures below stay where they are."""
+        """Return the lines of the longest caption, so that the pictures below stay where they are."""
         del container, viewport
         lines = (textwrap.wrap(caption.text, max(width, 1), break_on_hyphens=False) for caption in self._captions)
         return 1 + max(map(len, lines))

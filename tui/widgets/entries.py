@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
-    """How many of `entries`, from the first on, `room` characters hold; at least one."""
+    """Count the leading `entries` that fit into `room` characters; at least one."""
     ends = accumulate(sum(segment.cell_length for segment in entry) for entry in entries)
     return max(sum(end <= room for end in ends), 1)
 
 
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str) -> Strip:
-    """As many of `entries`, from the first on, as `room` characters hold, and how many more there are.
+    """Return the leading `entries` that fit into `room` characters, and the number of the others.
 
     The first is always there: where it does not fit by itself, its end gives way to `cut`.
     """

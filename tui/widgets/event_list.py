@@ -1,4 +1,4 @@
-"""What happened, in order: a list that follows the clock and jumps to any of its lines."""
+"""Events in order: a list that follows the clock and jumps to any of its lines."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
             self._jump_to(at.y + self.scroll_offset.y)
 
     def render_line(self, y: int) -> Strip:
-        """One event."""
+        """Render one event."""
         session, row = self._session, y + self.scroll_offset.y
         width = self.size.width
         if not 0 <= row < len(self._events):
@@ -136,7 +136,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip([Segment(text, style)])
 
     def _who(self, row: int) -> str:
-        """The request that it happened to, or how many units."""
+        """Return the request of the event, or its number of units."""
         request = int(self._events.request[row])
         if request == NO_OWNER:
             return plural(int(self._events.count[row]), self._session.unit_name)

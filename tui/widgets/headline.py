@@ -24,13 +24,13 @@ class Headline(Widget):
         self._short: list[str] = []
 
     def tell(self, long: list[str], short: list[str]) -> None:
-        """Say this from now on: parts from the most to the least important, in long words and in short ones."""
+        """Show these parts from now on, from the most to the least important, in long words and in short ones."""
         if (long, short) != (self._long, self._short):
             self._long, self._short = long, short
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The one line."""
+        """Render the one line."""
         del y
         name, rest = self.get_component_rich_style("headline--name"), self.get_component_rich_style("headline--text")
         room = self.size.width - len(" kvsim ") - 1

@@ -44,12 +44,12 @@ class HostMap(Panel):
         super().show_frame()
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """The style sheet decides."""
+        """Return the height that the style sheet sets."""
         del container, viewport, width
         return 1
 
     def write(self) -> list[Strip]:
-        """The map, then its legend."""
+        """Write the map, then its legend."""
         host, (width, height) = self.session.host, self.size
         if host is None:
             return []
@@ -62,7 +62,7 @@ class HostMap(Panel):
         return strips
 
     def _legend(self, together: int) -> Strip:
-        """Whole entries, the most telling first, as many as there is room for."""
+        """Return the whole entries that fit, the most telling first."""
         cell = f"1 cell = {together:,} blocks" if together > 1 else "1 cell = 1 block"
         entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in LEGEND]
         segments: list[Segment] = []

@@ -35,7 +35,7 @@ class Inspector(Panel):
         self.border_title = "inspector"
 
     def write(self) -> list[Strip]:
-        """The unit first, then the request; where there is no room for all, without earlier holders of the unit."""
+        """Write the unit, then the request; leave out earlier holders of the unit if there is no room."""
         lines = self._everything(num_stays=_MOST_STAYS)
         self.num_lines, height = len(lines), max(self.size.height, 1)
         if len(lines) > height:
@@ -70,7 +70,7 @@ class Inspector(Panel):
         return lines
 
     def _unit_heading(self, unit: int) -> Strip:
-        """What a unit is called, and the colour of its owner, which the cursor hides."""
+        """Return the name of a unit, and the colour of its owner, which the cursor hides."""
         owner = int(self.session.replay.owner[unit])
         sample = [] if owner == NO_OWNER else [self.sample(OWNER + hue_of(owner))]
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])

@@ -1,7 +1,7 @@
 """The keys at the bottom, in one line: where they do not all fit, the last ones are left out, and none is cut.
 
-Textual's own footer has a widget for each key, and makes all of them anew when one key comes or goes: it took a third
-of the time of every picture.
+Textual's own footer has a widget for each key, and makes all widgets anew when one key changes: it took a third of the
+time of every picture.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What the line has to show: entries, the most important first, and that of the palette, which ends the line."""
+    """Entries of the line, the most important first; the palette's ends it."""
 
     entries: tuple[Entry, ...]
     palette: Entry | None
 
     def that_fit(self, room: int) -> tuple[Entry, ...]:
-        """The first entries, as many as `room` columns hold with a space between them."""
+        """Return the leading entries that fit into `room` columns with a space between them."""
         end = 0
         for num_shown, entry in enumerate(self.entries):
             if end + entry.width > room:
@@ -70,7 +70,7 @@ class Keys:
 
 
 def keys_of(screen: Screen[Any]) -> Keys:
-    """The keys that do something on `screen` now, as its program names them."""
+    """Return the keys that are active on `screen`, as its program names them."""
     app = screen.app
 
     def key(active: ActiveBinding) -> Key:
@@ -98,7 +98,7 @@ def keys_of(screen: Screen[Any]) -> Keys:
 
 
 class KeyLine(Widget):
-    """As many keys as there is room for, the most important first. A click on one presses it."""
+    """Shows the keys that fit, the most important first. A click on one presses it."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--word", "keys--edge", "keys--idle", "keys--pointed"}
 
@@ -109,7 +109,7 @@ class KeyLine(Widget):
         self._pointed: Key | None = None
 
     def on_mount(self) -> None:
-        """Hear of keys that come and go."""
+        """Subscribe to changes of the active keys."""
         self.screen.bindings_updated_signal.subscribe(self, self._tell)
 
     def on_mouse_move(self, event: MouseMove) -> None:
@@ -117,7 +117,7 @@ class KeyLine(Widget):
         self._point_at(self._key_at(event.x))
 
     def on_leave(self, event: Leave) -> None:
-        """A click would press no key."""
+        """Remove the highlight: a click would press no key."""
         del event
         self._point_at(None)
 
@@ -128,7 +128,7 @@ class KeyLine(Widget):
             self.app.simulate_key(key.name)
 
     def render_line(self, y: int) -> Strip:
-        """The one line."""
+        """Render the one line."""
         del y
         parts = [(text, self._style(kind, key)) for text, kind, key in self._parts()]
         return Strip([Segment(text, style) for text, style in parts]).adjust_cell_length(
@@ -143,7 +143,7 @@ class KeyLine(Widget):
             self.refresh()
 
     def _parts(self) -> Iterator[tuple[str, str, Key | None]]:
-        """Text from left to right, what it is, and the key that a click on it presses."""
+        """Return the text from left to right with its style, and the key that a click on it presses."""
         if self._keys is None:
             return
         palette = self._keys.palette

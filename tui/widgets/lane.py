@@ -40,7 +40,7 @@ class LaneFigures(Widget):
         self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
 
     def learn(self, ample_tokens_per_s: float) -> None:
-        """Say from now on how fast answers would come with memory for everything."""
+        """Show from now on the throughput with ample memory."""
         self._ample = ample_tokens_per_s
         self.refresh()
 
@@ -49,7 +49,7 @@ class LaneFigures(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Progress as tall as there is room for, then memory, then words."""
+        """Render the progress as tall as fits, then memory, then words."""
         width, height = self.size
         num_bars = max(height - 3, 1) if height > 4 else 1
         if y < num_bars:
@@ -66,7 +66,8 @@ class LaneFigures(Widget):
         return self.get_component_rich_style(f"lane--{name}")
 
     def _progress(self, width: int, y: int, num_bars: int) -> Strip:
-        """Line `y` of the bar of tokens served, against what the requests ask for in all, and of the share in figures.
+        """Render line `y` of the bar of tokens served, against all tokens that the requests ask for, with the share in
+        figures. For training rows: the share of slots that hold a token.
 
         In rows for training: the share of their slots that hold a token.
         """
@@ -97,7 +98,7 @@ class LaneFigures(Widget):
         )
 
     def _figures(self, share: str, what: str, num_lines: int) -> list[str]:
-        """The lines beside the bar, all equally long: tall figures, where there is room and ASCII was not asked for."""
+        """Return the lines beside the bar, all equally long: tall figures if there is room and ASCII is off."""
         if num_lines < digits.HEIGHT or self._symbols.ascii:
             lines = [f" {share:>4} {what} "]
         else:
@@ -137,7 +138,7 @@ class LaneFigures(Widget):
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
-        """The unit or request that the user looks at; else how fast answers come, and the head of the queue by name."""
+        """Return the unit or request that the user selected; else the throughput, and the head of the queue by name."""
         session, cut, dot = self._lane.session, self._symbols.cut, self._symbols.dot
         inspected = selection(session)
         if inspected:

@@ -1,4 +1,4 @@
-"""What colours mean, below several pools."""
+"""Meanings of colours, below several pools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Legend(Widget):
-    """What colours mean: in the pools as far as they show owners, and in the bars of states below them."""
+    """Shows the meanings of colours: in the pools as far as they show owners, and in the bars of states below them."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
@@ -42,7 +42,7 @@ class Legend(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """With what they mean where there is room."""
+        """Render the samples, with their meanings if there is room."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         if self.color_by is not ColorBy.STATE:

@@ -73,34 +73,34 @@ class Panel(Widget):
             self.refresh(layout=grown)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """As many lines as there are, where the style sheet leaves it open."""
+        """Return the number of lines, unless the style sheet sets the height."""
         del container, viewport, width
         self._laid_out = self.num_lines
         return max(self._laid_out, 1)
 
     def render_line(self, y: int) -> Strip:
-        """One line of the box."""
+        """Render one line of the box."""
         return self._lines[y] if y < len(self._lines) else self.blank()
 
     def write(self) -> list[Strip]:
-        """The lines of the current frame, at most as many as there is room for."""
+        """Return the lines of the current frame, at most as many as fit."""
         raise NotImplementedError
 
     def text(self, text: str, kind: str = "text") -> Segment:
-        """Text in the style of a component class: `text`, `label`, `strong`, `weak`."""
+        """Return text in the style of a component class: `text`, `label`, `strong`, `weak`."""
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
 
     def sample(self, paint: int) -> Segment:
-        """One character that looks as a paint does in the pool."""
+        """Return one character that looks as a paint does in the pool."""
         swatch = paint_swatch(paint, self.symbols)
         return Segment(swatch.text, self.get_component_rich_style("panel--text") + (swatch.style or Style()))
 
     def blank(self) -> Strip:
-        """An empty line."""
+        """Return an empty line."""
         return Strip([self.text(" " * self.size.width)], self.size.width)
 
     def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
-        """Labels and values in two columns."""
+        """Return labels and values in two columns."""
         width = max(self.size.width - _LABEL_WIDTH, 1)
         cut = self.symbols.cut
         return [

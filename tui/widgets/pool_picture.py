@@ -93,7 +93,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def color_by(self) -> ColorBy:
-        """What colour means."""
+        """Meaning of colour."""
         return self._canvas.color_by
 
     @color_by.setter
@@ -110,11 +110,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def tiling(self) -> Tiling:
-        """What the cells are at the current level of detail."""
+        """Cells of the current level of detail."""
         return self._canvas.tiling
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """All filters but one that these colours do not need, and that would cost a third of a frame."""
+        """Return all filters but one that these colours do not need: it would take a third of a frame's time."""
         return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
 
     def notify_style_update(self) -> None:
@@ -138,7 +138,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self._repaint()
 
     def _light_up(self, before: int) -> None:
-        """Light up what has changed since frame `before`, and put it out later."""
+        """Light up the changes since frame `before`, and put them out later."""
         if self._flash.see(before, time.monotonic()):
             self.set_timer(self._flash.flash_s * 1.05, self._put_out)
         self._canvas.light_up(self._flash.lights(time.monotonic()))
@@ -170,7 +170,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self._repaint()
 
     def render_line(self, y: int) -> Strip:
-        """One line of the picture."""
+        """Render one line of the picture."""
         width = self.size.width
         if not 0 <= y < len(self._keys):
             return Strip.blank(width, self._brush[BLANK][1])
@@ -238,8 +238,8 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self.refresh(*regions)
 
     def _regions(self, changed: npt.NDArray[np.bool_]) -> list[Region]:
-        """From the first character that has changed to the last one, in each line: over a slow line, more would be
-        felt, and so would a stretch for each change.
+        """Return, for each changed line, the region from its first changed character to its last. Redrawing more would
+        be felt over a slow link, as would a region for each change.
         """
         lines = np.flatnonzero(changed.any(axis=1))
         first = changed[lines].argmax(axis=1) - self.scroll_offset.x

@@ -29,7 +29,7 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
     ]
 
     class Selected(Message):
-        """The cursor stands on another unit; None where there is no cursor any more."""
+        """The cursor is on another unit; None if there is no cursor."""
 
         def __init__(self, pool: PoolView, unit: int | None) -> None:
             super().__init__()
@@ -97,12 +97,12 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
             self.action_follow()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Say what is under the mouse."""
+        """Report the unit under the mouse."""
         at = event.get_content_offset(self)
         self._hover(None if at is None else self._unit_at(at.x, at.y))
 
     def on_leave(self) -> None:
-        """Nothing is under the mouse any more."""
+        """Report that no unit is under the mouse."""
         self._hover(None)
 
     def _hover(self, unit: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Who runs, with progress, and who waits."""
+"""Running requests with their progress, and waiting requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME_WIDTH = 12
 
 
 class Queue(Panel, can_focus=True, inherit_bindings=False):
-    """Who runs, with progress, and who waits. With the keyboard, a cursor goes along all of them."""
+    """Running requests with their progress, and waiting requests. With the keyboard, a cursor moves through both."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False, id="queue.up"),
@@ -51,7 +51,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.action_move(0)
 
     def on_blur(self) -> None:
-        """The cursor goes."""
+        """Remove the cursor."""
         self._cursor = None
         self.show_frame()
 
@@ -82,14 +82,14 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
                 self.post_message(self.Picked(request))
 
     def _everybody(self) -> tuple[list[int], list[int]]:
-        """Who waits, next first, and who runs, newest first."""
+        """Return the waiting requests, next first, and the running ones, newest first."""
         replay = self.session.replay
         running = replay.live_requests()[::-1]
         # Those whose answers are complete and whose rows are only held come last.
         return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
 
     def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether each of `requests` has its answer, and memory all the same."""
+        """Tell for each of `requests` whether it is finished and still holds memory."""
         replay = self.session.replay
         if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
             return np.zeros(len(requests), np.bool_)
@@ -100,7 +100,9 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return next((text for text in texts if len(text) <= self.size.width), texts[-1] if texts else "")
 
     def write(self) -> list[Strip]:
-        """The head of the waiting queue, and the running requests, newest first; around the cursor, where it is."""
+        """Write the head of the waiting queue, and the running requests, newest first; around the cursor if there is
+        one.
+        """
         height = self.size.height
         waiting, running = self._everybody()
         reasons = [self._fitting(wait_reason(self.session))] if len(waiting) else []
@@ -132,14 +134,16 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return strips
 
     def _around(self, requests: list[int], room: int) -> list[int]:
-        """As many of `requests` as there is room for, the cursor's among them."""
+        """Return the `requests` that fit, with the cursor's among them."""
         begin = 0
         if self._cursor in requests:
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
         return requests[begin : begin + room]
 
     def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
-        """How many there are, then as much as there is room for: what keeps them, their order, how many are listed."""
+        """Return the number of requests, then, as far as there is room, their obstacle, their order and the listed
+        number.
+        """
         count = f"{number:,} {name}"
         order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
         kept = ((order, listed, reason), (order, reason), (listed, reason), (reason,))
@@ -159,7 +163,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _need(self, request: int, *, short: bool) -> str:
-        """What a waiting request has to compute, and the blocks that it waits for; `short`: the blocks alone."""
+        """Return the tokens that a waiting request has to compute, and its blocks; `short`: the blocks alone."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -182,7 +186,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Tokens that a request has in the end; that it may have, where its end is not known."""
+        """Return the tokens that a request has in the end; its possible maximum if the end is not known."""
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full

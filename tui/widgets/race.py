@@ -1,4 +1,4 @@
-"""How long each run of a comparison takes, above the scrubber that all of them share."""
+"""Durations of the runs of a comparison, above their common scrubber."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_TIMES = 4
 
 
 class Race(Scrubber):
-    """How long each run takes, a line for each where there is room, above a scrubber."""
+    """Duration of each run, with a line for each if there is room, above a scrubber."""
 
     def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")
@@ -45,7 +45,7 @@ class Race(Scrubber):
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Where a run ends on the axis."""
+        """Return the marks at the ends of the runs."""
         style = TextualStyle.from_rich_style(self._style("value"))
         marks = [("#" if self.symbols.ascii else "■", style, "a run ends")]
         if any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
@@ -53,11 +53,11 @@ class Race(Scrubber):
         return marks
 
     def place(self) -> str:
-        """Steps of several runs have no common number."""
+        """Return nothing: steps of several runs have no common number."""
         return ""
 
     def render_line(self, y: int) -> Strip:
-        """A run's line, or the scrubber."""
+        """Render a run's line, or the scrubber."""
         width, lanes = self.axis_width, self._comparison.lanes
         rest = self._style("text")
         if not width:
@@ -87,7 +87,7 @@ class Race(Scrubber):
         return self.get_component_rich_style(f"timeline--{name}")
 
     def _span(self, number: int, width: int) -> list[Segment]:
-        """How long a run takes, as a bar: solid up to the clock, thin beyond it, and the time at its end."""
+        """Render the duration of a run as a bar: solid up to the clock, thin beyond it, with the time at its end."""
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
@@ -103,14 +103,14 @@ class Race(Scrubber):
         return cells[:width]
 
     def _is_beyond(self, session: Session) -> bool:
-        """Whether a run goes on beyond the axis."""
+        """Tell whether a run continues beyond the axis."""
         return session.player.duration_s > self.player.begin_s + self._span_s * 1.001
 
     def _column_of_end(self, session: Session, width: int) -> int:
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
     def _track(self, width: int) -> list[Segment]:
-        """Where each run ends."""
+        """Render the end of each run."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         for lane in self._comparison.lanes:
             if not self._is_beyond(lane.session):

@@ -38,7 +38,7 @@ class ScheduleChart(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """One request."""
+        """Render one request."""
         width = max(self.size.width - _NAME, 1)
         line = schedule(self._session, width, self._end_s)[y].tolist()
         colors, glyphs = paint_colors(self._symbols.palette), paint_glyphs(self._symbols)

@@ -44,12 +44,12 @@ class Scrubber(Widget):
         self.player = player
         self.symbols = symbols
         self.following = False
-        """The clock stands at the end of something that goes on, and moves along with it."""
+        """Whether the clock follows the end of a growing recording."""
         self._scrubbing = False
         self._title = Content("")
 
     def show_transport(self) -> None:
-        """Say in the title whether the clock runs, how fast, and where it stands."""
+        """Show in the title whether the clock runs, its speed and its time."""
         player = self.player
         state = "playing" if player.playing else "paused"
         clock = ["following"] if self.following else [state, f"{player.speed:g} s per second"]
@@ -63,21 +63,21 @@ class Scrubber(Widget):
             self.border_title = self._title = title
 
     def marks(self) -> list[tuple[str, Style, str]]:
-        """What marks on the axis mean: a glyph, its style, and a few words."""
+        """Return the marks of the axis: a glyph, its style, and a few words for each."""
         return []
 
     def place(self) -> str:
-        """Where the clock stands, beside its time; empty where there is no more to say."""
+        """Return the position of the clock in other words than its time; empty if there are none."""
         return f"step {self.player.frame:,} of {self.player.last_frame:,}"
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Go to the moment under the mouse, and follow it until the button is released."""
+        """Seek the moment under the mouse, and follow it until the button is released."""
         self._scrubbing = True
         self.capture_mouse()
         self._scrub(event)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Scrub while the button is down."""
+        """Follow the mouse while the button is down."""
         if self._scrubbing:
             self._scrub(event)
 
@@ -97,12 +97,12 @@ class Scrubber(Widget):
         return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
-        """The columns of an axis of `width` that moments fall into."""
+        """Return the column of each moment on an axis of `width`."""
         begin_s, span_s = self.begin_s, self._span_s
         return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
 
     def edges_s(self, width: int) -> npt.NDArray[np.float64]:
-        """The moments between which the columns of an axis of `width` lie."""
+        """Return the moments at the edges of the columns of an axis of `width`."""
         return np.linspace(self.begin_s, self.begin_s + self._span_s, width + 1)
 
     @property

@@ -33,7 +33,7 @@ class StepPanel(Panel):
         self.border_title = "one step: where its time goes"
 
     def write(self) -> list[Strip]:
-        """Both ways to launch it on one scale, then what the parts are."""
+        """Write both ways to launch the step on one scale, then its parts."""
         cost = self._cost(self.session)
         rest_s = max(cost.gpu_s - cost.weights_s - cost.kv_s, 0.0)
         parts = (cost.weights_s, cost.kv_s, rest_s)
@@ -46,7 +46,7 @@ class StepPanel(Panel):
         ]
 
     def _looks(self, part: int) -> tuple[str, Style]:
-        """The character and the style of a part of the bar."""
+        """Return the character and the style of a part of the bar."""
         palette = self.symbols.palette
         color = (
             palette.hues[5],

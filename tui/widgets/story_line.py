@@ -16,7 +16,7 @@ _HINTS = ("space plays or pauses, o changes colours, enter follows a request", "
 
 
 class StoryLine(Widget):
-    """As many parts of the story as fit; the hint at the right until a key has been pressed."""
+    """Shows the parts of the story that fit; the hint at the right until a key has been pressed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"story--text", "story--hint"}
 
@@ -26,18 +26,18 @@ class StoryLine(Widget):
         self._hinting = True
 
     def tell(self, story: Story) -> None:
-        """Say this from now on."""
+        """Show this text from now on."""
         self._parts = story.parts
         self.refresh()
 
     def stop_hinting(self) -> None:
-        """The keys have been found."""
+        """Remove the hint at the keys."""
         if self._hinting:
             self._hinting = False
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The one line."""
+        """Render the one line."""
         del y
         text_style, hint_style = (self.get_component_rich_style(f"story--{name}") for name in ("text", "hint"))
         width, parts = self.size.width, list(self._parts)

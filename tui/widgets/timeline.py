@@ -36,7 +36,7 @@ _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
 class Timeline(Scrubber):
-    """Charts over time above a scrubber, all with the same axis, and a cursor through all of them."""
+    """Charts over time above a scrubber, all with one axis and one cursor."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"timeline--held"}
 
@@ -72,7 +72,7 @@ class Timeline(Scrubber):
         self._drawn_size = Size(0, 0)
 
     def render_line(self, y: int) -> Strip:
-        """A line of a chart behind the cursor, with its label and value of this moment."""
+        """Render a line of a chart behind the cursor, with its label and current value."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
@@ -92,7 +92,7 @@ class Timeline(Scrubber):
         )
 
     def place(self) -> str:
-        """The step; and how many wait, where there is no line for them."""
+        """Return the step, and the number of waiting requests if no line shows them."""
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
@@ -104,7 +104,7 @@ class Timeline(Scrubber):
         return float(self._charts.times_s[0])
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """The notable events, of the followed request alone where one is, and when it holds memory."""
+        """Return the marks of notable events, of the followed request alone if there is one, and of its memory."""
         session, symbols = self._session, self.symbols
         shown = self._marked_events()
         found = []
@@ -120,13 +120,13 @@ class Timeline(Scrubber):
         return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
 
     def _mark_color(self) -> str:
-        """The colour of what is freed for preemptions and other shortages, as in the pool; else that of the text."""
+        """Return the colour of units that preemptions and other shortages free, as in the pool; else the text's."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
 
     def _color_at(self, y: int, column: int) -> Color | None:
-        """The colour that most of a character has."""
+        """Return the most frequent colour of a character."""
         (segment,) = self._lines[y].crop(column, column + 1)
         if segment.style is None:
             return None
@@ -134,7 +134,7 @@ class Timeline(Scrubber):
         return segment.style.color if mostly_ink else segment.style.bgcolor
 
     def _labelled_lines(self) -> set[int]:
-        """The lines whose value changes with the clock though the cursor stays in its column."""
+        """Return the lines whose value changes with the clock though the cursor stays in its column."""
         height = self.size.height
         return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
 
@@ -176,7 +176,7 @@ class Timeline(Scrubber):
         return strips[-height:]
 
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The first and the last frame that each column of the axis stands for."""
+        """Return the first and the last frame of each column of the axis."""
         times_s = self._charts.times_s
         edges_s = self.edges_s(width)
         first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
@@ -199,7 +199,7 @@ class Timeline(Scrubber):
         return Strip([Segment(text, style)])
 
     def _track(self, width: int) -> Strip:
-        """The scrubber: the notable events of each column; or the life of the followed request and its own events."""
+        """Render the scrubber: notable events by column; or the life of the followed request and its own events."""
         _session, symbols = self._session, self.symbols
         events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
@@ -222,12 +222,12 @@ class Timeline(Scrubber):
         return np.bincount(self.column_of(self._charts.times_s[frames], width), minlength=width)
 
     def _marked_events(self) -> Events:
-        """The notable events; of the followed request alone, where one is."""
+        """Return the notable events; of the followed request alone, if there is one."""
         session = self._session
         return self._notable if session.followed is None else self._notable.of_request(session.followed)
 
     def _residency(self, width: int) -> npt.NDArray[np.bool_]:
-        """Columns in which the followed request holds memory."""
+        """Return the columns in which the followed request holds memory."""
         held = np.zeros(width, np.bool_)
         session = self._session
         if session.followed is None:

@@ -1,4 +1,4 @@
-"""Where the memory is now: one bar for the whole pool, and a legend that explains it."""
+"""Bar of the whole pool by the states of its slots, and a legend that explains it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GAP = 2
 """Characters between entries."""
 _TITLE = "where the memory is now"
 _TALL = 38
-"""Lines of a screen that can spare more of them for the legend."""
+"""Lines of a screen with room for a taller legend."""
 
 
 class WasteBar(Widget):
@@ -73,7 +73,7 @@ class WasteBar(Widget):
         self.styles.height = 2 + -(-len(self._listed) // len(self._columns()[0]))
 
     def render_line(self, y: int) -> Strip:
-        """The bar, then the legend."""
+        """Render the bar, then the legend."""
         if y == 0:
             return state_bar(self._session.breakdown, self.size.width, self._symbols)
         widths, meanings = self._columns()
@@ -86,7 +86,7 @@ class WasteBar(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
     def _columns(self) -> tuple[list[int], bool]:
-        """How wide each column of the legend is, and whether it explains the states: where there is room for that."""
+        """Return the width of each column of the legend, and whether it explains the states: if there is room."""
         meanings, number = self._most_columns(meanings=True), len(self._listed)
         most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
         explains = meanings > 0 and -(-number // meanings) <= most_lines
@@ -97,13 +97,13 @@ class WasteBar(Widget):
         return [width + max(spare, 0) for width in widths], explains
 
     def _most_columns(self, *, meanings: bool) -> int:
-        """The most entries that fit beside each other; 0 where one does not."""
+        """Return the largest number of entries that fit beside each other; 0 if one does not."""
         numbers = range(len(self._listed), 0, -1)
         fitting = (number for number in numbers if sum(self._widths(number, meanings=meanings)) <= self.size.width)
         return next(fitting, 0)
 
     def _widths(self, number: int, *, meanings: bool) -> list[int]:
-        """The least widths of so many columns; there is no gap behind the last."""
+        """Return the least widths of `number` columns; the last one has no gap behind it."""
         widths = []
         for column in range(number):
             longest = max((len(LOOKS[state].meaning) for state in self._listed[column::number]), default=0)
@@ -125,9 +125,7 @@ class WasteBar(Widget):
 
 
 def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols) -> Strip:
-    """`slots` by state, shape (8,), as a bar of `width`, with names where they fit: a reader should not have to match
-    colours.
-    """
+    """Draw `slots` by state, shape (8,), as a bar of `width`; write the names of the states where they fit."""
     first, second, eighths = stacked(slots[None, list(STACK)], width)
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
     bar = Strip(stack_cells(cells, symbols.right, symbols))
@@ -148,6 +146,6 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
 
 
 def _runs(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Where runs of equal values begin and end."""
+    """Return the beginnings and the ends of runs of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
