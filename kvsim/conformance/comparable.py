@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.pipeline import Pipeline
+from kvsim.policies.releases import known_rules_of
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 
@@ -18,6 +19,8 @@ Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
 """Settings with another name in vLLM."""
+_UNSTATED = "0.25.1"
+"""The release of recordings that do not say theirs: they are older than the field."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -76,6 +79,22 @@ def check_prompts(recording: Recording, max_model_len: int) -> None:
             f"recording {recording.name!r}, request row {row}: a prompt of {requests.prompt_tokens[row]} tokens "
             f"would have been refused with max_model_len {max_model_len}."
         )
+
+
+def release_of(recording: Recording) -> str:
+    """Return the release of vLLM whose rules the recorded engine followed.
+
+    Raises:
+        RecordingError: it is not known.
+    """
+    meta = recording.meta
+    stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
+    release = _UNSTATED if stated is None else str(stated)
+    try:
+        known_rules_of(release)
+    except UsageError as error:
+        raise RecordingError(f"recording {recording.name!r} cannot be compared: {error}") from error
+    return release
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:

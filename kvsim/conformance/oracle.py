@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
+from kvsim.policies.releases import DEFAULT
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -51,7 +53,14 @@ def verify_oracle(
 
     Returns:
         a verdict that covers the calls of the scheduler before the first difference.
+
+    Raises:
+        RecordingError: the first record says a release of vLLM that is not known.
     """
+    records = iter(records)
+    first = next(records, None)
+    if first is not None:
+        workload, records = workload.of_release(str(first[1].get("vllm", DEFAULT))), chain((first,), records)
     run = OracleRun(workload, compiled=compiled)
     simulated = run.records()
     verdict = run.equal_so_far()
@@ -161,6 +170,7 @@ class OracleRun:
 
     def _meta(self) -> dict[str, Any]:
         settings, cache, num_blocks = self._workload.scheduler, self._workload.cache, self._workload.num_blocks
+        rules = self._driver.engine.settings
         return {
             "kind": "meta",
             "num_blocks": num_blocks,
@@ -168,8 +178,8 @@ class OracleRun:
             "max_num_running_reqs": settings.max_num_seqs,
             "max_num_scheduled_tokens": settings.max_num_batched_tokens,
             "max_model_len": settings.max_model_len,
-            "watermark_blocks": int(cache.watermark * num_blocks),
-            "reserve_full_isl": settings.reserve_full_prompt,
+            "watermark_blocks": int(rules.watermark_blocks),
+            "reserve_full_isl": bool(rules.reserve_full_prompt),
             "free0": int(self._state.num_free),
         } | self._groups_meta()
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.oracle_groups import layout_of
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
-from kvsim.kv_groups import KVCacheLayout
+from kvsim.kv_groups import KVCacheLayout, MambaMode
+from kvsim.policies import releases
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
@@ -88,6 +89,27 @@ class OracleWorkload:
     """Steps of a copy from the host, its first step included; used if blocks are offloaded."""
     store_steps: int = 1
     """Steps of a copy to the host, its first step included; used if blocks are offloaded."""
+
+    def of_release(self, release: str) -> OracleWorkload:
+        """Return the same workload for a release of vLLM, whose rules are followed.
+
+        Raises:
+            RecordingError: the release is not known.
+        """
+        try:
+            rules = releases.known_rules_of(release)
+        except UsageError as error:
+            raise RecordingError(f"the oracle's answer cannot be compared: {error}") from error
+        groups = () if self.layout is None else self.layout.groups
+        has_v2_runner = rules.has_v2_runner and (
+            rules.every_state_has_v2_runner or all(group.mamba_mode is not MambaMode.ALL for group in groups)
+        )
+        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner
+        return replace(
+            self,
+            scheduler=replace(self.scheduler, vllm=release),
+            pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
+        )
 
 
 def read_workload(file: Path) -> OracleWorkload:

@@ -1,8 +1,8 @@
 """The block pool of a paged KV cache: block ids, reference counts and the free queue, in vLLM's order.
 
-Block 0 is the null block: it is never handed out, and its record stands for both ends of the free queue. Blocks that
-hold no prefix are taken first and put back at the head; blocks that hold one wait at the tail, least recently freed
-first. What a prefix is, is known to `prefix_cache`; whose blocks these are, to `kv_cache`.
+Block 0 is the null block: it is never handed out, and its record stands for both ends of the free queue. Freed blocks
+wait at the tail, least recently freed first; where the group of layers has it so, those that hold no prefix are put
+back at the head and taken first. What a prefix is, is known to `prefix_cache`; whose blocks these are, to `kv_cache`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def touch(engine: Engine, block: int) -> bool:
 
 
 @part
-def free(engine: Engine, begin: int, end: int) -> int:
+def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
     """Free the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue.
 
-    Return how many blocks another table still holds.
+    With `reuses_first`, those that hold no prefix go to its head. Return how many blocks another table still holds.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0
@@ -59,10 +59,12 @@ def free(engine: Engine, begin: int, end: int) -> int:
         assert blocks[block].refs > 0, "a block is freed that no table holds"
         blocks[block].refs -= 1
         num_shared += blocks[block].refs > 0
-        if blocks[block].refs == 0 and blocks[block].key != NO_KEY:
+        if blocks[block].refs == 0 and (blocks[block].key != NO_KEY or not reuses_first):
             linked_list.push_back(blocks, block)
             state.num_free += 1
-            state.num_cached += 1
+            state.num_cached += blocks[block].key != NO_KEY
+    if not reuses_first:
+        return num_shared
     # Blocks without a key go to the head, and the block freed first is the first to be taken.
     for index in range(begin, end):
         block = entries[index]

@@ -98,14 +98,25 @@ def next_moment(engine: Engine) -> int:
     state = engine.state
     if not state.awaiting and scheduler.has_work(engine):
         schedule(engine)
-        is_full = state.num_in_flight == engine.settings.most_in_flight
-        state.awaiting = is_full or not (state.num_in_batch > 0 or scheduler.has_work(engine))
+        state.awaiting = _awaits_output(engine)
         return SCHEDULED
     if state.num_in_flight == 0:
         return IDLE
     state.awaiting = False
     finish_oldest(engine)
     return UPDATED
+
+
+@part
+def _awaits_output(engine: Engine) -> bool:
+    """Tell whether the engine call goes on with the output of the oldest step after it has scheduled one."""
+    state = engine.state
+    if state.num_in_flight == engine.settings.most_in_flight:
+        return True
+    if engine.settings.fills_pipeline:
+        return state.num_in_batch == 0 and not scheduler.has_work(engine)
+    oldest = engine.launched[in_flight.oldest(engine)]
+    return state.num_in_batch == 0 or (oldest.is_recorded and oldest.done_s < state.host_s)
 
 
 @part

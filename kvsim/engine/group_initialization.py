@@ -18,6 +18,7 @@ from kvsim.engine.state import (
 )
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Policy
+from kvsim.policies.releases import ReusedFirst, rules_of
 
 _KINDS = {
     CacheKind.FULL: FULL,
@@ -61,6 +62,16 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     }
 
 
+def _reused_first(policy: Policy) -> ReusedFirst:
+    """Return the freed blocks that are taken first, by the rule for the cache with or without prefixes."""
+    if not isinstance(policy, Paged):
+        return ReusedFirst.ALL
+    reused = rules_of(policy.scheduler.vllm).reused_first
+    if reused is ReusedFirst.WITH_CACHING:
+        return ReusedFirst.ALL if policy.cache.enable_prefix_caching else ReusedFirst.NONE
+    return reused
+
+
 def _expires(group: KVCacheGroup) -> bool:
     """Tell whether a group holds tokens, or states, longer than any step reads them."""
     return group.kind is CacheKind.MAMBA or group.window is not None
@@ -86,6 +97,7 @@ def records_of_groups(
     leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
     most = policy.scheduler.max_num_batched_tokens if isinstance(policy, Paged) else 1
+    reused = _reused_first(policy)
     for index, group in enumerate(layout.groups):
         record = made[index]
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
@@ -98,6 +110,9 @@ def records_of_groups(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
         record.keeps_some = retention_tokens is not None or layout.keeps_some(group)
+        record.reuses_first = reused is ReusedFirst.ALL or (
+            reused is ReusedFirst.WINDOWS and group.kind is CacheKind.SLIDING_WINDOW
+        )
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
         record.next_alike = alike[0] if alike else groups.NO_GROUP

@@ -277,6 +277,7 @@ def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: 
         journal.release_block(engine, sequence, group, index, engine.entries[first + index])
         prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
     totals.drop_blocks(engine, sequence, group, end - begin)
-    engine.groups[group].num_shared -= block_pool.free(engine, first + begin, first + end)
+    record = engine.groups[group]
+    record.num_shared -= block_pool.free(engine, first + begin, first + end, record.reuses_first)
     for index in range(begin, end):
         engine.entries[first + index] = NULL_BLOCK

@@ -38,6 +38,7 @@ from kvsim.engine.state import (
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Static
+from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import StepTimeModel
 
@@ -279,13 +280,17 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     if isinstance(policy, Static):
         names = ("batch_size", "preallocated", "timeout_s", "sort_by_length", "memory_guard")
         return settings | {name: getattr(policy.scheduler, name) for name in names}
-    chosen = policy.scheduler
+    chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     settings |= {
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
         "long_prefill_token_threshold": chosen.long_prefill_token_threshold,
         "by_priority": chosen.order is Order.PRIORITY,
         "chunked_prefill": chosen.enable_chunked_prefill,
-        "reserve_full_prompt": chosen.reserve_full_prompt,
+        "reserve_full_prompt": chosen.reserve_full_prompt and rules.knows_reserve,
+        "late_outputs_block": rules.late_outputs_block,
+        "keeps_turns": rules.keeps_turns,
+        "preempted_self_stops": rules.preempted_self_stops,
+        "lone_prompt_is_limited": rules.lone_prompt_is_limited,
     }
     return settings | (_paged_settings(policy, num_units) if isinstance(policy, Paged) else _extents(policy.cache))
 
@@ -296,9 +301,10 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
             "speculative decoding is modelled for synchronous scheduling only: a step scheduled ahead cannot know "
             "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
         )
+    rules = rules_of(policy.scheduler.vllm)
     return {
         "prefix_caching": policy.cache.enable_prefix_caching,
-        "watermark_blocks": int(policy.cache.watermark * (num_units + 1)),
+        "watermark_blocks": int(policy.cache.watermark * (num_units + 1)) if rules.knows_watermark else 0,
         "lookahead_tokens": policy.cache.num_speculative_tokens,
         "offloads": policy.cache.kv_offloading_size > 0,
     }
@@ -326,6 +332,7 @@ def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
         "most_in_flight": pipeline.most_in_flight(async_scheduling=ahead),
         "decode_interval": pipeline.decode_interval(async_scheduling=ahead),
         "feedback": pipeline.feedback(async_scheduling=ahead),
+        "fills_pipeline": rules_of(policy.scheduler.vllm).fills_pipeline,
         "notes_every_step": memory_of(policy) is tiered.TIERED or pipeline.pipeline_parallel_size > 1,
     }
 

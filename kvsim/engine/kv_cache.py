@@ -168,7 +168,8 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
         begin = table.begin
         journal.release(engine, sequence, group, begin, begin + table.num_blocks, table.num_cached)
         totals.remove_blocks(engine, sequence, group)
-        engine.groups[group].num_shared -= block_pool.free(engine, begin, begin + table.num_blocks)
+        record = engine.groups[group]
+        record.num_shared -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
         table.num_blocks = table.num_cached = 0
     engine.lists[state.num_free_places].free_place = sequence.place
     state.num_free_places += 1
@@ -219,15 +220,18 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
     if end <= before:
         return
     assert end - begin <= engine.state.num_free
-    num_evicted = 0
+    evicted_from = first + end  # the first of those entries, up to the one at hand, whose blocks lost a prefix
     for entry in range(first + begin, first + end):
         engine.entries[entry], is_evicted = block_pool.allocate(engine)
-        num_evicted += is_evicted
+        if is_evicted:
+            evicted_from = min(evicted_from, entry)
+        elif evicted_from < entry:
+            journal.evict(engine, evicted_from, entry)
+            evicted_from = first + end
     table.num_blocks = end
     totals.add_blocks(engine, sequence, group, before, end - begin)
     sequence.num_units += end - before
-    if num_evicted > 0:  # blocks without a prefix are taken first
-        journal.evict(engine, first + end - num_evicted, first + end)
+    journal.evict(engine, evicted_from, first + end)
     journal.append_blocks(engine, sequence, group, begin, first + begin, first + end)
 
 

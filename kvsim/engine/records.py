@@ -52,6 +52,16 @@ class Settings:
     by_priority: bool = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
+    fills_pipeline: bool = False
+    """A step is scheduled ahead also behind one that is empty, and although the oldest is computed already."""
+    late_outputs_block: bool = False
+    """A sequence that was preempted awaits no output, and waits until those under way have come."""
+    keeps_turns: bool = False
+    """No sequence misses its turn when one before it is preempted that had computed nothing in the step."""
+    preempted_self_stops: bool = False
+    """A sequence that is preempted because it needs memory itself ends the turns of those that run."""
+    lone_prompt_is_limited: bool = False
+    """`long_prefill_token_threshold` binds a sequence that is alone, too."""
     unit_tokens: int = 0
     num_units: int = 0
     """Units that can be handed out."""
@@ -180,8 +190,10 @@ class State:
     """Sequences in the step that were waiting before it."""
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
+    most_prompt_tokens: int = 0
+    """Tokens of one prompt that the step being scheduled may compute; 0 for no limit but its budget."""
     num_failures: int = 0
-    """Answers that no one awaited, each of which ends vLLM 0.25.1; here they are thrown away."""
+    """Answers that no one awaited, each of which ends vLLM; here they are thrown away."""
     num_counts: int = 0
     """Number of times that expired tokens were counted."""
     hit_tokens: int = 0
@@ -361,6 +373,8 @@ class Group:
     """Slots of one token, or state, in all groups of layers that are alike."""
     keeps_some: bool = False
     """Whether some full blocks are never put into the prefix cache: no lookup would end behind them."""
+    reuses_first: bool = False
+    """Whether freed blocks that hold no prefix are taken first, at the head of the free queue."""
     first_entry: int = 0
     """Index of the first entry of the group's table among the entries of a place."""
     next_alike: int = 0

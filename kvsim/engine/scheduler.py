@@ -43,6 +43,7 @@ def schedule(engine: Engine) -> None:
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
+    state.most_prompt_tokens = _most_prompt_tokens(engine)
     budget = engine.rules.fill_step(engine)
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
@@ -69,8 +70,8 @@ def update(engine: Engine) -> None:
         # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
         if sequence.status in (FINISHED, ABORTED):
             continue
-        if settings.ahead and sequence.placeholders == 0:  # vLLM 0.25.1 ends here, with an AssertionError
-            state.num_failures += 1
+        if settings.ahead and sequence.placeholders == 0 and not settings.late_outputs_block:
+            state.num_failures += 1  # vLLM ends here, with an AssertionError
             continue
         _append_output(engine, sequence, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
@@ -117,7 +118,7 @@ def _fill_step(engine: Engine) -> int:
 @part
 def serve_running(engine: Engine, budget: int) -> int:
     """Give every running sequence its next tokens; return what is left of `budget`."""
-    state, index = engine.state, 0
+    settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
         index += num_passed
@@ -130,14 +131,20 @@ def serve_running(engine: Engine, budget: int) -> int:
         if num_tokens <= 0:
             continue
         while not (has_room(sequence, num_tokens) or engine.memory.grow(engine, sequence, num_tokens)):
-            victim = remove_running(engine, engine.rules.choose_victim(engine, sequence))
+            chosen = engine.rules.choose_victim(engine, sequence)
+            victim = remove_running(engine, chosen)
             tokens = take_out_of_batch(engine, victim)
             if tokens >= 0:
                 budget += tokens
+            if tokens >= 0 or (settings.keeps_turns and chosen < index):
                 index -= 1
             preempt(engine, victim)
             if victim.number == sequence.number:
+                break
+        if sequence.status == PREEMPTED:
+            if settings.preempted_self_stops:
                 return budget
+            continue
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
@@ -176,8 +183,8 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
     if engine.state.num_scheduled < sequence.decodes_from:
         return 0  # the first stage has its last token only then
     num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
-    if 0 < settings.long_prefill_token_threshold < num_tokens:
-        num_tokens = settings.long_prefill_token_threshold
+    if 0 < engine.state.most_prompt_tokens < num_tokens:
+        num_tokens = engine.state.most_prompt_tokens
     num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
     if settings.boundary_tokens > 0:
         num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
@@ -188,14 +195,26 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence computes in its first step; 0 if `budget` is too small."""
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
-    if 0 < settings.long_prefill_token_threshold < num_tokens:
-        num_tokens = settings.long_prefill_token_threshold
+    if 0 < engine.state.most_prompt_tokens < num_tokens:
+        num_tokens = engine.state.most_prompt_tokens
     if not settings.chunked_prefill and num_tokens > budget:
         return 0
     num_tokens = min(num_tokens, budget)
     if settings.boundary_tokens > 0:
         num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
     return num_tokens
+
+
+@part
+def _most_prompt_tokens(engine: Engine) -> int:
+    """Return the tokens of one prompt that the step may compute; 0 for no limit but its budget.
+
+    The threshold protects others from a long prompt, and so need not bind a sequence that is alone.
+    """
+    settings, state = engine.settings, engine.state
+    if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
+        return 0
+    return settings.long_prefill_token_threshold
 
 
 @part
@@ -213,6 +232,8 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     engine.memory.expect_return(engine, sequence)
     engine.memory.free(engine, sequence)
     sequence.computed = sequence.drafts = 0
+    if engine.settings.late_outputs_block:
+        sequence.placeholders = 0
     sequence.preemptions += 1
     engine.lists[state.num_preempted].preempted = sequence.number
     state.num_preempted += 1
@@ -341,7 +362,8 @@ def _append_output(engine: Engine, sequence: Sequence, now_s: float) -> None:
         engine.times[sequence.number].first_token_s = now_s
     sequence.num_tokens += speculation.num_outputs(engine, sequence)
     if settings.ahead:
-        sequence.placeholders -= 1
+        if sequence.placeholders > 0:  # a preempted sequence may await nothing
+            sequence.placeholders -= 1
         known = sequence.computed - sequence.placeholders
         if sequence.status == RUNNING and known >= sequence.cache_at:
             engine.memory.cache(engine, sequence, known)

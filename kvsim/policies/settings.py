@@ -7,6 +7,7 @@ from enum import Enum
 from typing import cast
 
 from kvsim.errors import UsageError
+from kvsim.policies.releases import DEFAULT, rules_of
 
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
@@ -84,6 +85,8 @@ class ContinuousSettings:
     """Most tokens of one prompt in one step; 0 means no limit but `max_num_batched_tokens`."""
     reserve_full_prompt: bool = True
     """Admit a request only when its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."""
+    vllm: str = DEFAULT
+    """The release of vLLM whose rules are followed; of one that is not known, those of the nearest."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
@@ -97,7 +100,7 @@ class ContinuousSettings:
             )
 
     def check_starts(self) -> None:
-        """Make sure that vLLM 0.25.1 starts with these limits, as the validator of its `SchedulerConfig` does.
+        """Make sure that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
 
         Raises:
             UsageError: it does not; the sentence gives its reason.
@@ -114,6 +117,13 @@ class ContinuousSettings:
                 f"vLLM does not start with max_num_batched_tokens ({tokens:,}) below max_model_len "
                 f"({self.max_model_len:,}) where prompts are not chunked: a prompt must fit into one step; raise "
                 "--max-num-batched-tokens, lower --max-model-len, or leave out --no-chunked-prefill."
+            )
+        threshold = self.long_prefill_token_threshold
+        if threshold > self.max_model_len and rules_of(self.vllm).refuses_long_threshold:
+            raise UsageError(
+                f"vLLM {self.vllm} does not start with long_prefill_token_threshold ({threshold:,}) above "
+                f"max_model_len ({self.max_model_len:,}); lower it, "
+                "or give --long-prefill-token-threshold 0."
             )
 
 

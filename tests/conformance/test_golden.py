@@ -1,8 +1,9 @@
-"""Small and nasty workloads and a realistic one, decided as vLLM 0.25.1 decided them: every field of every record.
+"""Small and nasty workloads and a realistic one, decided as vLLM decided them: every field of every record.
 
 The first forty came with the specification; the others were found by the fuzzer where a mutation escaped the forty.
 Those with several KV-cache groups have windows, chunks, MLA and recurrent state in all modes, short of memory and not.
 Those with an offload have host memory for a few blocks or for all, and copies that take one step or several.
+Those in `golden_versions` were decided by the release after which their folder is named, all others by vLLM 0.25.1.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from pathlib import Path
 import pytest
 
 from kvsim.conformance import read_records, read_workload, verify_oracle
+from kvsim.errors import RecordingError
 from kvsim.kv_groups import CacheKind, MambaMode
 from kvsim.policies.settings import Eviction
 
 from .modes import FASTEST, in_every_way
 
 WORKLOADS = sorted(Path(__file__).with_name("golden").glob("*.json"))
+OF_RELEASES = sorted(Path(__file__).with_name("golden_versions").glob("*/*.json"))
 GROUPED = sorted(Path(__file__).with_name("golden_groups").glob("*.json"))
 OFFLOADED = sorted(Path(__file__).with_name("golden_offload").glob("*.json"))
 
 
 @in_every_way
-@pytest.mark.parametrize("workload", [*WORKLOADS, *GROUPED, *OFFLOADED], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "workload", [*WORKLOADS, *GROUPED, *OFFLOADED, *OF_RELEASES], ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
     records = read_records(workload.with_suffix(".jsonl.gz"))
     verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
@@ -63,3 +68,21 @@ def test_the_golden_workloads_with_groups_cover_every_kind() -> None:
     assert {group.kind for group in groups} == set(CacheKind)
     assert {group.mamba_mode for group in groups} == {None, *MambaMode}
     assert max(len(layout.groups) for layout in layouts if layout is not None) > 5
+
+
+@pytest.mark.parametrize("workload", OF_RELEASES[::10], ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_an_answer_is_compared_by_the_rules_of_its_own_release(workload: Path) -> None:
+    records = [(line, dict(record)) for line, record in read_records(workload.with_suffix(".jsonl.gz"))]
+    assert records[0][1]["vllm"] == workload.parent.name
+    records[0][1]["vllm"] = "0.11.2"
+    with pytest.raises(RecordingError, match=r"0\.12\.0 to 0\.33\.0"):
+        verify_oracle(read_workload(workload), records)
+
+
+def test_releases_differ_where_their_rules_do() -> None:
+    differ = 0
+    for file in OF_RELEASES:
+        records = [(line, dict(record)) for line, record in read_records(file.with_suffix(".jsonl.gz"))]
+        records[0][1]["vllm"] = "0.25.1"
+        differ += not verify_oracle(read_workload(file), records).equal
+    assert differ > len(OF_RELEASES) // 3

@@ -1,0 +1,209 @@
+"""vLLM's releases: which decisions of its scheduler and its cache changed in which release.
+
+A rule is named after what it decides. `Rules` has those of one release, and starts with the oldest release that is
+known; `CHANGES` lists, release by release, what became different. Nothing below knows a release by its number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from kvsim.errors import UsageError
+
+
+class ReusedFirst(Enum):
+    """Freed blocks without a prefix that go to the head of the free queue; all others go to its tail."""
+
+    NONE = "none"
+    WINDOWS = "windows"
+    """Blocks of sliding windows."""
+    WITH_CACHING = "with caching"
+    """All, where prefix caching is on."""
+    ALL = "all"
+
+
+class Junction(Enum):
+    """The use of tokens that some groups hold of a waiting request when others do not."""
+
+    UNUSED = "unused"
+    FIRST_CHUNK = "first chunk"
+    """The step that admits the request ends where they do."""
+    KEPT = "kept"
+    """Every step of the request ends there, and the states before it are kept for hits."""
+
+
+class AlignedSplit(Enum):
+    """The cut of a step where recurrent states are kept at block boundaries alone."""
+
+    WHOLE_BLOCKS = "whole blocks"
+    """A multiple of the block, counted from where the step begins."""
+    BOUNDARIES = "boundaries"
+    """The next boundary that the step crosses."""
+    WIDE_BLOCKS = "wide blocks"
+    """Likewise, and a step too small for a block goes on inside it."""
+
+
+class SecondKey(Enum):
+    """The end of a prompt, in hash blocks, whose hash a larger block gets beside its own."""
+
+    NONE = "none"
+    END = "end"
+    """The last boundary of the prompt."""
+    BEFORE_LAST = "before last"
+    """The last boundary before its last token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Decisions that differ between releases; the defaults are those of the oldest that is known."""
+
+    reused_first: ReusedFirst = ReusedFirst.NONE
+    fills_pipeline: bool = False
+    """Another step is scheduled ahead although the oldest is computed already, and behind one that is empty."""
+    knows_reserve: bool = False
+    """There is `scheduler_reserve_full_isl`; before, only the first chunk of a prompt has to fit."""
+    knows_watermark: bool = False
+    late_outputs_block: bool = False
+    """A preempted request awaits no output, and is not admitted again before those under way have come."""
+    keeps_turns: bool = False
+    """No running request misses its turn when one before it is preempted that had computed nothing in the step."""
+    preempted_self_stops: bool = True
+    """A request that is preempted because it needs memory itself ends the turns of those that run."""
+    lone_prompt_is_limited: bool = True
+    """`long_prefill_token_threshold` binds where one request alone is there, too."""
+    refuses_long_threshold: bool = False
+    """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
+    has_v2_runner: bool = False
+    """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
+    every_state_has_v2_runner: bool = True
+    """Runner V2 also serves models that keep the state of every block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One rule that became different in a release."""
+
+    since: str
+    says: str
+    """The new rule, in a sentence."""
+    rules: dict[str, Any]
+
+
+CHANGES = (
+    Change(
+        since="0.19.0",
+        says="A request is admitted only when its whole prompt fits (scheduler_reserve_full_isl).",
+        rules={"knows_reserve": True},
+    ),
+    Change(
+        since="0.23.0",
+        says="Freed blocks of sliding windows that hold no prefix are reused first; all others last.",
+        rules={"reused_first": ReusedFirst.WINDOWS},
+    ),
+    Change(
+        since="0.23.0",
+        says="The pipeline is filled whether or not the oldest step is computed, also behind an empty step.",
+        rules={"fills_pipeline": True},
+    ),
+    Change(
+        since="0.23.0",
+        says="Model runner V2 serves dense decoders: resumed requests are reported to it as new.",
+        rules={"has_v2_runner": True},
+    ),
+    Change(
+        since="0.24.0",
+        says="Freed blocks that hold no prefix are reused first, of whatever layers.",
+        rules={"reused_first": ReusedFirst.ALL},
+    ),
+    Change(
+        since="0.24.0",
+        says="Admission may leave a share of the pool free (watermark, 0 by default).",
+        rules={"knows_watermark": True},
+    ),
+    Change(
+        since="0.27.0",
+        says="Without prefix caching, freed blocks are reused last.",
+        rules={"reused_first": ReusedFirst.WITH_CACHING},
+    ),
+    Change(
+        since="0.27.0",
+        says="Outputs that were under way when a request was preempted have to come before it is admitted again.",
+        rules={"late_outputs_block": True},
+    ),
+    Change(
+        since="0.27.0",
+        says="A long_prefill_token_threshold above max_model_len is refused.",
+        rules={"refuses_long_threshold": True},
+    ),
+    Change(
+        since="0.28.0",
+        says="Without prefix caching, freed blocks are reused first again.",
+        rules={"reused_first": ReusedFirst.ALL},
+    ),
+    Change(
+        since="0.28.0",
+        says="No running request misses its turn when one before it is preempted.",
+        rules={"keeps_turns": True},
+    ),
+    Change(
+        since="0.30.0",
+        says="Models that keep the state of every block are served by model runner V1.",
+        rules={"every_state_has_v2_runner": False},
+    ),
+    Change(
+        since="0.31.0",
+        says="long_prefill_token_threshold does not bind a request that is alone.",
+        rules={"lone_prompt_is_limited": False},
+    ),
+    Change(
+        since="0.33.0",
+        says="By priority, the turns go on when a request is preempted for itself.",
+        rules={"preempted_self_stops": False},
+    ),
+)
+"""New rules, in order of the releases."""
+
+OLDEST, NEWEST = "0.12.0", "0.33.0"
+DEFAULT = "0.25.1"
+"""The release that is followed where none is named."""
+_NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
+
+
+def number_of(release: str) -> tuple[int, int, int]:
+    """Return major, minor and patch of a release, such as (0, 25, 1); what stands behind them does not matter.
+
+    Raises:
+        UsageError: it is no release of vLLM.
+    """
+    found = _NUMBER.match(release)
+    if not found:
+        raise UsageError(f"vllm should be a release such as {NEWEST}, not {release!r}.")
+    major, minor, patch = found.groups(default="0")
+    return int(major), int(minor), int(patch)
+
+
+def known_rules_of(release: str) -> Rules:
+    """Return the rules of a release that is known.
+
+    Raises:
+        UsageError: it is older than the oldest that is known, or newer than the newest.
+    """
+    if not number_of(OLDEST) <= number_of(release) or number_of(release)[:2] > number_of(NEWEST)[:2]:
+        raise UsageError(f"the rules of vLLM {release} are not known; those of {OLDEST} to {NEWEST} are.")
+    return rules_of(release)
+
+
+def rules_of(release: str) -> Rules:
+    """Return the rules of a release; of one that is not known, those of the nearest.
+
+    Raises:
+        UsageError: it is no release of vLLM.
+    """
+    rules, number = Rules(), number_of(release)
+    for change in CHANGES:
+        if number_of(change.since) <= number:
+            rules = replace(rules, **change.rules)
+    return rules
