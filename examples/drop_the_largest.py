@@ -6,7 +6,7 @@ It frees more at once, and throws more work away: `python examples/drop_the_larg
 import kvsim
 
 
-class DropTheLargest(kvsim.OwnPolicy):
+class DropTheLargest(kvsim.CustomPolicy):
     """Preempt the running request with the most blocks."""
 
     name = "drop-the-largest"

@@ -7,7 +7,7 @@ Beside it vLLM's rule on the same requests: `python examples/shortest_job_first.
 import kvsim
 
 
-class ShortestJobFirst(kvsim.OwnPolicy):
+class ShortestJobFirst(kvsim.CustomPolicy):
     """Of those that wait, admit the request with the fewest tokens to go."""
 
     name = "shortest-job-first"

@@ -44,7 +44,7 @@ class TwoBlockSizes(kvsim.Allocator):
         return len(self.free_units) if needed <= len(self.free_units) and needed // 4 > len(self.whole) else 0
 
 
-class TwoSizes(kvsim.OwnPolicy):
+class TwoSizes(kvsim.CustomPolicy):
     """vLLM's schedule over blocks of two sizes."""
 
     name, allocator = "two-block-sizes", TwoBlockSizes

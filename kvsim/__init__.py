@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvsim.metrics import Summary, summarize
     from kvsim.models import Model, all_models, find_model
     from kvsim.policies import Contiguous, Paged, Static
-    from kvsim.policies.own import Allocator, OwnPolicy
+    from kvsim.policies.custom import Allocator, CustomPolicy
     from kvsim.policies.settings import (
         ContiguousSettings,
         ContinuousSettings,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Allocator": "kvsim.policies.own",
+    "Allocator": "kvsim.policies.custom",
     "AllAtOnce": "kvsim.workload",
     "Budget": "kvsim.sizing.budget",
     "Comparison": "kvsim.api.comparison",
@@ -81,7 +81,7 @@ _HOME = {
     "LogNormal": "kvsim.workload",
     "Machine": "kvsim.simulation",
     "Model": "kvsim.models",
-    "OwnPolicy": "kvsim.policies.own",
+    "CustomPolicy": "kvsim.policies.custom",
     "Order": "kvsim.policies.settings",
     "Paged": "kvsim.policies",
     "PagedSettings": "kvsim.policies.settings",
@@ -134,6 +134,7 @@ __all__ = [
     "Contiguous",
     "ContiguousSettings",
     "ContinuousSettings",
+    "CustomPolicy",
     "Empirical",
     "Fixed",
     "Gamma",
@@ -144,7 +145,6 @@ __all__ = [
     "Machine",
     "Model",
     "Order",
-    "OwnPolicy",
     "Paged",
     "PagedSettings",
     "Poisson",

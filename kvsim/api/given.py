@@ -10,8 +10,8 @@ from typing import TypeAlias
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.specs import check_block_size
-from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, OwnPolicy, Paged, Static
-from kvsim.policies.own import check_hooks
+from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, CustomPolicy, Paged, Static
+from kvsim.policies.custom import check_hooks
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
@@ -81,7 +81,7 @@ def checked(policy: PolicyLike) -> PolicyLike:
             raise UnknownNameError("policy", policy, POLICY_NAMES)
     elif isinstance(policy, Paged | Contiguous | Static):
         return policy
-    elif not isinstance(policy, OwnPolicy):
+    elif not isinstance(policy, CustomPolicy):
         raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
     else:
         check_hooks(policy)

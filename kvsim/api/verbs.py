@@ -21,7 +21,7 @@ from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
 from kvsim.hardware import GIB
 from kvsim.policies import POLICY_NAMES, AnyPolicy
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.profiles import Profile
 from kvsim.simulation import Machine, Options
 
@@ -263,7 +263,7 @@ def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
         settings: Any = getattr(policy, part, None)
         if settings is not None and name in {field.name for field in fields(settings)}:
             changed = replace(settings, **{name: value})
-            if not isinstance(policy, OwnPolicy):
+            if not isinstance(policy, CustomPolicy):
                 return replace(policy, **{part: changed})
             own = copy(policy)
             setattr(own, part, changed)

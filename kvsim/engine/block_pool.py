@@ -21,15 +21,23 @@ def allocate(engine: Engine) -> tuple[int, bool]:
     """Take the block at the head of the free queue, which is not empty; return it, and whether it lost a prefix."""
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
+    is_evicted = engine.blocks[block].key != NO_KEY
+    if is_evicted:
+        block = engine.rules.choose_evicted(engine)
     assert engine.blocks[block].refs == 0
     linked_list.remove(engine.blocks, block)
     state.num_free -= 1
     engine.blocks[block].refs = 1
-    is_evicted = engine.blocks[block].key != NO_KEY
     if is_evicted:
         state.num_cached -= 1
         prefix_cache.evict(engine, block)
     return block, is_evicted
+
+
+@part
+def least_recently_freed(engine: Engine) -> int:
+    """Return the block at the head of the free queue."""
+    return engine.blocks[NULL_BLOCK].next
 
 
 @part
@@ -62,7 +70,9 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
         if blocks[block].refs == 0 and (blocks[block].key != NO_KEY or not reuses_first):
             linked_list.push_back(blocks, block)
             state.num_free += 1
-            state.num_cached += blocks[block].key != NO_KEY
+            if blocks[block].key != NO_KEY:
+                state.num_cached += 1
+                engine.rules.note_freed(engine, block)
     if not reuses_first:
         return num_shared
     # Blocks without a key go to the head, and the block freed first is the first to be taken.

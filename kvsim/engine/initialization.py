@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine import (
+    custom_memory,
     host_initialization,
     kv_cache,
-    own_memory,
     records,
     reservations,
     scheduler,
@@ -43,7 +43,7 @@ from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSett
 from kvsim.steptime import StepTimeModel
 
 if TYPE_CHECKING:
-    from kvsim.engine.own import OwnRules
+    from kvsim.engine.custom_rules import CustomRules
 
 STEPS_PER_SLICE = 1 << 14
 """Steps after which what was recorded is taken away, and progress reported."""
@@ -94,7 +94,7 @@ class EnginePlan:
     """The engine stops at every step, so that its account can be checked."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
-    rules: OwnRules | None = None
+    rules: CustomRules | None = None
     """A policy in Python at work."""
 
     def build(self, *, compiled: bool = False) -> Engine:
@@ -128,7 +128,7 @@ class EnginePlan:
         records_of = partial(make, compiled=compiled)
         rows_of = partial(make_growing, compiled=compiled)
         return Engine(
-            memory=own_memory.CUSTOM if is_custom else memory_of(policy),
+            memory=custom_memory.CUSTOM if is_custom else memory_of(policy),
             rules=self.rules or scheduler.VLLM,
             settings=settings,
             step_times=times,
@@ -337,7 +337,7 @@ def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: OwnRules | None) -> None:
+def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | None) -> None:
     """Refuse what is a model of an engine with one stage alone."""
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return

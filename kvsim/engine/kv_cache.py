@@ -118,6 +118,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
             if block != NULL_BLOCK and groups.is_kept_for_hits(engine, sequence, group, index):
                 prefix_cache.cache(engine, block, prefix_hits.key_of(engine, sequence, group, index))
                 engine.blocks[block].cached_in = engine.state.num_scheduled
+                engine.rules.note_cached(engine, sequence, group, index)
             table.num_cached = index + 1
     sequence.cache_at = end_tokens + settings.cache_tokens
 
@@ -193,6 +194,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
         if block != NULL_BLOCK:
             num_held += 1
             record.num_shared += block_pool.touch(engine, block)
+            engine.rules.note_hit(engine, sequence, block)
     if num_hits > 0:
         totals.add_blocks(engine, sequence, group, 0, num_held)
         journal.share_blocks(engine, sequence, group, skipped, begin + skipped, begin + num_hits)

@@ -1,8 +1,8 @@
 """Memory as the scheduler, the clock and the account see it: one record of functions for each kind.
 
 Each kind of memory ends its own module with its record: blocks (`kv_cache`), blocks with a second tier on the host
-(`tiered`), contiguous reservations (`reservations`), units that a user's own allocator hands out (`own_memory`) and the
-rectangle of a static batch (`static_batch`). A kind names the functions that it needs; the others do nothing.
+(`tiered`), contiguous reservations (`reservations`), units of a custom allocator (`custom_memory`) and the rectangle of
+a static batch (`static_batch`). A kind names the functions that it needs; the others do nothing.
 
 Functions take the engine first, allocate nothing and raise nothing. Machine code is made for one kind at a time, so a
 function that does nothing costs nothing there.

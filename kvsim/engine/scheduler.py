@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvsim.engine import fast_forward, groups, in_flight, speculation, totals, waiting_queue
+from kvsim.engine import block_pool, fast_forward, groups, in_flight, speculation, totals, waiting_queue
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import SKIP, STOP
 from kvsim.engine.records import Sequence
@@ -24,6 +24,10 @@ class BuiltInRules:
     fill_step: Callable[[Engine], int]
     choose_victim: Callable[[Engine, Sequence], int]
     choose_next: Callable[[Engine], Sequence]
+    choose_evicted: Callable[[Engine], int]
+    note_cached: Callable[[Engine, Sequence, int, int], None]
+    note_hit: Callable[[Engine, Sequence, int], None]
+    note_freed: Callable[[Engine, int], None]
 
     def __repr__(self) -> str:
         return self.name
@@ -388,6 +392,28 @@ def _drop_ended(engine: Engine) -> None:
     state.num_running = kept
 
 
+@part
+def _ignore_cached(engine: Engine, sequence: Sequence, group: int, index: int) -> None:
+    pass
+
+
+@part
+def _ignore_hit(engine: Engine, sequence: Sequence, block: int) -> None:
+    pass
+
+
+@part
+def _ignore_freed(engine: Engine, block: int) -> None:
+    pass
+
+
 VLLM = BuiltInRules(
-    name="vllm", fill_step=_fill_step, choose_victim=_choose_victim, choose_next=waiting_queue.next_in_pass
-)  # fmt: skip
+    name="vllm",
+    fill_step=_fill_step,
+    choose_victim=_choose_victim,
+    choose_next=waiting_queue.next_in_pass,
+    choose_evicted=block_pool.least_recently_freed,
+    note_cached=_ignore_cached,
+    note_hit=_ignore_hit,
+    note_freed=_ignore_freed,
+)

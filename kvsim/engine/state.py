@@ -45,7 +45,7 @@ NO_KEY = -(1 << 63)
 
 
 class Rules(Protocol):
-    """The decisions of a step that a policy in Python may take in vLLM's place; see `own`."""
+    """The decisions that a custom policy may take in vLLM's place, and what it has to know; see `custom_rules`."""
 
     def fill_step(self, engine: Engine, /) -> int:
         """Select the tokens of a step; return what is left of its budget."""
@@ -55,6 +55,18 @@ class Rules(Protocol):
 
     def choose_next(self, engine: Engine, /) -> Sequence:
         """Return the waiting sequence to admit next; there is one."""
+
+    def choose_evicted(self, engine: Engine, /) -> int:
+        """Return the free block that is taken out of the prefix cache, as all free blocks are in it."""
+
+    def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int, /) -> None:
+        """Note that entry `index` of a table was put into the prefix cache."""
+
+    def note_hit(self, engine: Engine, sequence: Sequence, block: int, /) -> None:
+        """Note that a sequence was admitted with a block of the prefix cache."""
+
+    def note_freed(self, engine: Engine, block: int, /) -> None:
+        """Note that no table holds a cached block any more."""
 
 
 class Engine(NamedTuple):
@@ -66,7 +78,7 @@ class Engine(NamedTuple):
     memory: Memory
     """The functions of the kind of memory."""
     rules: Rules
-    """The decisions of a step: vLLM's, or those of a policy in Python (see `own`), which is never compiled."""
+    """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: Settings
     step_times: Records[Any]
     """The step-time model of every stage; compiled, its coefficients under the names that compiled code has."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kvsim.engine.initialization import memory_of
 from kvsim.machines import interval_in
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.profiles.extrapolation import Watched
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.modes import engine_for_several
@@ -84,7 +84,7 @@ def band_of(
         return None
     error = known.clocks
     # Machine code is made once, in the time of two such bands without it.
-    if options.get("engine", "auto") == "auto" and not isinstance(policy, OwnPolicy):
+    if options.get("engine", "auto") == "auto" and not isinstance(policy, CustomPolicy):
         options["engine"] = engine_for_several(memory_of(policy))
     found = [figures_of(summary)]
     for place in _PLACES:

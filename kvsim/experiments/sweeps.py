@@ -30,7 +30,7 @@ from kvsim.files.marks import maker_of
 from kvsim.files.scratch import alone_in
 from kvsim.memory.waste import SlotState
 from kvsim.policies import AnyPolicy, describe
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.simulation import Machine, Measured, measure
 from kvsim.workload import Workload
 
@@ -76,7 +76,7 @@ class Point:
 
 def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
     """Return the source of a custom policy: its module, or its class if typed in a session, and its arguments."""
-    if not isinstance(policy, OwnPolicy):
+    if not isinstance(policy, CustomPolicy):
         return []
     kind = type(policy)
     try:

@@ -3,9 +3,10 @@
 kinds     the three that come with kvsim: paged, contiguous, static
 settings  what can be set of each
 pipeline  what several stages change
-own       the Protocols of a policy of your own
+custom    the Protocols of a custom policy
 """
 
+from kvsim.policies.custom import Allocator, CustomPolicy
 from kvsim.policies.kinds import (
     POLICY_NAMES,
     AnyPolicy,
@@ -16,7 +17,6 @@ from kvsim.policies.kinds import (
     base_of,
     describe,
 )
-from kvsim.policies.own import Allocator, OwnPolicy
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import (
     ContiguousSettings,
@@ -35,9 +35,9 @@ __all__ = [
     "Contiguous",
     "ContiguousSettings",
     "ContinuousSettings",
+    "CustomPolicy",
     "Growth",
     "Order",
-    "OwnPolicy",
     "Paged",
     "PagedSettings",
     "Pipeline",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 
@@ -69,13 +69,13 @@ class Static:
 
 Policy: TypeAlias = Paged | Contiguous | Static
 """A policy that comes with kvsim, and is compiled."""
-AnyPolicy: TypeAlias = Policy | OwnPolicy
-"""A policy that comes with kvsim, or one of a user's own in Python."""
+AnyPolicy: TypeAlias = Policy | CustomPolicy
+"""A policy that comes with kvsim, or a custom one in Python."""
 POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
 
 
 def base_of(policy: AnyPolicy) -> Policy:
-    """The built-in policy that `policy` is, or departs from: one of your own departs from vLLM's."""
+    """The built-in policy that `policy` is, or departs from: a custom policy departs from vLLM's."""
     if isinstance(policy, Paged | Contiguous | Static):
         return policy
     if policy.allocator is None:
@@ -87,7 +87,7 @@ def base_of(policy: AnyPolicy) -> Policy:
 def describe(policy: AnyPolicy) -> Mapping[str, Any]:
     """The policy and all its settings, flat, as they stand in a recording's `meta.json`.
 
-    One of your own is described as the policy that it departs from, with its own name as `rules`.
+    A custom policy is described as the policy that it departs from, with its own name as `rules`.
     """
     base = base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}

@@ -9,9 +9,9 @@ import numpy as np
 
 from kvsim.engine.arrays import column
 from kvsim.engine.block_pool import NULL_BLOCK
+from kvsim.engine.custom_memory import CUSTOM
 from kvsim.engine.extents import rounded
 from kvsim.engine.kv_cache import PAGED
-from kvsim.engine.own_memory import CUSTOM
 from kvsim.engine.state import NO_KEY, Engine
 from kvsim.engine.static_batch import RECTANGLE
 from kvsim.engine.tiered import TIERED

@@ -10,7 +10,7 @@ from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.memory import Memory
 from kvsim.errors import UsageError
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
@@ -23,7 +23,7 @@ _MANY_TOKENS = 500_000
 _LONG = 50_000
 
 
-def engine_for(engine: EngineName, own: OwnPolicy | None) -> EngineName:
+def engine_for(engine: EngineName, own: CustomPolicy | None) -> EngineName:
     """`engine`, or `interpreted` where the policy is one of a user's own, in Python.
 
     Raises:

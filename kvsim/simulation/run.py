@@ -18,9 +18,9 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.coefficients import coefficients_of
+from kvsim.engine.custom_rules import CustomRules
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan, memory_of
-from kvsim.engine.own import OwnRules
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
@@ -28,7 +28,7 @@ from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache
 from kvsim.metrics import Limits
 from kvsim.models import Model
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe
-from kvsim.policies.own import OwnPolicy
+from kvsim.policies.custom import CustomPolicy
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
@@ -92,7 +92,7 @@ class Machine:
         )
         of_stages = bytes_per_block(self.model, settings)
         layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(of_stages))
-        if isinstance(policy, OwnPolicy) and policy.allocator is not None and not layout.is_uniform:
+        if isinstance(policy, CustomPolicy) and policy.allocator is not None and not layout.is_uniform:
             raise UsageError(
                 f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
                 "of one; take a model whose layers are alike, or leave the memory to vLLM's cache."
@@ -367,7 +367,7 @@ class Run:
     def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         policy, machine, options, num_units = self._base, self.machine, self.options, self.pool.num_units
         assert num_units is not None
-        own = self.policy if isinstance(self.policy, OwnPolicy) else None
+        own = self.policy if isinstance(self.policy, CustomPolicy) else None
         size, choice = len(self.workload), engine_for(options.get("engine", "auto"), own)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
         memory = None if options.get("check", False) else memory_of(policy)
@@ -388,7 +388,7 @@ class Run:
             records_memory=builder is not None,
             records_schedule=builder is not None,
             checking=options.get("check", False),
-            rules=None if own is None else OwnRules(own, num_units),
+            rules=None if own is None else CustomRules(own, num_units),
         )
 
         def compile_later() -> Engine | None:

@@ -6,8 +6,8 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, OwnPolicy, Paged, Policy, Static, describe
-from kvsim.policies.own import ServedRequest, StepInMaking, check_hooks
+from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe
+from kvsim.policies.custom import ServedRequest, StepInMaking, check_hooks
 from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
@@ -119,20 +119,20 @@ def test_limits_with_which_vllm_does_not_start_are_refused_with_its_reason() -> 
 
 
 def test_a_misspelt_hook_is_refused_with_the_right_name() -> None:
-    class Mine(OwnPolicy):
+    class Mine(CustomPolicy):
         def admitt(self, step: StepInMaking) -> ServedRequest | None:
             return step.waiting[0]
 
     class Units(Allocator):
         def alocate(self, request: ServedRequest, num_tokens: int) -> None: ...
 
-    class Own(OwnPolicy):
+    class Own(CustomPolicy):
         allocator = Units  # type: ignore[assignment]
 
         def shortest(self) -> None:
             """A method of its own, which is like no hook."""
 
-    with pytest.raises(UsageError, match=r"Mine\.admitt is never asked for; OwnPolicy has admit\."):
+    with pytest.raises(UsageError, match=r"Mine\.admitt is never called; CustomPolicy has admit\."):
         check_hooks(Mine())
-    with pytest.raises(UsageError, match=r"Units\.alocate is never asked for; Allocator has allocate\."):
+    with pytest.raises(UsageError, match=r"Units\.alocate is never called; Allocator has allocate\."):
         check_hooks(Own())

@@ -1,33 +1,41 @@
-"""Where the engine asks a policy that a user wrote: what it is shown, and what its answers do.
+"""A custom policy at work in an engine, which is never compiled.
 
-Such an engine is never compiled. `OwnRules` stands in `Engine.rules`; the scheduler asks it for a step and for a
-victim, and `own_memory` for units. Answers are checked: a rule that names a request which does not wait, or hands out a
-unit twice, ends the run in a sentence that names the policy.
+`CustomRules` is the engine's `rules`: the scheduler calls it for a step and for a victim, `block_pool` for a block to
+evict, and `custom_memory` for units. Each answer of the policy is checked: a wrong one ends the run in a sentence that
+names the policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NoReturn
 
-from kvsim.engine import scheduler, waiting_queue
-from kvsim.engine.records import Sequence, Times
-from kvsim.engine.state import Engine
+from kvsim.engine import block_pool, prefix_hits, scheduler, waiting_queue
+from kvsim.engine.cached_blocks import CachedBlocks, Candidates
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import PREEMPTED, WAITING, Engine
 from kvsim.errors import PolicyError
-from kvsim.policies.own import Allocator, OwnPolicy, ServedRequest
+from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest
+
+QUEUED = (WAITING, PREEMPTED)
+"""States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Steps in a row that may be empty: the last tokens of all that run may be under way, in two steps at most."""
+"""Steps in a row that may be empty: the last tokens of all running requests may be in flight, in two steps at most."""
+
+
+_MOST_TIMES = 10
+"""Times that all tokens may be computed before a request has to get its next one."""
 
 
 class Served:
-    """A request as a policy sees it: what its records say now."""
+    """A request as a policy sees it."""
 
-    __slots__ = ("_times", "sequence")
+    __slots__ = ("_engine", "_times", "sequence")
 
-    def __init__(self, sequence: Sequence, times: Times) -> None:
-        self.sequence, self._times = sequence, times
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._engine, self.sequence, self._times = engine, sequence, engine.times[sequence.number]
 
     def __repr__(self) -> str:
         return f"<request {self.row}: {self.prompt_tokens} prompt tokens, {self.known_tokens} known>"
@@ -44,85 +52,122 @@ class Served:
 
     @property
     def priority(self) -> int:
-        """As it was sent."""
+        """Priority of the request; the smallest is the most important."""
         return self.sequence.priority
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of its prompt."""
+        """Length of the prompt."""
         return self.sequence.prompt_tokens
 
     @property
     def max_tokens(self) -> int:
-        """Outputs after which it is stopped."""
+        """Output tokens after which the server stops the request."""
         return self.sequence.limit_tokens - self.sequence.prompt_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Outputs that it will have in the end."""
+        """Output tokens that the request will have in the end."""
         return self.sequence.end_tokens - self.sequence.prompt_tokens
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of its prompt and of its answer so far."""
+        """Tokens of the prompt and of the output so far."""
         return self.sequence.num_tokens
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens computed for it so far."""
+        """Tokens computed so far."""
         return self.sequence.computed
 
     @property
     def num_units(self) -> int:
-        """Units in its table."""
+        """Units in the request's table."""
         return self.sequence.num_units
 
     @property
+    def hit_tokens(self) -> int:
+        """Leading tokens that the waiting request would find in the prefix cache now."""
+        engine, is_cached = self._engine, self._engine.settings.prefix_caching
+        return prefix_hits.find(engine, self.sequence) if is_cached and self.sequence.status in QUEUED else 0
+
+    @property
     def num_preemptions(self) -> int:
-        """How often it gave way."""
+        """Number of times that the request was preempted."""
         return self.sequence.preemptions
 
 
-class OwnRules:
-    """A policy at work in one engine: the step that it makes, and the units that its allocator handed out."""
+class CustomRules:
+    """A custom policy at work in one engine; the step that the policy makes, as it sees it."""
 
-    def __init__(self, policy: OwnPolicy, num_units: int) -> None:
+    def __init__(self, policy: CustomPolicy, num_units: int) -> None:
         """Ask `policy` for its allocator for a pool of `num_units`."""
         self.policy = policy
         make = policy.allocator
         self.allocator: Allocator | None = None if make is None else make(num_units, policy.unit_tokens)
         self.tables: dict[int, list[int]] = {}
-        """The units of each request that has a table, by the number of its record; of an own allocator alone."""
+        """The units of each request that has a table, by the number of its record; with a custom allocator only."""
         self.is_taken = bytearray(num_units)
-        """Whether a unit is in some table."""
+        """Whether a unit is in a table; with a custom allocator only."""
+        self._cached = CachedBlocks() if type(policy).evict is not CustomPolicy.evict else None
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
-        """Steps in a row in which nothing was computed although requests run."""
+        """Steps in a row in which nothing was computed although there are requests."""
+        self._has_declined = False
+        """Whether the policy has named no request to admit in this step."""
+        self._tokens_in_vain = self._most_in_vain = 0
+        """Tokens computed since a request got an output token, and the number from which on that is looked at."""
         self._alone: int | None = None
-        """The request that computes by itself, while it does."""
+        """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None
-        """Requests to admit, where the policy makes the step itself."""
+        """The request that `admit` admits; None outside of it."""
 
     def served(self, engine: Engine, sequence: Sequence) -> Served:
         """Return the request as the policy sees it: one object for the whole run."""
         number = sequence.number
         if number not in self._served:
-            self._served[number] = Served(sequence, engine.times[number])
+            self._served[number] = Served(engine, sequence)
         return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
         """Let the policy make the step; return what is left of its tokens."""
         self._engine, state = engine, engine.state
+        self._has_declined = False
         self.policy.schedule(self)
-        is_empty = state.num_running > 0 and state.num_listed + state.num_preempted == 0
-        self._num_empty = self._num_empty + 1 if is_empty else 0
-        if self._num_empty > _MOST_EMPTY:
+        self._num_empty = 0 if state.num_listed or not scheduler.has_work(engine) else self._num_empty + 1
+        if self._num_empty > _MOST_EMPTY and state.num_running:
             self.refuse("made a step in which nothing is computed, although requests run: time would stand still")
+        if self._num_empty > _MOST_EMPTY and state.num_preempted:
+            self.refuse(f"preempts what it has just admitted, for ever: {self._rows(self.preempted)}")
+        if self._num_empty and self._has_declined and not (state.num_running or state.num_in_flight):
+            self.refuse(f"admits no request, although none runs: {self._rows(self.waiting)}")
+        self._check_progress(engine)
         return self.tokens_left
 
+    def _check_progress(self, engine: Engine) -> None:
+        """Refuse a policy under which requests are computed again and again and none gets its next token."""
+        state = engine.state
+        before = (state.next_launched - 1) % engine.settings.most_in_flight
+        if state.num_running + state.num_waiting == 0 or engine.launched[before].num_emitting:
+            self._tokens_in_vain = 0
+        self._tokens_in_vain += engine.settings.max_num_batched_tokens - self.tokens_left
+        if self._tokens_in_vain <= self._most_in_vain:
+            return
+        known = sum(request.known_tokens for request in (*self.running, *self.waiting))
+        self._most_in_vain = _MOST_TIMES * known
+        if self._tokens_in_vain > self._most_in_vain:
+            self.refuse(
+                f"has computed {self._tokens_in_vain:,} tokens in a row and no request got its next one, as they are "
+                f"preempted before: {self._rows((*self.running, *self.waiting))}"
+            )
+
+    def _rows(self, requests: Iterable[Served]) -> str:
+        rows = [str(request.row) for request in requests]
+        return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index, among the running requests, of the one that gives way for `needs`."""
+        """Return the index, among the running requests, of the one to preempt for `needs`."""
         if self._alone is not None:
             raise _NoRoomError
         return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
@@ -131,14 +176,41 @@ class OwnRules:
         """Return the request that is admitted next."""
         chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
         if chosen is None:
+            self._has_declined = True
             raise _NoOtherError
         sequence = self._sequence(chosen)
         if sequence.number not in waiting_queue.in_order(engine):
             self.refuse(f"named {chosen!r} as the next to admit, and it does not wait")
         return sequence
 
+    def choose_evicted(self, engine: Engine) -> int:
+        """Return the block that the policy evicts."""
+        if self._cached is None:
+            return block_pool.least_recently_freed(engine)
+        self._engine, candidates = engine, Candidates(engine, self._cached)
+        chosen = self.policy.evict(self, candidates)
+        if chosen not in candidates:
+            self.refuse(f"named {chosen!r} to evict, which is no free block that keeps a prefix")
+        self._cached.remove(chosen.unit)
+        return chosen.unit
+
+    def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
+        """Note that entry `index` of a table was put into the prefix cache."""
+        if self._cached is not None:
+            self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
+
+    def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
+        """Note that a request was admitted with a block of the prefix cache."""
+        if self._cached is not None:
+            self._cached.hit(block, self.served(engine, sequence))
+
+    def note_freed(self, engine: Engine, block: int) -> None:
+        """Note that no table holds a cached block any more."""
+        if self._cached is not None:
+            self._cached.free(block, engine.state.host_s)
+
     def refuse(self, what: str) -> NoReturn:
-        """Raise: the policy did what it must not."""
+        """End the run, as the policy did what it must not."""
         raise PolicyError(f"the policy {self.policy.name!r} {what}.")
 
     @property
@@ -154,29 +226,29 @@ class OwnRules:
 
     @property
     def waiting(self) -> list[Served]:
-        """The requests that wait, the head first."""
+        """The waiting requests, the head of the queue first."""
         return self._served_all(waiting_queue.in_order(self.engine))
 
     @property
     def running(self) -> list[Served]:
-        """The requests that run, in order of admission."""
+        """The running requests, in order of admission."""
         engine = self.engine
         return self._served_all([engine.running[index] for index in range(engine.state.num_running)])
 
     @property
     def preempted(self) -> list[Served]:
-        """The requests that this step preempted."""
+        """The requests that this step has preempted so far."""
         engine = self.engine
         return self._served_all([engine.lists[index].preempted for index in range(engine.state.num_preempted)])
 
     @property
     def num_free_units(self) -> int:
-        """Units that can be handed out."""
+        """Units that can be allocated."""
         return self.engine.state.num_free
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that this step may still compute."""
+        """Tokens that this step has not given to a request yet."""
         engine = self.engine
         given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
         return engine.settings.max_num_batched_tokens - given
@@ -193,7 +265,7 @@ class OwnRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a running request compute more by vLLM's rule, as if it ran alone and none could give way."""
+        """Let a running request compute by vLLM's rule, as if it ran alone and none could be preempted."""
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
         listed = state.num_listed
@@ -212,7 +284,7 @@ class OwnRules:
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a waiting request run."""
+        """Admit a waiting request."""
         listed = self.engine.state.num_listed
         self._next = iter((request,))
         try:
@@ -223,7 +295,7 @@ class OwnRules:
         return self.engine.state.num_listed > listed
 
     def preempt(self, request: ServedRequest) -> None:
-        """Free all that a running request holds."""
+        """Preempt a running request."""
         sequence = scheduler.remove_running(self.engine, self._place(request, "victim"))
         scheduler.take_out_of_batch(self.engine, sequence)
         scheduler.preempt(self.engine, sequence)
@@ -241,7 +313,7 @@ class OwnRules:
 
     def _sequence(self, request: object) -> Sequence:
         if not isinstance(request, Served):
-            self.refuse(f"answered {request!r}, which is no request of the step")
+            self.refuse(f"returned {request!r}, which is no request of the step")
         return request.sequence
 
     def _at_most(self, num_tokens: int | None) -> int:
@@ -251,7 +323,7 @@ class OwnRules:
 
 
 class _NoRoomError(Exception):
-    """A request that computes by itself has no room, and no other gives way for it."""
+    """The request that `compute` serves has no room."""
 
 
 class _NoOtherError(Exception):

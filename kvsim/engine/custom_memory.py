@@ -1,6 +1,6 @@
-"""Units that an allocator of a user's own hands out: the same account as of blocks, but that none is shared.
+"""Units that a custom allocator allocates. They are accounted for like blocks, and none is shared.
 
-The allocator says which units; that they are free, in the pool and enough is checked here, once for all allocators.
+The allocator chooses the units. Here they are checked: each is free and in the pool, and there are enough.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from kvsim.engine import journal, totals
 from kvsim.engine.memory import Memory
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
-from kvsim.policies.own import Allocator, ServedRequest
+from kvsim.policies.custom import Allocator, ServedRequest
 
 
 class Rules(Protocol):
-    """What is known of a policy at work; see `own.OwnRules`."""
+    """The part of `custom_rules.CustomRules` that memory needs."""
 
     allocator: Allocator | None
     tables: dict[int, list[int]]
@@ -25,16 +25,16 @@ class Rules(Protocol):
         """Return the request as the policy sees it."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise: the policy did what it must not."""
+        """End the run, as the policy did what it must not."""
 
 
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Ask for room for the first tokens of a waiting sequence."""
+    """Allocate room for the first tokens of a waiting sequence."""
     return _ask(engine, sequence, computed + num_tokens)
 
 
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Ask for room for `num_tokens` more tokens of a running sequence."""
+    """Allocate room for `num_tokens` more tokens of a running sequence."""
     return _ask(engine, sequence, sequence.computed + num_tokens)
 
 
@@ -56,7 +56,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 
 def unusable_units(engine: Engine, head: Sequence) -> int:
-    """Return what the allocator says of the head of the queue."""
+    """Count the free units that the allocator cannot use for the head of the queue."""
     rules = _rules(engine)
     assert rules.allocator is not None
     unusable = rules.allocator.unusable_units(rules.served(engine, head))
@@ -66,7 +66,9 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Append units to the table of a sequence, so that it has room for `num_tokens` tokens, if there are any."""
+    """Append units to the table of a sequence, so that it has room for `num_tokens` tokens; return False if there is
+    no room.
+    """
     rules, state = _rules(engine), engine.state
     assert rules.allocator is not None
     unit_tokens = engine.settings.unit_tokens

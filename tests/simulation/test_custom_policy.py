@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
+from kvsim.cli import cli
 from kvsim.errors import PolicyError, RecordingError, UsageError
 from kvsim.experiments.sweeps import Point, source_of
-from kvsim.policies.own import ServedRequest, StepInMaking
+from kvsim.policies.custom import CachedBlock, ServedRequest, StepInMaking
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 MakeMachine = Callable[[int], kvsim.Machine]
@@ -48,7 +50,7 @@ def same(one: kvsim.Run, other: kvsim.Run) -> bool:
     )
 
 
-class Plain(kvsim.OwnPolicy):
+class Plain(kvsim.CustomPolicy):
     """vLLM's rule."""
 
     name = "plain"
@@ -106,6 +108,59 @@ def test_a_prompt_may_be_cut_where_the_policy_says(requests: kvsim.Workload, mac
     run = kvsim.simulate(requests.head(2), Sip(), machine, check=True)
     assert run.schedule.tokens.max() == 8
     assert run.summary().num_finished == 2
+
+
+class LeastRecentlyFreed(Plain):
+    """vLLM's rule of eviction, said by a policy, which looks at all that it is shown."""
+
+    name = "least-recently-freed"
+    num_evicted = 0
+
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> CachedBlock:
+        assert step.num_free_units == len(candidates) == len(list(candidates))
+        freed = [block.last_used_s for block in candidates]
+        assert freed == sorted(freed)
+        by_key: dict[int, CachedBlock] = {}
+        for block in candidates:
+            assert block.cached_s <= block.last_used_s <= step.now_s
+            assert block.end_tokens % BLOCK == 0 < block.end_tokens
+            by_key.setdefault(block.key, block)
+        assert candidates[0].tokens_below % BLOCK == 0
+        assert sum(block.tokens_below == 0 for block in candidates) > 0
+        type(self).num_evicted += 1
+        return candidates[0]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_vllms_eviction_said_by_a_policy_is_vllms(
+    requests: kvsim.Workload, machine: kvsim.Machine, ahead: bool
+) -> None:
+    LeastRecentlyFreed.num_evicted = 0
+    settings = ContinuousSettings(async_scheduling=ahead)
+    custom = kvsim.simulate(requests, LeastRecentlyFreed(settings), machine, check=True)
+    assert LeastRecentlyFreed.num_evicted > 50
+    assert same(custom, kvsim.simulate(requests, kvsim.Paged(scheduler=settings), machine, engine="interpreted"))
+
+
+class LeavesFirst(Plain):
+    """A block goes only after all blocks that continue its prefix, and never-hit ones go first."""
+
+    name = "leaves-first"
+
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> CachedBlock:
+        return min(candidates, key=lambda block: (block.tokens_below, block.num_hits))
+
+
+def test_a_policy_may_evict_another_block(requests: kvsim.Workload, machine: kvsim.Machine, tmp_path: Path) -> None:
+    """The popular prompts stay; every slot is accounted for, and the recording passes its check."""
+    custom = kvsim.simulate(requests, LeavesFirst(), machine, check=True)
+    paged = kvsim.simulate(requests, kvsim.Paged(), machine, engine="interpreted")
+    assert not same(custom, paged)
+    assert custom.summary().num_finished == len(requests)
+    assert custom.requests.cached_tokens.sum() >= paged.requests.cached_tokens.sum()
+    custom.save(tmp_path / "run")
+    result = CliRunner().invoke(cli, ["info", str(tmp_path / "run"), "--check"])
+    assert result.exit_code == 0, result.output
 
 
 class Numbered(kvsim.Allocator):
@@ -193,7 +248,37 @@ class Eager(Plain):
         step.admit_waiting()
 
 
-def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.OwnPolicy:
+class Undecided(Plain):
+    def schedule(self, step: StepInMaking) -> None:
+        step.admit_waiting()
+        for request in list(step.running):
+            step.preempt(request)
+
+
+class Patient(Plain):
+    def admit(self, step: StepInMaking) -> ServedRequest | None:
+        return step.waiting[0] if len(step.waiting) > 30 else None
+
+
+class Thrashing(Plain):
+    """Two requests whose prompts take turns in a pool that holds one of them."""
+
+    def schedule(self, step: StepInMaking) -> None:
+        for request in list(step.running):
+            if request.computed_tokens + 16 >= request.prompt_tokens:
+                step.preempt(request)
+            else:
+                step.compute(request, 16)
+        if step.waiting and not step.running:
+            step.admit(step.waiting[-1], 16)
+
+
+class Elsewhere(Plain):
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> Any:
+        return candidates[0].unit
+
+
+def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
     policy = Plain()
     policy.allocator = kind
     return policy
@@ -206,9 +291,13 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.OwnPolicy:
         (with_allocator(Outside), "handed out unit 39 of a pool that has 0 to 38"),
         (with_allocator(TooFew), "a table of 0 units of 16 tokens"),
         (Stuck(), "time would stand still"),
-        (Strange(), "answered 'the first', which is no request"),
+        (Strange(), "returned 'the first', which is no request"),
         (Gone(), "as victim, and it does not run"),
         (Eager(), "compute twice in one step"),
+        (Elsewhere(), "to evict, which is no free block that keeps a prefix"),
+        (Undecided(), "preempts what it has just admitted, for ever: rows 0"),
+        (Patient(), "admits no request, although none runs: rows 0"),
+        (Thrashing(), r"tokens in a row and no request got its next one.*rows \d+, "),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
 )
@@ -237,7 +326,7 @@ def test_a_sweep_tells_policies_apart_by_what_they_do(requests: kvsim.Workload, 
     assert len({key(Plain()), key(ByHand()), key(kvsim.Paged()), key(Plain(cache=PagedSettings(block_size=32)))}) == 4
     assert source_of(kvsim.Paged()) == []
     made: dict[str, Any] = {}
-    exec("import kvsim\nclass Typed(kvsim.OwnPolicy):\n    name = 'typed'\n", made)
+    exec("import kvsim\nclass Typed(kvsim.CustomPolicy):\n    name = 'typed'\n", made)
     with pytest.raises(UsageError, match="source of the policy 'typed' cannot be read"):
         key(made["Typed"]())
 

@@ -1,0 +1,254 @@
+"""Custom policies in Python: admission, preemption, eviction, allocation, or a whole step.
+
+A custom policy overrides the hooks that it needs; vLLM's rule decides the rest. The engine runs interpreted and calls
+the hooks. Runs are accounted for, recorded, drawn and shown like those of built-in policies. A policy sees requests,
+units and cached blocks, and none of the engine's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, Protocol, runtime_checkable
+
+from kvsim.errors import UsageError
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+
+
+class ServedRequest(Protocol):
+    """A waiting or running request, as a policy sees it: read-only. Lengths are in tokens."""
+
+    @property
+    def row(self) -> int:
+        """The request's row in the workload, and in the recording's table of requests."""
+
+    @property
+    def arrival_s(self) -> float:
+        """Time at which the request was sent, in seconds from the first event."""
+
+    @property
+    def priority(self) -> int:
+        """Priority of the request; vLLM serves the smallest first."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Output tokens after which the server stops the request."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that the request will have in the end. No server knows it; an upper bound may use it."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed so far; 0 while the request waits."""
+
+    @property
+    def num_units(self) -> int:
+        """Units of the pool in the request's table: blocks, with vLLM's cache."""
+
+    @property
+    def hit_tokens(self) -> int:
+        """Leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
+
+    @property
+    def num_preemptions(self) -> int:
+        """Number of times that the request was preempted."""
+
+
+class CachedBlock(Protocol):
+    """A free block that keeps a prefix, as a policy sees it: a later request may hit it until it is evicted."""
+
+    @property
+    def unit(self) -> int:
+        """Block id, as in recordings."""
+
+    @property
+    def key(self) -> int:
+        """Number that two blocks share exactly if their whole prefixes and their groups of layers are the same."""
+
+    @property
+    def request(self) -> ServedRequest:
+        """The request that cached or hit the block last."""
+
+    @property
+    def end_tokens(self) -> int:
+        """Tokens of the prefix, from the first token of the prompt to the end of the block."""
+
+    @property
+    def cached_s(self) -> float:
+        """Time at which the block was put into the prefix cache, in seconds from the first event."""
+
+    @property
+    def last_used_s(self) -> float:
+        """Time at which the last request that held the block freed it, in seconds from the first event."""
+
+    @property
+    def num_hits(self) -> int:
+        """Number of admissions that found the block."""
+
+    @property
+    def tokens_below(self) -> int:
+        """Tokens in cached blocks that continue this prefix: no request can hit them once this block is evicted."""
+
+
+class StepInMaking(Protocol):
+    """The step that the server makes next: the queues, the free memory, and the actions that a policy may take.
+
+    Every request is one object for the whole run.
+    """
+
+    @property
+    def now_s(self) -> float:
+        """The host's clock, in seconds from the first event."""
+
+    @property
+    def waiting(self) -> Sequence[ServedRequest]:
+        """The waiting requests, the head of the queue first."""
+
+    @property
+    def running(self) -> Sequence[ServedRequest]:
+        """The running requests, in order of admission."""
+
+    @property
+    def preempted(self) -> Sequence[ServedRequest]:
+        """The requests that this step has preempted so far, in order of preemption."""
+
+    @property
+    def num_free_units(self) -> int:
+        """Units of the pool that can be allocated, including those that keep a prefix."""
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of `max_num_batched_tokens` that this step has not given to a request yet."""
+
+    def serve_running(self) -> None:
+        """Apply vLLM's rule: give every running request its next tokens, in order of admission.
+
+        Where the pool has no unit left, `CustomPolicy.victim` names the request to preempt.
+        """
+
+    def admit_waiting(self) -> None:
+        """Apply vLLM's rule: admit requests for as long as they fit; `CustomPolicy.admit` names the next."""
+
+    def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
+        """Let a running request compute at most `num_tokens` in this step, or all that it can; once a step.
+
+        Return False, and change nothing, if the pool has no room, the step has no token left, or the request has
+        nothing to compute.
+        """
+
+    def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
+        """Admit a waiting request and let it compute at most `num_tokens` of its prompt in this step, or all it can.
+
+        Return False, and change nothing, if the pool has no room, the step has no token left, or `max_num_seqs`
+        requests run.
+        """
+
+    def preempt(self, request: ServedRequest) -> None:
+        """Free the memory of a running request and put it back into the queue; it computes its tokens again."""
+
+
+class Allocator(Protocol):
+    """Allocates the units of a pool; kvsim checks every unit. Inherit from it, or have its methods.
+
+    A table is a list of units; unit `i` of the list holds `unit_tokens` tokens from token `i * unit_tokens` on.
+    """
+
+    def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
+        """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
+
+        A unit is a number from 0 to `num_units - 1` that no table has. Return None, and change nothing, if there is no
+        room.
+        """
+
+    def free(self, request: ServedRequest, units: Sequence[int]) -> None:
+        """Free `units`, the whole table of `request`, in the order of its tokens."""
+
+    def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
+        """Return the number of free units in pieces too small for `request`, the head of the queue.
+
+        They are counted as external fragmentation. The default is 0: any unit serves any request.
+        """
+        return 0
+
+
+@runtime_checkable
+class CustomPolicy(Protocol):
+    """A policy in Python. Inherit from it and override hooks; vLLM's rule decides where none is overridden.
+
+    An instance may keep state between calls; one run has one instance.
+    """
+
+    name: str = "own"
+    """The name of the policy in tables, figures and recordings."""
+    scheduler: ContinuousSettings = ContinuousSettings()
+    """Limits of a step, and the order of the queue."""
+    cache: PagedSettings = PagedSettings()
+    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
+    allocator: Callable[[int, int], Allocator] | None = None
+    """Class or function that makes the allocator, from the number of units of the pool and the tokens of each; None for
+    vLLM's cache. It is called once a run.
+    """
+
+    def admit(self, step: StepInMaking) -> ServedRequest | None:
+        """Return the request of `step.waiting`, which is not empty, to admit next; None to admit no other in this step.
+
+        If the request does not fit, the step admits no other.
+        """
+        return step.waiting[0]
+
+    def victim(self, step: StepInMaking, needs: ServedRequest) -> ServedRequest:  # noqa: ARG002
+        """Return the request of `step.running` to preempt, since `needs` has no room; it may be `needs` itself."""
+        return step.running[-1]
+
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> CachedBlock:  # noqa: ARG002
+        """Return the block of `candidates` to evict from the prefix cache: a request needs a block, and the next one in
+        the free queue keeps a prefix.
+
+        `candidates` are all free blocks that keep one, the least recently freed first, which is vLLM's choice. They are
+        read lazily: `candidates[0]` costs nothing, and a loop over them grows with the pool. Not called with a custom
+        allocator.
+        """
+        return candidates[0]
+
+    def schedule(self, step: StepInMaking) -> None:
+        """Make one step. The default is vLLM's: serve the running requests, then admit unless one was preempted."""
+        step.serve_running()
+        if not step.preempted:
+            step.admit_waiting()
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def unit_tokens(self) -> int:
+        """Slots per unit of the pool."""
+        return self.cache.block_size
+
+
+def check_hooks(policy: CustomPolicy) -> None:
+    """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called.
+
+    Raises:
+        UsageError: there is such a method; the sentence names the hook.
+    """
+    for given, protocol in ((type(policy), CustomPolicy), (policy.allocator, Allocator)):
+        _check_names(given, protocol)
+
+
+def _check_names(given: Any, protocol: Any) -> None:
+    hooks = [name for name in dir(protocol) if not name.startswith("_")]
+    for name, value in vars(given).items() if isinstance(given, type) else ():
+        near = [] if name.startswith("_") or name in hooks else get_close_matches(name, hooks, n=1, cutoff=0.8)
+        if near and near[0] not in vars(given) and (callable(value) or near[0] in ("name", "scheduler", "cache")):
+            raise UsageError(f"{given.__name__}.{name} is never called; {protocol.__name__} has {near[0]}.")
