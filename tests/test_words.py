@@ -48,7 +48,7 @@ Decide Declare Decode Decrease Delete Deliver Describe Detach Diagnose Digest Di
 Drain Draw Drive Drop
 Embed Empty Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain
 Export Extend Extract Extrapolate
-Feed Fetch Fill Filter Find Finish Fit Focus Fold Follow Form Format Forward Free
+Feed Fetch Fill Filter Find Finish Fit Focus Fold Follow Form Format Forward Free Freeze
 Generate Get Give Group
 Handle Hash Hide Highlight Hold
 Ignore Import Include Increase Indent Index Infer Initialize Insert Install Intern Interpolate Invert Iterate

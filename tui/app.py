@@ -1,4 +1,4 @@
-"""The application: how it opens, its clock, its colours, and what it does aside."""
+"""The application: its opening, clock and colours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 from textual.events import InputEvent
 
-from kvsim.display.text import message
 from kvsim.errors import KvsimError
 
 from .look.states import ASCII, COLOR, GLYPHS
@@ -22,7 +21,6 @@ from .playback.session import Session
 from .playbacks import Playbacks
 from .pool.flash import FLASH_S
 from .screens.defects import Careful
-from .screens.host import Result
 from .screens.keys import ASCII_KEYS
 from .screens.opening import Job, Opening, Report
 
@@ -43,11 +41,11 @@ if TYPE_CHECKING:
 
 FRAMES_PER_S = 30
 _SETTLE_S = 0.5
-"""Wall seconds after which there is a picture to look at, and time for the collector."""
+"""Wall seconds until the first picture is drawn and garbage may be collected."""
 
 
 class KvsimApp(Careful, Playbacks):
-    """Shows a session, several in comparison, or a lesson. `clock` returns wall seconds; tests pass their own."""
+    """Shows a session, several in comparison, or a lesson."""
 
     CSS_PATH = "kvsim.tcss"
     TITLE = "kvsim"
@@ -81,14 +79,14 @@ class KvsimApp(Careful, Playbacks):
         feed: Feed | None = None,
         flash_s: float = FLASH_S,
     ) -> None:
-        """Args: what to show first or what makes it in a thread, how to draw, the clock, what makes runs to compare,
-        how fast these would be with memory for everything, what `opening` grows by, and how many wall seconds changes
-        are lit up.
+        """Show `opening`, or the result of calling it in a thread. `runs` makes the runs of a comparison, `ample`
+        computes their throughput with ample memory, and `feed` supplies new steps. Changes are lit for `flash_s` wall
+        seconds; tests pass their own `clock`.
         """
         super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
         self.failure: KvsimError | None = None
-        """The error because of which there was nothing to show."""
+        """Error that prevented the opening."""
         self.flash_s = flash_s
         # Without colours, states are read from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
@@ -97,7 +95,6 @@ class KvsimApp(Careful, Playbacks):
         self._clock = clock
         self._ticked_s = 0.0
         self._keeping_time = False
-        self._busy = False
         self._leaving = False
         for theme in THEMES:
             self.register_theme(theme)
@@ -126,7 +123,7 @@ class KvsimApp(Careful, Playbacks):
             self.set_timer(_SETTLE_S, self._settle)
 
     def on_mount(self) -> None:
-        """Make the clock, paused, and whatever takes time to make."""
+        """Create the clock, paused, and start loading if necessary."""
         self.theme_changed_signal.subscribe(self, self._take_colors)
         self._timer = self.set_interval(1 / FRAMES_PER_S, self.tick, pause=True)
         if callable(self._opening):
@@ -136,7 +133,7 @@ class KvsimApp(Careful, Playbacks):
             self.set_timer(_SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Keep the collector away from what lives as long as the program."""
+        """Freeze the objects that live as long as the program, so that the garbage collector skips them."""
         if not self.is_headless:  # then the process belongs to another program
             gc.collect()
             gc.freeze()
@@ -166,11 +163,11 @@ class KvsimApp(Careful, Playbacks):
         """Advance the playback by the wall time since the last tick."""
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if self.num_playbacks:  # the clock may run on a little while the program ends
+        if self.num_playbacks:  # the clock may still tick while the program ends
             self.playback.tick(elapsed_s)
 
     def keep_time(self, *, running: bool) -> None:
-        """Run the clock, or let it rest."""
+        """Run or stop the clock."""
         if running == self._keeping_time:
             return
         self._keeping_time = running
@@ -180,42 +177,11 @@ class KvsimApp(Careful, Playbacks):
         else:
             self._timer.pause()
 
-    def aside(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
-        """Run `job` in a thread and pass its result to `then`; notify that `what` is under way, and of an error."""
-        if self._busy:
-            return
+    def action_save(self, kind: str) -> None:
+        """Save the screen as SVG or PNG, or its numbers as CSV, beside the person's other files."""
+        from .saving import save  # noqa: PLC0415 - nothing that the first picture needs
 
-        async def work() -> None:
-            try:
-                result = await asyncio.to_thread(job)
-            except KvsimError as error:
-                self.notify(message(str(error)), severity="error", timeout=10, markup=False)
-            else:
-                then(result)
-            finally:
-                self._busy = False
-
-        self._busy = True
-        self.notify(f"{what}.", timeout=3, markup=False)
-        self.run_worker(work())
-
-    def action_save(self) -> None:
-        """Save what is on the screen beside the person's other files."""
-        from .saving import save_picture  # noqa: PLC0415 - nothing that the first picture needs
-
-        save_picture(self, self.playback)
-
-    def action_save_png(self) -> None:
-        """Save a picture of the screen as PNG."""
-        from .saving import save_png  # noqa: PLC0415 - nothing that the first picture needs
-
-        save_png(self, self.playback)
-
-    def action_save_numbers(self) -> None:
-        """Save the numbers on the screen as CSV."""
-        from .saving import save_numbers  # noqa: PLC0415 - nothing that the first picture needs
-
-        save_numbers(self, self.playback)
+        save(self, self.playback, kind)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Return the entries of the palette: the player's actions by name, then those of every Textual program."""

@@ -1,4 +1,4 @@
-"""Everything that can be done, by name: what the palette offers."""
+"""Commands of the palette, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from textual.app import SystemCommand
 
 from .dialogs.palette import Palette
 from .playback.events import EventKind
-from .saving import save_numbers, save_picture, save_png
+from .saving import save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,9 +37,9 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
     yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)
-    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save_picture(app, playback))
-    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save_png(app, playback))
-    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save_numbers(app, playback))
+    yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save(app, playback, "svg"))
+    yield SystemCommand("Save a picture as PNG", "Where there is a converter", lambda: save(app, playback, "png"))
+    yield SystemCommand("Save the numbers", "Write a CSV file", lambda: save(app, playback, "csv"))
     yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", playback.action_help)
 
 

@@ -1,4 +1,4 @@
-"""The screens that play, on top of each other: which there are, what opens one, and what leads back."""
+"""Stack of playing screens: opening one on top of another, and returning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Playbacks(Host):
-    """Opens a session, a comparison or a lesson on top of what is being played, and returns to it."""
+    """Opens a session, a comparison or a lesson on top of the playing screen, and returns to it."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class Playbacks(Host):
         ample: Callable[[], Sequence[float]] | None,
         feed: Feed | None,
     ) -> None:
-        """Args: what makes runs to compare, how fast these would be with memory for everything, and what the first
-        session grows by.
+        """`runs` makes the runs of a comparison, `ample` computes their throughput with ample memory, and `feed`
+        supplies new steps for the first session.
         """
         super().__init__()
         self._runs, self._ample, self._feed = runs, ample, feed
 
     @property
     def playback(self) -> PlaybackScreen:
-        """The screen that plays, whatever lies on top of it."""
+        """Screen that plays, even under a dialog."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:
@@ -48,7 +48,7 @@ class Playbacks(Host):
 
     @property
     def num_playbacks(self) -> int:
-        """Screens that play, on top of each other; none until there is something to play."""
+        """Number of playing screens on the stack; 0 until something has been opened."""
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
@@ -80,7 +80,7 @@ class Playbacks(Host):
         return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
-        """Play something else on top of what is being played, which waits; a lesson takes the place of another."""
+        """Play on top of the current playback, which pauses; a lesson replaces another lesson."""
         self.playback.player.playing = False
         if self.playback.guided is not None and self.num_playbacks > 1:
             self.switch_screen(playback)
@@ -88,7 +88,7 @@ class Playbacks(Host):
             self.push_screen(playback)
 
     def leave_playback(self) -> None:
-        """Return to what was played before, where there is anything."""
+        """Return to the playback below, if there is one."""
         if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
             self.pop_screen()
             self.playback.show_frame(everything=True)
@@ -113,7 +113,9 @@ class Playbacks(Host):
                 comparison.player.playing = playing
                 self.open_playback(self.playback_for(comparison))
 
-            self.aside(lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy")
+            self.run_in_thread(
+                lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy"
+            )
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""
@@ -126,8 +128,6 @@ class Playbacks(Host):
         from .lessons import Guided  # noqa: PLC0415 - as above
 
         if lesson is not None:
-            self.aside(
-                lambda: Guided(lesson),
-                lambda guided: self.open_playback(self.playback_for(guided)),
-                lesson.heading,
+            self.run_in_thread(
+                lambda: Guided(lesson), lambda guided: self.open_playback(self.playback_for(guided)), lesson.heading
             )

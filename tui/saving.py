@@ -26,27 +26,23 @@ def render(app: Host, size: tuple[int, int]) -> str:
     return asyncio.run(draw())
 
 
-def save_picture(app: Host, playback: PlaybackScreen) -> None:
-    """Save what is on the screen as SVG in the current folder."""
-    _save(app, playback, svg_of(app.screen, app.symbols), "svg")
-
-
-def save_png(app: Host, playback: PlaybackScreen) -> None:
-    """Save it as PNG; as SVG, with advice, where there is no converter."""
+def save(app: Host, playback: PlaybackScreen, kind: str) -> None:
+    """Save the screen as `kind` svg or png, or its numbers as csv; without a converter for PNG, save SVG and say so."""
+    if kind == "csv":
+        _save(app, playback, as_csv(playback.sessions()), kind)
+        return
     svg = svg_of(app.screen, app.symbols)
+    if kind == "svg":
+        _save(app, playback, svg, kind)
+        return
 
     def keep(png: bytes | None) -> None:
         if png is not None:
-            _save(app, playback, png, "png")
+            _save(app, playback, png, kind)
         else:
             _save(app, playback, svg, "svg", f" {NO_CONVERTER}")
 
-    app.aside(lambda: png_of(svg), keep, "Converting the picture")
-
-
-def save_numbers(app: Host, playback: PlaybackScreen) -> None:
-    """Save the numbers on the screen as CSV."""
-    _save(app, playback, as_csv(playback.sessions()), "csv")
+    app.run_in_thread(lambda: png_of(svg), keep, "Converting the picture")
 
 
 def _save(app: Host, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:

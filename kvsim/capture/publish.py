@@ -51,11 +51,7 @@ class Publisher:
         assert self._process.stdin is not None, "it was asked for"
         self._log = self._process.stdin
         self._pump = Pump(
-            self._send,
-            self._give_up,
-            name="kvsim-publisher",
-            period_s=_PERIOD_S,
-            max_waiting_bytes=_MAX_WAITING_BYTES,
+            self._send, self._give_up, name="kvsim-publisher", period_s=_PERIOD_S, max_waiting_bytes=_MAX_WAITING_BYTES
         )
         log.info("kvsim: publishing at %s", self.address)
         if not ipaddress.ip_address(bound).is_loopback:

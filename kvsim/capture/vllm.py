@@ -232,9 +232,5 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
         "dtype": dtype,
     }
     if plain:
-        shape |= {
-            "num_kv_heads": num_kv_heads,
-            "head_dim": model.get_head_size(),
-            "kv_bytes_per_token": per_token,
-        }
+        shape |= {"num_kv_heads": num_kv_heads, "head_dim": model.get_head_size(), "kv_bytes_per_token": per_token}
     return shape

@@ -4,12 +4,4 @@ from kvsim.hf_memory.generate import GenerateMemory, generate_memory
 from kvsim.hf_memory.recorded import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.steptime.kernels import Batch
 
-__all__ = [
-    "Batch",
-    "GenerateMemory",
-    "assumptions_of",
-    "batches_of",
-    "earlier_batches",
-    "generate_memory",
-    "memory_of",
-]
+__all__ = ["Batch", "GenerateMemory", "assumptions_of", "batches_of", "earlier_batches", "generate_memory", "memory_of"]

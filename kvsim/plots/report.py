@@ -120,10 +120,7 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 
 
 def _draw(
-    recordings: Sequence[Recording],
-    arguments: Sequence[str],
-    folder: Path,
-    progress: Callable[[int, int], None] | None,
+    recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
 ) -> list[Shown]:
     todo, shown = plans(recordings), []
     for number, plan in enumerate(todo):

@@ -53,6 +53,5 @@ def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1)
         return None
     wanted = (gpu.name, listed_name(model), engine, tensor_parallel_size)
     return next(
-        (item for item in shipped() if (item.gpu, item.model, item.engine, item.tensor_parallel_size) == wanted),
-        None,
+        (item for item in shipped() if (item.gpu, item.model, item.engine, item.tensor_parallel_size) == wanted), None
     )

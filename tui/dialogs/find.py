@@ -70,7 +70,7 @@ class FindScreen(Modal[tuple[str, int]]):
         self.query_one("#find-answer", Label).update("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Close with what was found, or say that nothing was."""
+        """Close with the request or unit that was found; complain if there is none."""
         found = look_up(self._session, event.value)
         if found is None:
             self.query_one("#find-answer", Label).update("There is no such request or place in the pool.")

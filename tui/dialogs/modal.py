@@ -1,4 +1,4 @@
-"""A question or a page that lies on top of what is played."""
+"""Base of the dialogs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer | None]):
-    """Closes once, whatever keys still arrive that were pressed in a hurry."""
+    """Dialog that closes once, even if more keys arrive."""
 
     def answer(self, answer: Answer | None) -> None:
-        """Close, and hand `answer` to the screen that asked."""
+        """Close, and return `answer` to the screen that asked."""
         if self.is_current:
             self.dismiss(answer)
 

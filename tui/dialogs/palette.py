@@ -1,7 +1,7 @@
 """All commands by name.
 
-Textual has a palette of its own, whose search goes on in a worker after the screen has been closed: keys typed faster
-than it draws itself end the program (`NoMatches` in 8.2.8). There is nothing to search for here that takes time.
+Textual's own palette searches in a worker, which continues after the screen has been closed: fast typing ends the
+program (`NoMatches` in 8.2.8). Searching these commands takes no time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Palette(Modal["SystemCommand"]):
         self.query_one(OptionList).highlighted = 0
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """List what matches."""
+        """List the commands that match."""
         matcher = Matcher(event.value)
         scores = [matcher.match(command.title) if event.value else 1.0 for command in self._commands]
         matching = sorted((number for number, score in enumerate(scores) if score), key=lambda number: -scores[number])
@@ -65,11 +65,11 @@ class Palette(Modal["SystemCommand"]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Close with the command that was clicked."""
-        # By its name, and not by its place: the list may be another one by the time that the click is heard of.
+        # By its id, not its position: the list may have changed since the click.
         self.answer(self._commands[int(event.option_id or 0)])
 
     def action_move(self, how: str) -> None:
-        """Choose another one, while the line keeps the keyboard."""
+        """Highlight another command; the input keeps the keyboard."""
         getattr(self.query_one(OptionList), f"action_{how}")()
 
     def _option(self, number: int) -> Option:

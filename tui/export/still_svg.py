@@ -152,11 +152,7 @@ def _schedule(parts: list[str], title: str, session: Session, end_s: float, top:
     width = int(pixels - 2 * _MARGIN - 30)
     for request, line in enumerate(schedule(session, width, end_s).tolist()):
         parts.append(_text(_MARGIN, top + 12, session.request_name(request)))
-        paints = {
-            Doing.WAITING: SlotState.FREE,
-            Doing.IDLE: SlotState.PADDING,
-            Doing.RUNNING: OWNER + hue_of(request),
-        }
+        paints = {Doing.WAITING: SlotState.FREE, Doing.IDLE: SlotState.PADDING, Doing.RUNNING: OWNER + hue_of(request)}
         begin = _MARGIN + 30
         for doing, run in groupby(line):
             length = len(list(run))

@@ -59,10 +59,7 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
     longest = int(free_run_lengths(session.replay).max(initial=0))
     if need <= longest:
         return unknown
-    return (
-        f"{name} needs {need:,} {unit}s in a row, {longest:,} free",
-        f"needs {need:,} in a row, {longest:,} free",
-    )
+    return (f"{name} needs {need:,} {unit}s in a row, {longest:,} free", f"needs {need:,} in a row, {longest:,} free")
 
 
 def units_needed(session: Session, request: int) -> int | None:

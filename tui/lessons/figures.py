@@ -51,11 +51,7 @@ class Figures:
     """The figures of the current frame of `session`, and of other runs by their labels."""
 
     def __init__(
-        self,
-        session: Session,
-        others: Mapping[str, Session],
-        cost: StepCost,
-        ladder: Callable[[], Sequence[Climbed]],
+        self, session: Session, others: Mapping[str, Session], cost: StepCost, ladder: Callable[[], Sequence[Climbed]]
     ) -> None:
         """Args: the run, all runs by label, what a step costs, and what climbs the ladder when a caption asks."""
         self._session = session

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH: Final = 13
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
-_TIMES: Final = {
-    "ttft": "first token",
-    "inter_token": "between two",
-    "queue": "in the queue",
-    "e2e": "end to end",
-}
+_TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "in the queue", "e2e": "end to end"}
 """Names of the distributions of times on the screen; "between two" tokens."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 

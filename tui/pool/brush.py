@@ -1,7 +1,7 @@
 """Characters and styles of a picture of the pool.
 
-A key is a small integer that says all there is to say about one character: two paints and the shape between them, or
-a letter on a paint. `Brush` turns it into a character and a style, once.
+A key is an integer that encodes one character: two paints and the shape between them, or a letter on a paint. `Brush`
+turns it into a character and a style, and caches them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 from rich.style import Style
 
 from kvsim.display.palette import mixed
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from rich.style import Style as RichStyle
 
     from ..look.states import Symbols
+    from .arrays import KeyArray, PaintArray
 
 HALF: Final = 0
 """The first paint above the second, half a character each."""
@@ -46,11 +46,9 @@ _TEXT = 1 << 30
 _PAINT = 0xFF
 
 
-def keys_of(
-    shape: npt.NDArray[np.int32] | int, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8] | int
-) -> npt.NDArray[np.int32]:
+def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
     """Return the keys of characters with two paints each."""
-    found: npt.NDArray[np.int32] = (
+    found: KeyArray = (
         (np.asarray(shape, np.int32) << _SHAPE) | (np.asarray(second).astype(np.int32) << 8) | first.astype(np.int32)
     )
     return found
@@ -60,19 +58,19 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 """The key of a character outside the pool."""
 
 
-def half_keys(paints: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+def half_keys(paints: PaintArray) -> KeyArray:
     """Return the keys of characters that show two rows of `paints` each; an odd last row has no partner."""
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
     return keys_of(HALF, paints[0::2], paints[1::2])
 
 
-def reverse(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def reverse(keys: KeyArray) -> KeyArray:
     """Return the keys of the characters of a cell under the cursor."""
     return keys | _REVERSE
 
 
-def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def text_keys(text: str, under: KeyArray) -> KeyArray:
     """Write `text` over the characters `under` it, on their most frequent paint; spare characters under the cursor."""
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
@@ -80,7 +78,7 @@ def text_keys(text: str, under: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
     paint = np.where(mostly_second, second, first)
-    if len(paint):  # one ground for all letters: a name is not to be broken where colours change below it
+    if len(paint):  # one background for all letters, so that colours below a name do not break it
         paint = np.full_like(paint, np.bincount(paint).argmax())
     taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
     return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
@@ -146,7 +144,7 @@ class Brush:
         return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
 
     def _draw_letter(self, letter: int, paint: int) -> tuple[str, RichStyle]:
-        # On a unit that no request holds there is nothing to be read in the first place.
+        # A name on a unit without a holder is drawn weakly.
         if self._symbols.color and paint % DIM not in (EMPTY, SlotState.FREE):
             color = self._colors[paint]
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)

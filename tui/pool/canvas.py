@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.memory.waste import SlotState
 
@@ -25,6 +24,7 @@ from .tiling import Detail, Tiling
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
+    from .arrays import IndexArray, KeyArray, MaskArray, PaintArray
     from .changes import Lights
 
 
@@ -37,7 +37,7 @@ class Canvas:
         self._states = DrawnUnits(replay)
         self._paints = Paints(replay, self._states, color_by)
         self.followed: int | None = None
-        """The request that stays lit while all else is in shade, or whose name is marked where all lines have one."""
+        """Request that is lit while all others are in shade; if all lines have names, its name is marked instead."""
         self.cursor: int | None = None
         """The selected unit, from 0 in address order."""
         self.tiling = tiling
@@ -77,10 +77,10 @@ class Canvas:
         self._repaint(self._paints.update(self._states.update()))
 
     def light_up(self, lights: Lights) -> None:
-        """Show units in the paint of what has just happened to them, and no others."""
+        """Show the latest changes of units in their paints, and no older ones."""
         self._repaint(self._paints.light_up(lights))
 
-    def _repaint(self, units: npt.NDArray[np.int64]) -> None:
+    def _repaint(self, units: IndexArray) -> None:
         if self._cells is not None and len(units):
             self._cells.update(units, self._paints.whole)
 
@@ -111,7 +111,7 @@ class Canvas:
         units = tiling.units_of((row + down) * tiling.columns + column)
         return int(units[0]) if len(units) else unit
 
-    def draw(self, top: int, height: int) -> npt.NDArray[np.int32]:
+    def draw(self, top: int, height: int) -> KeyArray:
         """Return the keys of the existing lines in [top, top + height): shape (lines, characters)."""
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
@@ -121,13 +121,8 @@ class Canvas:
         if not len(rows):
             return np.empty((0, tiling.width), np.int32)
         cells = np.add.outer(rows * tiling.columns, np.arange(tiling.columns)).ravel()
-        keys = {
-            Detail.MIX: self._mix,
-            Detail.HALF: self._halves,
-            Detail.FILL: self._fill,
-            Detail.SLOTS: self._slots,
-        }[tiling.detail](cells)
-        lines: npt.NDArray[np.int32] = keys[row - rows[0]]
+        draw = {Detail.MIX: self._mix, Detail.HALF: self._halves, Detail.FILL: self._fill, Detail.SLOTS: self._slots}
+        lines: KeyArray = draw[tiling.detail](cells)[row - rows[0]]
         last = line == tiling.row_edges[row + 1] - 1
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
@@ -150,7 +145,7 @@ class Canvas:
         )
         return picture
 
-    def _mix(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _mix(self, cells: IndexArray) -> KeyArray:
         assert self._cells is not None  # the tiling's setter made them
         lit, request = self._lit(cells), self.lit_request
         first, second, eighths = (part[cells] for part in (self._cells.first, self._cells.second, self._cells.eighths))
@@ -165,13 +160,7 @@ class Canvas:
         above = self._piled(cells, first, second, eighths)
         return np.where(sideways.repeat(np.diff(self.tiling.column_edges), axis=1), beside, above)
 
-    def _piled(
-        self,
-        cells: npt.NDArray[np.int64],
-        first: npt.NDArray[np.uint8],
-        second: npt.NDArray[np.uint8],
-        eighths: npt.NDArray[np.uint8],
-    ) -> npt.NDArray[np.int32]:
+    def _piled(self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
         """Draw cells of several rows with the first paint above the second, as their rows are."""
         shape = UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths.astype(np.int32))
         keys = keys_of(shape, second, first)
@@ -180,14 +169,14 @@ class Canvas:
         keys[at_cursor] = reverse(keys[at_cursor])
         return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
-    def _halves(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _halves(self, cells: IndexArray) -> KeyArray:
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
         paints[self._at_cursor(cells)] = CURSOR
         rows = paints.reshape(-1, self.tiling.columns).astype(np.int32)
         return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
 
-    def _fill(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _fill(self, cells: IndexArray) -> KeyArray:
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
@@ -199,7 +188,7 @@ class Canvas:
             fill = np.where(turned, EIGHTHS - fill, fill)
         if tiling.wide > 1 and self._half_blocks:
             return self._spread(cells, first, second, fill, hairlines=tiling.even)
-        shape: npt.NDArray[np.int32] = UP + fill.astype(np.int32)
+        shape: KeyArray = UP + fill.astype(np.int32)
         if not self._half_blocks:
             # A letter tells whose it is, a digit how full it is.
             shape = np.where((fill > 0) & (fill < EIGHTHS) & (first % DIM < EMPTY), DIGIT + fill, GLYPH)
@@ -210,18 +199,12 @@ class Canvas:
         keys[at_cursor] = reverse(keys[at_cursor])
         keys[cells >= tiling.num_units] = BLANK
         edges = tiling.column_edges
-        lines: npt.NDArray[np.int32] = keys.reshape(-1, tiling.columns).repeat(np.diff(edges), axis=1)
+        lines: KeyArray = keys.reshape(-1, tiling.columns).repeat(np.diff(edges), axis=1)
         return lines
 
     def _spread(
-        self,
-        cells: npt.NDArray[np.int64],
-        first: npt.NDArray[np.uint8],
-        second: npt.NDArray[np.uint8],
-        eighths: npt.NDArray[np.uint8],
-        *,
-        hairlines: bool,
-    ) -> npt.NDArray[np.int32]:
+        self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool
+    ) -> KeyArray:
         """Draw cells with `eighths` of the first paint at the left, then the second, over all characters of each."""
         tiling = self.tiling
         if self._half_blocks:
@@ -235,13 +218,13 @@ class Canvas:
         keys[at_cursor] = reverse(keys[at_cursor])
         return keys
 
-    def _slots(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _slots(self, cells: IndexArray) -> KeyArray:
         """Draw units slot by slot; characters beyond the last slot stay empty."""
         tiling, tokens = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         written = self._paints.written[units]
         slots = paints_of_slots(self._replay, units, written, self.color_by, self._lit(cells))
-        # Lines of one unit run into each other where a gap follows; where none does, each ends in a seam.
+        # With a gap below, the lines of one unit join; without one, each ends in a seam.
         keys = keys_of(RIGHT + EIGHTHS if self._half_blocks and tiling.gap else GLYPH, slots, slots)
         keys = keys.repeat((tiling.wide - 1) // tokens, axis=1)
         keys[cells >= tiling.num_units] = BLANK
@@ -254,22 +237,22 @@ class Canvas:
 
     @property
     def lit_request(self) -> int | None:
-        """The request that alone is lit: the followed one, where it holds memory and names do not tell it apart."""
+        """The only lit request: the followed one, if it holds memory and no names identify it."""
         if self.followed is None or names_every_line(self.tiling, self._replay):
             return None
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 
-    def _lit(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _lit(self, cells: IndexArray) -> MaskArray:
         """Tell for each cell whether it holds slots of the lit request; all cells are lit without one."""
-        lit: npt.NDArray[np.bool_] = np.ones(len(cells), np.bool_)
+        lit: MaskArray = np.ones(len(cells), np.bool_)
         request = self.lit_request
         if request is not None:
             _, addresses = self._replay.block_table(request)
             lit = np.isin(cells, self.tiling.cell_of(addresses - self._replay.first_unit))
         return lit
 
-    def _at_cursor(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        at_cursor: npt.NDArray[np.bool_] = cells == (-1 if self.cursor is None else self._cell(self.cursor))
+    def _at_cursor(self, cells: IndexArray) -> MaskArray:
+        at_cursor: MaskArray = cells == (-1 if self.cursor is None else self._cell(self.cursor))
         return at_cursor
 
     def _cell(self, unit: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ..look.stack import EIGHTHS
 from .paint import EMPTY, NUM_PAINTS, importance
 
 if TYPE_CHECKING:
+    from .arrays import IndexArray, PaintArray
     from .tiling import Tiling
 
 _UNITS_AT_ONCE = 1 << 18
@@ -21,10 +21,10 @@ class Cells:
     """The picture of a tiling whose cells cover several units: for each, the two paints that matter most.
 
     `first` and `second` have one uint8 per cell, `EMPTY` for a cell without units; `eighths` tells how much of the
-    cell is the first, 8 where there is no second. What is rare and important is seen even if one unit of many is it.
+    cell is the first, 8 where there is no second. Rare and important paints are visible even if a single unit has them.
     """
 
-    def __init__(self, tiling: Tiling, paints: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, tiling: Tiling, paints: PaintArray) -> None:
         self.tiling = tiling
         self._paints = paints.copy()
         self._weights = np.array(importance(), np.int64)
@@ -34,7 +34,7 @@ class Cells:
             units = np.arange(begin, min(begin + _UNITS_AT_ONCE, tiling.num_units))
             cell_of = tiling.cell_of(units)
             counts += np.bincount(cell_of * NUM_PAINTS + paints[units], minlength=len(counts))
-            last_unit[cell_of] = units  # what is written last stays: the last unit of each cell
+            last_unit[cell_of] = units  # the last assignment wins: the last unit of each cell
         for end in range(tiling.num_units, 0, -_UNITS_AT_ONCE):
             units = np.arange(max(end - _UNITS_AT_ONCE, 0), end)[::-1]
             self._first_unit[tiling.cell_of(units)] = units
@@ -48,7 +48,7 @@ class Cells:
         self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))
         self._choose(np.arange(tiling.num_cells))
 
-    def update(self, units: npt.NDArray[np.int64], paints: npt.NDArray[np.uint8]) -> None:
+    def update(self, units: IndexArray, paints: PaintArray) -> None:
         """Take over the paints of `units` (each once) from `paints`, the paints of all units."""
         changed = units[self._paints[units] != paints[units]]
         if not len(changed):
@@ -59,7 +59,7 @@ class Cells:
         self._paints[changed] = paints[changed]
         self._choose(np.unique(cells))
 
-    def _choose(self, cells: npt.NDArray[np.int64]) -> None:
+    def _choose(self, cells: IndexArray) -> None:
         counts = self.counts[cells].astype(np.int64)
         rows = np.arange(len(cells))
         first = counts.argmax(axis=1)

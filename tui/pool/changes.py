@@ -6,42 +6,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
 
+from .arrays import IndexArray, PaintArray
 from .paint import Change
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
 
-Lights: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
-"""Units, and the paint of what has just happened to each."""
+Lights: TypeAlias = tuple[IndexArray, PaintArray]
+"""Units, and the paint of the latest change of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Changes:
-    """Units from 0 in address order, as often as something happened to each."""
+    """Units by kind of change, from 0 in address order; each unit is listed once for every change."""
 
-    taken: npt.NDArray[np.int64]
-    """Handed to a request, not counting `hit`."""
-    freed: npt.NDArray[np.int64]
-    """Units that the last request which held them gave back; they may keep a prefix."""
-    hit: npt.NDArray[np.int64]
-    """Found in the prefix cache, and taken or shared as they are."""
-    evicted: npt.NDArray[np.int64]
-    """Units that lost the prefix that they kept, because they were taken."""
+    taken: IndexArray
+    """Units that were allocated to a request, without `hit`."""
+    freed: IndexArray
+    """Units that their last holder freed; they may keep a prefix."""
+    hit: IndexArray
+    """Units that were prefix-cache hits."""
+    evicted: IndexArray
+    """Units that lost a cached prefix when they were allocated."""
 
     def __len__(self) -> int:
         return sum(map(len, (self.taken, self.freed, self.hit, self.evicted)))
 
     @property
     def lights(self) -> Lights:
-        """The paint of what has happened to each unit. Of several, the last counts: an eviction more than what it was
-        for.
-        """
+        """Changed units and the paints of their changes; for several changes of a unit, the last one counts."""
         parts = (
             (self.freed, Change.FREED),
             (self.taken, Change.TAKEN),
@@ -62,7 +60,7 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
     rows = slice(int(begin), max(int(begin), int(end)))
     kind, address, length = memory.kind[rows], memory.address[rows].astype(np.int64), memory.length[rows]
 
-    def units(which: MemoryKind) -> npt.NDArray[np.int64]:
+    def units(which: MemoryKind) -> IndexArray:
         runs = kind == which
         run, offset = units_of_runs(length[runs].astype(np.int64))
         return _inside(address[runs][run] + offset, replay)
@@ -76,6 +74,6 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
     )
 
 
-def _inside(addresses: npt.NDArray[np.int64], replay: Replay) -> npt.NDArray[np.int64]:
+def _inside(addresses: IndexArray, replay: Replay) -> IndexArray:
     units = addresses - replay.first_unit
     return units[(units >= 0) & (units < replay.num_units)]

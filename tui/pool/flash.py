@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .changes import Lights
 
 FLASH_S: Final = 0.3
-"""Wall seconds for which what has just changed is lit up."""
+"""Wall seconds for which changes are lit."""
 _MOST_STEPS = 8
-"""Steps that are lit up together while a recording plays."""
+"""Largest number of steps whose changes are lit together during playback."""
 _MOST_LIT = 1 / 3
-"""Share of the pool that may light up; where more changes at once, light would tell nothing."""
+"""Largest share of the pool that is lit; a larger change would light everything."""
 
 
 class Flash:
@@ -32,10 +32,10 @@ class Flash:
     def see(self, before: int, now_s: float) -> bool:
         """Light up the units that changed between frame `before` and the replay's; return whether any did."""
         frame = self._replay.frame
-        if frame < before:  # nothing has happened: a person looks back
+        if frame < before:  # the user stepped back
             self._lit.clear()
             return False
-        # After a jump, what the last step has changed is what there is to see.
+        # After a jump, show the changes of the last step alone.
         since = before if frame - before <= _MOST_STEPS else frame - 1
         changes = changes_between(self._replay, since, frame)
         if not 0 < len(changes) <= self._replay.num_units * _MOST_LIT:

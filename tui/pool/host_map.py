@@ -1,11 +1,10 @@
-"""The map of host memory: whose block each slot holds a copy of, what is on its way there or back, what gave way."""
+"""Map of host memory: the owner of the copy in each slot, and copies in transfer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
@@ -17,12 +16,14 @@ from .paint import EMPTY, KEPT, Change
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import HostMemory, HostSlots
 
+    from .arrays import KeyArray, PaintArray
+
 GOING: Final = int(Change.TAKEN)
-"""The paint of a slot to which a block is being copied."""
+"""Paint of a slot to which a block is being copied."""
 COMING: Final = int(Change.HIT)
-"""The paint of a slot whose block is being copied back."""
+"""Paint of a slot whose block is being copied back."""
 OVERWRITTEN: Final = int(Change.EVICTED)
-"""The paint of a slot whose block has just given way to another."""
+"""Paint of a slot whose block has just been overwritten."""
 
 
 LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),
@@ -48,18 +49,18 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
     return max(-(-num_slots // max(num_cells, 1)), 1)
 
 
-def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> npt.NDArray[np.int32]:
+def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> KeyArray:
     """Return the keys of `height` lines of `width` characters: the slots in order, with equally many in each cell.
 
-    A character is two cells, one above the other, with `half_blocks`. A cell of several slots shows what is seldom
-    first: a copy on its way back, a block that gave way, a copy on its way there, then the last owner in it.
+    A character is two cells, one above the other, with `half_blocks`. A cell of several slots shows a copy that
+    is loaded before an overwritten block, a copy that is stored, and the owner of the last slot.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(host.slots_at(frame)), rows * width).reshape(rows, width)
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
-def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
+def _paints(slots: HostSlots) -> PaintArray:
     """Return the paint of each slot: stored copies are darker than copies in transfer."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
     for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
@@ -67,7 +68,7 @@ def _paints(slots: HostSlots) -> npt.NDArray[np.uint8]:
     return paints.astype(np.uint8)
 
 
-def _cells(paints: npt.NDArray[np.uint8], num_cells: int) -> npt.NDArray[np.uint8]:
+def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
     """Return the paint of each cell; cells without a slot are empty."""
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)

@@ -1,4 +1,4 @@
-"""The kinds of layers of a model: what their tables hold, and which KV-cache groups are of which kind."""
+"""Kinds of layers of a model: the contents of their tables, and the KV-cache groups of each kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.kv_groups import CacheKind
 
@@ -15,6 +14,8 @@ from .paint import KIND
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
     from kvsim.replay.unit_slots import TableGroup
+
+    from .arrays import IndexArray, PaintArray
 
 
 _PLACES: Final = {
@@ -37,7 +38,7 @@ class LayerKind:
     """The KV-cache groups of this kind: each has a table for every sequence."""
 
     place: int
-    """Index among the paints of kinds: full attention is always painted alike, and so are windows, and states."""
+    """Index among the paints of kinds, which is fixed for full attention, for windows, and for states."""
 
     @property
     def paint(self) -> int:
@@ -46,7 +47,7 @@ class LayerKind:
 
     @property
     def words(self) -> str:
-        """`full attention`, `sliding window of 1,024, 5 tables`."""
+        """Description: `full attention`, `sliding window of 1,024, 5 tables`."""
         tables = f", {len(self.numbers)} tables" if len(self.numbers) > 1 else ""
         return group_words(self.group) + tables
 
@@ -64,7 +65,7 @@ def layer_kinds(replay: Replay) -> list[LayerKind]:
     return sorted(kinds, key=lambda kind: kind.place)
 
 
-def places_of_units(replay: Replay, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def places_of_units(replay: Replay, units: IndexArray) -> PaintArray:
     """Return the place of the kind of layers that each of `units` serves now, or served last."""
     kinds = layer_kinds(replay)
     if len(kinds) == 1:
@@ -72,7 +73,7 @@ def places_of_units(replay: Replay, units: npt.NDArray[np.int64]) -> npt.NDArray
     place_of_group = np.zeros(len(replay.groups), np.uint8)
     for kind in kinds:
         place_of_group[list(kind.numbers)] = kind.place
-    found: npt.NDArray[np.uint8] = place_of_group[replay.group[units]]
+    found: PaintArray = place_of_group[replay.group[units]]
     return found
 
 

@@ -1,7 +1,4 @@
-"""Names on the picture, where there is room: whose row or reservation this is, which block, and whose.
-
-Hues tell owners apart; only a name says which request each is.
-"""
+"""Names on the picture, if there is room: owners of rows and reservations, numbers and owners of blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -23,19 +19,20 @@ if TYPE_CHECKING:
 
     from kvsim.replay.replay import Replay
 
+    from .arrays import IndexArray, KeyArray
     from .tiling import Tiling
 
 _LONGEST_NAME = 12
 
 _WIDE_ENOUGH = 3
-"""Characters of a unit that leave something to be seen of it beside a name."""
+"""Least width in characters of a unit with a name, so that part of the unit is visible."""
 
 
 def write_names(
-    picture: npt.NDArray[np.int32],
+    picture: KeyArray,
     top: int,
-    rows: npt.NDArray[np.int64],
-    cells: npt.NDArray[np.int64],
+    rows: IndexArray,
+    cells: IndexArray,
     tiling: Tiling,
     replay: Replay,
     color_by: ColorBy,
@@ -56,7 +53,7 @@ def write_names(
                 _count_holders(picture, top, cells, tiling, replay)
             if tiling.wide < _WIDE_ENOUGH or not half_blocks:
                 return
-            # On the first of neighbouring units of one request.
+            # on the first of consecutive units of one request
             name, lines = name_runs, tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
             name = partial(name_runs, marked=marked if names_every_line(tiling, replay) else None)
@@ -82,19 +79,15 @@ def names_every_line(tiling: Tiling, replay: Replay) -> bool:
     return bool((first <= last).all())
 
 
-def _lines_for_names(
-    tiling: Tiling, rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _lines_for_names(tiling: Tiling, rows: IndexArray) -> tuple[IndexArray, IndexArray]:
     """Return the first and the last line that belong to each of `rows` alone; last precedes first if none does."""
     per_character = 2 if tiling.detail is Detail.HALF else 1
     first = -(-tiling.row_edges[rows] // per_character)
     return first, (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
 
 
-def _count_holders(
-    picture: npt.NDArray[np.int32], top: int, cells: npt.NDArray[np.int64], tiling: Tiling, replay: Replay
-) -> None:
-    """Write on every shared unit how many hold it."""
+def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tiling, replay: Replay) -> None:
+    """Write the number of holders on every shared unit."""
     units = cells[cells < tiling.num_units]
     for unit in units[replay.refs[units] > 1].tolist():
         row, column = divmod(unit, tiling.columns)
@@ -107,8 +100,8 @@ def _count_holders(
             place[: len(text)] = text_keys(text, place)
 
 
-def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cells: npt.NDArray[np.int64]) -> None:
-    """Write which unit each of `cells` shows, and who holds it, and how many more do.
+def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
+    """Write the number of the unit in each of `cells`, its first holder, and the number of the others.
 
     `lines` are the last lines of characters of each row of cells: shape (rows, characters).
     """
@@ -116,7 +109,7 @@ def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cel
         row, column = divmod(place, tiling.columns)
         begin, end = tiling.column_edges[column : column + 2].tolist()
         owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
-        # The last character of a cell keeps it apart from the next one.
+        # The last character of a cell separates it from the next one.
         room = end - begin - 1
         text = f"{unit + replay.first_unit}"
         if owner != NO_OWNER:
@@ -125,16 +118,9 @@ def name_units(lines: npt.NDArray[np.int32], tiling: Tiling, replay: Replay, cel
         _write(text[:room], lines[row, begin:])
 
 
-def name_runs(
-    lines: npt.NDArray[np.int32],
-    tiling: Tiling,
-    replay: Replay,
-    cells: npt.NDArray[np.int64],
-    *,
-    marked: int | None = None,
-) -> None:
-    """Write on each row or reservation among `cells` whose it is, with a mark before the name of `marked`: where it
-    looks alike for long enough, so that nothing that differs is hidden, or else at its beginning.
+def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None) -> None:
+    """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`. The
+    name covers a uniform stretch, which hides no difference; without one, it is at the beginning.
 
     `lines` are a line of characters through each row of cells: shape (rows, characters).
     """
@@ -146,9 +132,9 @@ def name_runs(
         begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
-            # What has no prompt is not a request but the end of a row, which needs no name.
+            # An owner without a prompt is the end of a row, not a request, and needs no name.
             if owner != NO_OWNER and room > 0 and replay.recording.requests.prompt_tokens[owner]:
-                # How far a unit is filled shows on either side of the name.
+                # The fill of a unit is visible on both sides of the name.
                 if tiling.detail is Detail.FILL:
                     _write(_name(replay, owner, room), line[edges[begin] + 1 : edges[end]])
                 else:
@@ -156,13 +142,13 @@ def name_runs(
                     _write_where_alike(f"{mark}{_name(replay, owner, room)} ", line[edges[begin] : edges[end]])
 
 
-def _write(text: str, place: npt.NDArray[np.int32]) -> None:
+def _write(text: str, place: KeyArray) -> None:
     keys = text_keys(text, place)
     place[: len(keys)] = keys
 
 
-def _write_where_alike(text: str, place: npt.NDArray[np.int32]) -> None:
-    """Write `text` on the first stretch of `place` that looks alike and is as long; at the beginning without one."""
+def _write_where_alike(text: str, place: KeyArray) -> None:
+    """Write `text` on the first uniform stretch of `place` that is long enough; without one, at the beginning."""
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

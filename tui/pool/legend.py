@@ -12,19 +12,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.state_names import STATE_NAMES
 
 from ..look.words import plural, seconds
-from ..pool.paint import (
-    AGE,
-    AGES,
-    DIM,
-    HOLDERS,
-    KIND_TINT,
-    OWNER,
-    REUSABLE,
-    SHARED,
-    TINT,
-    ColorBy,
-    hue_of,
-)
+from ..pool.paint import AGE, AGES, DIM, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
 from .kinds import layer_kinds
 
@@ -130,11 +118,7 @@ def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
     """Return the states of waste that the recordings can have, in the order of the bars of states."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
-    possible = (
-        (SlotState.EXPIRED, windows),
-        (SlotState.PADDING, any(static)),
-        (SlotState.INTERNAL, not all(static)),
-    )
+    possible = ((SlotState.EXPIRED, windows), (SlotState.PADDING, any(static)), (SlotState.INTERNAL, not all(static)))
     return [_state(state) for state, is_possible in possible if is_possible]
 
 

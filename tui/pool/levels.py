@@ -11,7 +11,7 @@ _MOST_WIDE, _MOST_TALL = 12, 4
 _LEAST_FILL = 0.9
 """Share of the picture that the pool should take."""
 _LEAST_FILL_OF_EQUAL_ROWS = 0.7
-"""Share that it may be content with where its lines are equally high then."""
+"""Share that is enough if all rows are equally high."""
 
 
 def levels(
@@ -27,7 +27,7 @@ def levels(
     """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
     The coarsest shows the whole pool; each further one covers fewer units per cell, down to one; then come the levels
-    that show the inside of a unit, where it has one, and its slots, unless units of several groups differ in those.
+    with the fill of each unit, and with its slots, unless units of several groups differ in their slots.
     """
     if stride is not None:
         return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks)
@@ -48,7 +48,7 @@ def levels(
 
 
 _UNIT = {True: Detail.HALF, False: Detail.MIX}
-"""Detail of a unit without an inside, where half characters can be told apart and where they cannot."""
+"""Detail of a unit of one slot, with and without half-height characters."""
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
@@ -69,7 +69,7 @@ def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, ha
     while columns < stride or rows < num_lines:
         columns, rows = min(2 * columns, stride), min(2 * rows, num_lines)
         found.append(_lines(num_units, stride, columns, rows, max(width, columns), max(height, rows)))
-    # Lines that have characters of their own keep them: names fit there.
+    # Lines of whole characters keep them, because names fit there.
     if half_blocks and found[-1].units_per_cell == 1 and num_lines > height:
         finest = found.pop()
         found.append(
@@ -102,9 +102,9 @@ def _equally_high(rows: int, height: int) -> int:
 def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:
     """Return a cell for each unit: nearly square, even, and with no part of the picture empty.
 
-    Where there is no room for all, a character or half a one for each, in more lines than there are.
+    If the picture is too small, each unit has a character or half a character, in more lines than are visible.
     """
-    halves = 1 if detail is Detail.HALF else 2  # how many times as tall as wide one character of a line is
+    halves = 1 if detail is Detail.HALF else 2  # height of one character of a line over its width
     best: tuple[float, Tiling] | None = None
     for rows in range(-(-num_units // width), height + 1):
         columns = -(-num_units // rows)

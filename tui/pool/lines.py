@@ -30,7 +30,7 @@ class Lines:
             order = np.argsort(tables.birth_seq[first], kind="stable")
             self._since_seq, batches = np.unique(tables.birth_seq[first][order], return_index=True)
             widths = np.gcd.reduceat(begins[order], batches)
-            # A batch of one row has nothing to tell its width by but its end.
+            # The width of a batch of one row is known from its end alone.
             alone = np.maximum.reduceat(ends[tables.request[first]][order], batches)
             self._lengths = np.where(widths > 0, widths, alone).tolist()
         elif len(first):

@@ -1,7 +1,5 @@
-"""The paints of the pool's pictures: a number for everything that a cell may be coloured as, and its colour.
-
-Colour means one thing at a time, and a person chooses which: whose memory it is, what it is doing, how many hold it,
-or how long ago it was taken.
+"""Paints of the pool's pictures: a number for each meaning of a cell, and its colour. Colour has one meaning at a time,
+which the user chooses: owner, state, kind of layers, number of holders, or age.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ CURSOR: Final = 9
 SHARED: Final = 10
 """Held by several requests at once."""
 OWNER: Final = 16
-"""The first paint of what an owner has written; hues follow each other by the owner's number."""
+"""First paint of written slots, by the hue of the owner."""
 TINT: Final = OWNER + NUM_HUES
-"""The first paint of what an owner has not written yet."""
+"""First paint of reserved slots, by the hue of the owner."""
 AGES: Final = 8
 AGE: Final = TINT + NUM_HUES
 """The first paint of ages, from old to new."""
@@ -55,33 +53,33 @@ HOLDERS: Final = AGE + AGES
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
 """Largest number of holders for each paint of `HOLDERS`; one more paint is for all above."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
-"""The first paint of what a kind of layers has written: full attention, two windows, two states, all others."""
+"""First paint of slots written by a kind of layers: full attention, two windows, two states, all others."""
 _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
 """Hues of the kinds of layers, none near the colour of expired slots."""
 KIND_TINT: Final = KIND + len(_KIND_HUES)
-"""The first paint of what a kind of layers has not written yet."""
+"""First paint of the reserved slots of a kind of layers."""
 DIM: Final = 128
-"""Added to the paint of a cell that other requests hold than the one being followed: it is grey."""
+"""Offset from a paint to its grey, for cells of requests other than the followed one."""
 REUSABLE: Final = KIND_TINT + len(_KIND_HUES)
-"""A cached unit among owners: muted, because the green of cached memory is near the hues of some owners."""
+"""Paint of a cached unit if colour means the owner: muted, because the green of caches is near some hues."""
 _MUTED: Final = 0.6
 """Share of free memory's colour in that of a cached unit among owners."""
 KEPT: Final = REUSABLE + 1
-"""The first paint of copies at rest in host memory: darker hues of their requests."""
+"""First paint of stored copies in host memory: darker hues of their requests."""
 _KEPT_SHARE: Final = 0.45
 """Share of the background in a stored copy, so that copies in transfer are conspicuous."""
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *Change))
-"""Paints that shade leaves as they are: what no request holds, and what has just changed."""
+"""Paints without a grey: units without a holder, and recent changes."""
 _UNWRITTEN: Final = frozenset(
     (SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 ).union(range(TINT, TINT + NUM_HUES), range(KIND_TINT, KIND_TINT + len(_KIND_HUES)))
-"""Paints without a token that is needed: the darkest grey in shade."""
+"""Paints without live tokens: the darkest grey in shade."""
 _DARKEST_SHADE: Final = 0.27
 _SHADES: Final = 0.29
-"""Shares of black or white in the greys: that of what is not written, and how much more what is written may have."""
+"""Shares of black or white in the greys: of unwritten slots, and the most that written slots add."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
 """Paints that are seen in a cell of many units even if a single unit has them."""
@@ -91,7 +89,7 @@ def importance() -> list[int]:
     """Return the weight of a unit of each paint beside the most frequent paint of its cell."""
     weights = [4] * NUM_PAINTS
     for paint in (SlotState.TOKEN, *range(OWNER, TINT), *range(KIND, KIND_TINT)):
-        weights[paint] = 16  # what is written counts more than what will be
+        weights[paint] = 16  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
     weights[SlotState.FREE] = 1
@@ -118,7 +116,7 @@ def paint_colors(palette: Palette) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=8)  # asked for with every sample of a colour, and the same until the theme changes
+@lru_cache(maxsize=8)  # called for every sample; constant until the theme changes
 def _colors(
     states: tuple[str, ...],
     hues: tuple[str, ...],

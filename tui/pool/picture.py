@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
@@ -16,29 +15,16 @@ from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
 from .kinds import places_of_units
-from .paint import (
-    AGE,
-    AGES,
-    DIM,
-    EMPTY,
-    HOLDER_STEPS,
-    HOLDERS,
-    KIND,
-    KIND_TINT,
-    OWNER,
-    REUSABLE,
-    SHARED,
-    TINT,
-    ColorBy,
-)
+from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
+    from .arrays import IndexArray, MaskArray, PaintArray
     from .changes import Lights
 
 _UNITS_PER_TOUCH = 4
-"""Units that are recomputed, all in a row, in the time that finding out about one touched unit takes."""
+"""Consecutive units that are recomputed in the time that one touched unit takes."""
 
 
 class DrawnUnits:
@@ -56,7 +42,7 @@ class DrawnUnits:
         self.fill = np.zeros(replay.num_units, np.uint8)
         self._recompute_all()
 
-    def update(self) -> npt.NDArray[np.int64]:
+    def update(self) -> IndexArray:
         """Follow the replay to its current frame; return the units that may look different now, in address order."""
         replay, before = self._replay, self._frame
         self._frame = replay.frame
@@ -75,7 +61,7 @@ class DrawnUnits:
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
 
-    def _recompute_all(self) -> npt.NDArray[np.int64]:
+    def _recompute_all(self) -> IndexArray:
         """Compute the state of every unit afresh; return the units that are or were not free."""
         before, now = np.flatnonzero(self.dominant != SlotState.FREE), self._replay.occupied()
         self.dominant[before] = self.rest[before] = SlotState.FREE
@@ -83,7 +69,7 @@ class DrawnUnits:
         self._recompute(now)
         return np.union1d(before, now)
 
-    def _recompute(self, units: npt.NDArray[np.int64]) -> None:
+    def _recompute(self, units: IndexArray) -> None:
         slots = self._replay.slots(units)
         self.dominant[units] = slots.argmax(axis=1)
         written = slots[:, [SlotState.TOKEN, SlotState.PADDING]].sum(axis=1)
@@ -93,9 +79,9 @@ class DrawnUnits:
 
 
 class Paints:
-    """The paint of what is written in every unit, of the rest of it, and of the unit as a whole.
+    """Paints of the written part of every unit, of the rest, and of the whole unit.
 
-    One uint8 per unit each, in address order. `update` follows `DrawnUnits`; what has just changed may be lit up.
+    One uint8 per unit each, in address order. `update` follows `DrawnUnits`; recent changes may be lit.
     """
 
     def __init__(self, replay: Replay, states: DrawnUnits, by: ColorBy) -> None:
@@ -108,7 +94,7 @@ class Paints:
         self._lit_units = np.empty(0, np.int64)
         self.update(replay.occupied())
 
-    def update(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def update(self, units: IndexArray) -> IndexArray:
         """Follow the states of `units`; return the units that may look different now."""
         if self.by is ColorBy.AGE:
             units = np.union1d(units, self._replay.occupied())
@@ -116,8 +102,8 @@ class Paints:
             self._paint(units)
         return units
 
-    def light_up(self, lights: Lights) -> npt.NDArray[np.int64]:
-        """Paint units in the paint of what has just happened to them, and no others; return which look different."""
+    def light_up(self, lights: Lights) -> IndexArray:
+        """Paint `lights` and no older ones; return the units that may look different now."""
         before, (units, paints) = self._lit_units, lights
         self._lit[before] = 0
         self._lit[units] = paints
@@ -127,12 +113,12 @@ class Paints:
             self._paint(touched)
         return touched
 
-    def _paint(self, units: npt.NDArray[np.int64]) -> None:
+    def _paint(self, units: IndexArray) -> None:
         states, replay = self._states, self._replay
         dominant, rest, fill = states.dominant[units], states.rest[units], states.fill[units]
         owner, refs = replay.owner[units], replay.refs[units]
         held = owner != NO_OWNER
-        # What is written of a unit that is mostly not: tokens, because padding comes in whole extents.
+        # The written part of a mostly unwritten unit holds tokens: padding fills whole extents.
         written = np.where(dominant == SlotState.PADDING, SlotState.PADDING, SlotState.TOKEN).astype(np.uint8)
         match self.by:
             case ColorBy.STATE:
@@ -154,10 +140,8 @@ class Paints:
         whole = np.where(fill > 0, written, rest)
         if self.by is ColorBy.STATE:
             whole = dominant
-        elif self.by in (
-            ColorBy.OWNER,
-            ColorBy.LAYERS,
-        ):  # reservations that will never be used are waste, however little is written
+        elif self.by in (ColorBy.OWNER, ColorBy.LAYERS):
+            # reservations that will never be used are waste, however little is written
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
         lit = self._lit[units]
@@ -170,7 +154,7 @@ class Paints:
                 values = np.where(values == SlotState.CACHED, REUSABLE, values)  # noqa: PLW2901
             paints[units] = np.where(lit > 0, lit, values)
 
-    def _ages(self, units: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def _ages(self, units: IndexArray) -> PaintArray:
         """Return a level for each of `units`: the newest have the highest, and each level is half as old."""
         replay = self._replay
         births = np.full(replay.num_units, replay.frame_seq[replay.frame], np.int64)
@@ -186,30 +170,26 @@ class Paints:
         times_s = np.append(replay.recording.steps.start_s, replay.recording.duration_s)
         age = np.maximum(replay.time_s - times_s[np.minimum(frames, replay.num_frames - 1)], 0.0)
         oldest = max(replay.recording.told_s / 4, 1e-9)
-        levels: npt.NDArray[np.uint8] = np.clip(
+        levels: PaintArray = np.clip(
             np.floor(np.log2(oldest / np.maximum(age, oldest * 2.0**-AGES))), 0, AGES - 1
         ).astype(np.uint8)
         return levels
 
 
-def dimmed(paints: npt.NDArray[np.uint8], lit: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
     """Return `paints` in grey where they are not `lit`."""
-    shade: npt.NDArray[np.uint8] = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
+    shade: PaintArray = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shade
 
 
 def with_one_owner_lit(
-    first: npt.NDArray[np.uint8],
-    second: npt.NDArray[np.uint8],
-    eighths: npt.NDArray[np.uint8],
-    lit: npt.NDArray[np.bool_],
-    request: int,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    first: PaintArray, second: PaintArray, eighths: PaintArray, lit: MaskArray, request: int
+) -> tuple[PaintArray, PaintArray, PaintArray]:
     """Return the two paints of mixed cells, and the eighths of the first, with all requests but `request` in shade."""
     mine = (OWNER + request % NUM_HUES, TINT + request % NUM_HUES, SHARED)
     is_mine = [np.isin(paints, mine) & lit for paints in (first, second)]
     unseen = lit & ~is_mine[0] & ~is_mine[1]
     first = dimmed(first, is_mine[0])
     second = np.where(unseen, mine[0], dimmed(second, is_mine[1])).astype(np.uint8)
-    # What is not seen beside others, because they have more of the cell, gets the least that can be seen.
+    # If the request has too little of the cell to be seen, it gets the smallest visible part.
     return first, second, np.minimum(eighths, np.where(unseen, EIGHTHS - 1, EIGHTHS)).astype(np.uint8)

@@ -5,24 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of
 from .paint import EMPTY
 
 if TYPE_CHECKING:
+    from .arrays import IndexArray, KeyArray, PaintArray
     from .tiling import Tiling
 
 
-def spread(
-    tiling: Tiling,
-    first: npt.NDArray[np.uint8],
-    second: npt.NDArray[np.uint8],
-    eighths: npt.NDArray[np.uint8],
-    *,
-    hairlines: bool,
-) -> npt.NDArray[np.int32]:
+def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
     """Return the keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint at the left,
     then its second. With `hairlines`, cells are kept apart.
     """
@@ -35,9 +28,7 @@ def spread(
     return keys
 
 
-def spread_glyphs(
-    tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
-) -> npt.NDArray[np.int32]:
+def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
     """Return the cells without colours: each character is the glyph of its most frequent paint."""
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
@@ -47,14 +38,8 @@ def spread_glyphs(
 
 
 def _by_character(
-    tiling: Tiling, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], eighths: npt.NDArray[np.uint8]
-) -> tuple[
-    npt.NDArray[np.uint8],
-    npt.NDArray[np.uint8],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64],
-]:
+    tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray
+) -> tuple[PaintArray, PaintArray, IndexArray, IndexArray, IndexArray]:
     """Return, for every character of rows of cells, the front paint, the back paint, the eighths in front, the distance
     from its cell's beginning, and the width of that cell.
     """
@@ -68,13 +53,13 @@ def _by_character(
     return front, back, filled, offset, width
 
 
-def hairlines_above(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def hairlines_above(keys: KeyArray) -> KeyArray:
     """Draw a hairline above cells of one paint, to keep touching rows apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
-def ledges(keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def ledges(keys: KeyArray) -> KeyArray:
     """Draw the paints of cells in the upper half of the line alone, to keep rows apart."""
     shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)

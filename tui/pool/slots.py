@@ -1,11 +1,10 @@
-"""Single slots: the paint of each, in the order in which the states lie inside a unit."""
+"""Paints of single slots, in the order of the states inside a unit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
@@ -17,6 +16,8 @@ from .picture import dimmed
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
+
+    from .arrays import IndexArray, MaskArray, PaintArray
 
 _DRAWING_ORDER = (
     SlotState.PADDING,
@@ -33,12 +34,8 @@ assert len(_DRAWING_ORDER) == NUM_STATES
 
 
 def paints_of_slots(
-    replay: Replay,
-    units: npt.NDArray[np.int64],
-    written: npt.NDArray[np.uint8],
-    color_by: ColorBy,
-    lit: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.uint8]:
+    replay: Replay, units: IndexArray, written: PaintArray, color_by: ColorBy, lit: MaskArray
+) -> PaintArray:
     """Return the paint of every slot of `units`, shape (units, slots of a unit); in shade in units that are not `lit`.
 
     `written` is the paint of what is written in each unit.
@@ -46,13 +43,11 @@ def paints_of_slots(
     counts = replay.slots(units)[:, _DRAWING_ORDER]
     paints = _paints_of_states(replay, units, written, color_by)[:, _DRAWING_ORDER]
     paints = dimmed(paints, np.broadcast_to(lit[:, None], paints.shape))
-    slots: npt.NDArray[np.uint8] = paints.ravel().repeat(counts.ravel()).reshape(len(units), replay.unit_slots)
+    slots: PaintArray = paints.ravel().repeat(counts.ravel()).reshape(len(units), replay.unit_slots)
     return slots
 
 
-def _paints_of_states(
-    replay: Replay, units: npt.NDArray[np.int64], written: npt.NDArray[np.uint8], color_by: ColorBy
-) -> npt.NDArray[np.uint8]:
+def _paints_of_states(replay: Replay, units: IndexArray, written: PaintArray, color_by: ColorBy) -> PaintArray:
     """Return the paint that each state has inside each of `units`: shape (units, states)."""
     paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
     owner = replay.owner[units]

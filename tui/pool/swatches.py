@@ -1,4 +1,4 @@
-"""Bars of states and samples of colours, as text beside the pictures is drawn with them."""
+"""Bars of states and samples of colours for the text beside the pictures."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: Symbols) -> Iterator[Segment]:
-    """Yield one character per cell of a bar of states, given as `stacked` returns them, with layers as numbers in
-    `STACK`.
+    """Yield one character per cell of a bar of states, as `stacked` returns them, with layers as numbers in `STACK`.
 
     `eighths` are the nine characters that grow in the bar's direction.
     """

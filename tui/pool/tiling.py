@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import IndexArray
+
 _NARROW = 3
-"""Characters of a cell beside which one that is wider by a character looks as if it were more."""
+"""Width of a cell, in characters, up to which one more character looks like a larger cell."""
 
 
 class Detail(Enum):
@@ -74,15 +76,15 @@ class Tiling:
         return -(-self.num_units // (self.stride or self.num_units))
 
     @cached_property
-    def column_edges(self) -> npt.NDArray[np.int64]:
+    def column_edges(self) -> IndexArray:
         """First character of each column, then the end of the last one."""
-        edges: npt.NDArray[np.int64] = np.arange(self.columns + 1) * self.width // self.columns
+        edges: IndexArray = np.arange(self.columns + 1) * self.width // self.columns
         return edges
 
     @cached_property
-    def row_edges(self) -> npt.NDArray[np.int64]:
+    def row_edges(self) -> IndexArray:
         """First line of each row, in lines of the picture, then the end of the last one."""
-        edges: npt.NDArray[np.int64] = np.arange(self.rows + 1) * self.height // self.rows
+        edges: IndexArray = np.arange(self.rows + 1) * self.height // self.rows
         return edges
 
     @property
@@ -111,19 +113,19 @@ class Tiling:
             case Detail.SLOTS:
                 return self.tall >= 2
 
-    def cell_of(self, units: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    def cell_of(self, units: npt.NDArray[np.integer[Any]]) -> IndexArray:
         """Return the cell of each of `units`, row by row from 0."""
-        at: npt.NDArray[np.int64] = units.astype(np.int64)
+        at: IndexArray = units.astype(np.int64)
         if self.stride is None:
             if self.num_units > self.num_cells:
                 at = at * self.num_cells // self.num_units
             return at
         line, offset = np.divmod(at, self.stride)
         row = line * self.rows // self._num_lines
-        cells: npt.NDArray[np.int64] = row * self.columns + offset * self.columns // self.stride
+        cells: IndexArray = row * self.columns + offset * self.columns // self.stride
         return cells
 
-    def units_of(self, cell: int) -> npt.NDArray[np.int64]:
+    def units_of(self, cell: int) -> IndexArray:
         """Return the units of one cell, in address order; none for a cell past the end."""
         if self.stride is None:
             if self.num_units <= self.num_cells:
@@ -134,7 +136,7 @@ class Tiling:
         lines = np.arange(*(-(-at * self._num_lines // self.rows) for at in (row, row + 1)))
         offsets = np.arange(*(-(-at * self.stride // self.columns) for at in (column, column + 1)))
         units = (lines[:, None] * self.stride + offsets).ravel()
-        found: npt.NDArray[np.int64] = units[units < self.num_units]
+        found: IndexArray = units[units < self.num_units]
         return found
 
 

@@ -19,9 +19,7 @@ class Zoom:
     """Keeps the level that a person has chosen; until then, the finest that shows the whole pool."""
 
     def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True) -> None:
-        """Args: what to call the pool where it is one of several, how it is drawn, and whether a level may show single
-        slots.
-        """
+        """`heading` names the pool if it is one of several; without `slots`, no level shows single slots."""
         self._heading = heading
         self._half_blocks, self._slots = half_blocks, slots
         self._levels: list[Tiling] = []

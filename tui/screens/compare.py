@@ -45,9 +45,7 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """Args: the runs, how to draw, the lesson that is played, and what finds out, in a thread, how fast the runs
-        would be with memory for everything.
-        """
+        """`ample` computes, in a thread, the throughput of the runs with ample memory."""
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
@@ -57,7 +55,7 @@ class Compare(PlaybackScreen):
 
     def compose_body(self) -> ComposeResult:
         """Compose a lane for each run, the meaning of the colours, and the clock."""
-        # Rows have names only where they have lines, and two pools have more of those beside each other.
+        # Names need lines, and two pools beside each other have more lines.
         with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
@@ -68,7 +66,7 @@ class Compare(PlaybackScreen):
                         heading=lane.label,
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
-                        # All in equal detail: where a model has several tables, no pool shows single slots.
+                        # Equal detail for all: if one model has several tables, no pool shows single slots.
                         slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
                     if any(session.host is not None for session in self.sessions()):
@@ -153,12 +151,6 @@ class Compare(PlaybackScreen):
         legend.color_by = color_by
         legend.refresh()
 
-    def action_find(self) -> None:
-        """Ask for a request."""
-        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
-
-        self.app.push_screen(FindScreen(self.comparison.lanes[0].session), self._found)
-
     @on(PoolView.Selected)
     def _unit_selected(self, message: PoolView.Selected) -> None:
         self._session_of(message).selected = message.unit
@@ -172,6 +164,7 @@ class Compare(PlaybackScreen):
     def _session_of(self, message: PoolView.Selected | PoolView.Follow) -> Session:
         return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
 
-    def _found(self, found: tuple[str, int] | None) -> None:
+    def show_found(self, found: tuple[str, int] | None) -> None:
+        """Follow the request that was found, in all runs."""
         if found is not None and found[0] == "request":
             self.follow(found[1])

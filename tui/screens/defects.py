@@ -1,5 +1,5 @@
-"""An interface ends on a terminal that works: one that fails with a sentence and a non-zero exit code, one that is
-stopped, or whose terminal is closed, as if the person had quit.
+"""Endings of an interface that leave the terminal usable. A failure ends with a sentence and a non-zero exit code; a
+signal or a closed terminal ends it as if the user had quit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from textual.app import App
 
 _LEAVE_S = 3.0
-"""Seconds that an interface has to leave its terminal as it was."""
+"""Seconds that an interface has to restore its terminal."""
 
 
 class Careful:
-    """Mixed into an application: Textual's own report of a failure is a traceback of several screens."""
+    """Mixin that suppresses Textual's report of a failure, a traceback of several screens."""
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
     with asyncio.Runner() as runner:
 
         def leave(number: int) -> None:
-            with suppress(KvsimError):  # it cannot be kept, which is said later to who can still read it
+            with suppress(KvsimError):  # the error is reported later
                 keep()
             with suppress(RuntimeError):  # the interface has ended meanwhile
                 runner.get_loop().call_soon_threadsafe(app.exit)

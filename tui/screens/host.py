@@ -1,10 +1,14 @@
-"""The program as its screens see it: what they read of it, and what they ask it for."""
+"""Interface of the application to its screens."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import App
+
+from kvsim.display.text import message
+from kvsim.errors import KvsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,28 +21,44 @@ Result = TypeVar("Result")
 
 
 class Host(App[None]):
-    """Shows one screen that plays on top of another, and owns the clock."""
+    """Shows one playing screen on top of another, and owns the clock."""
 
     symbols: Symbols
     """Symbols and colours to draw with."""
     flash_s: float
     """Wall seconds for which what has changed is lit up."""
+    _busy = False
 
     def plays(self, screen: Screen[Any]) -> bool:
         """Tell whether `screen` is the playing one, even under a dialog."""
         raise NotImplementedError
 
     def keep_time(self, *, running: bool) -> None:
-        """Run the clock, or let it rest."""
+        """Run or stop the clock."""
         raise NotImplementedError
 
     def leave_playback(self) -> None:
-        """Return to what was played before, where there is anything."""
+        """Return to the playback below, if there is one."""
         raise NotImplementedError
 
-    def aside(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
+    def run_in_thread(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
         """Run `job` in a thread and pass its result to `then`; notify that `what` is under way, and of an error."""
-        raise NotImplementedError
+        if self._busy:
+            return
+
+        async def work() -> None:
+            try:
+                result = await asyncio.to_thread(job)
+            except KvsimError as error:
+                self.notify(message(str(error)), severity="error", timeout=10, markup=False)
+            else:
+                then(result)
+            finally:
+                self._busy = False
+
+        self._busy = True
+        self.notify(f"{what}.", timeout=3, markup=False)
+        self.run_worker(work())
 
     def action_compare(self) -> None:
         """Compare the policies at this moment, or return from there."""

@@ -38,9 +38,9 @@ BINDINGS: Final = (
     Binding("slash", "find", "Find", key_display="/", id="find"),
     Binding("c", "app.compare", "Compare", id="compare"),
     Binding("l", "app.lessons", "Lessons", id="lessons"),
-    Binding("s", "app.save", "Save", id="save"),
-    Binding("S", "app.save_png", "Save as PNG", show=False, id="save.png"),
-    Binding("x", "app.save_numbers", "Save numbers", show=False, id="save.numbers"),
+    Binding("s", "app.save('svg')", "Save", id="save"),
+    Binding("S", "app.save('png')", "Save as PNG", show=False, id="save.png"),
+    Binding("x", "app.save('csv')", "Save numbers", show=False, id="save.numbers"),
 )
 
 PANEL_BINDINGS: Final = (

@@ -24,7 +24,7 @@ _BAR_WIDTH = 40
 
 
 class Job(Protocol):
-    """Makes what is shown. It tells how far it has come, and runs in a thread."""
+    """Makes a playback, runs in a thread and reports its progress."""
 
     def __call__(self, report: Report) -> Session | Comparison | Guided:
         """Run the job, reporting its progress."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .host import Host
 
 _TICKS_PER_PANEL_UPDATE = 8
-"""While playing, text changes less often than the picture: thirty times a second could not be read. The panels take
-turns, so that no tick has to draw all panels: one that takes too long costs the two after it.
+"""Ticks between two updates of a panel during playback: text that changes thirty times a second cannot be read. The
+panels take turns, so that no tick has to draw all of the panels.
 """
 
 
@@ -50,7 +50,7 @@ class PlaybackScreen(Transport):
     app: Host
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
-        """Args: the clock, how to draw, and the lesson that is played, if one is."""
+        """`guided` is the lesson that `player` plays, if any."""
         super().__init__(player)
         self.symbols = symbols
         self.guided = guided
@@ -155,7 +155,13 @@ class PlaybackScreen(Transport):
             self.follow(requests[(requests.index(session.followed) + direction) % len(requests)])
 
     def action_find(self) -> None:
-        """Ask for a request."""
+        """Ask for a request, or a block."""
+        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
+
+        self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
+
+    def show_found(self, found: tuple[str, int] | None) -> None:
+        """Follow the request or select the block that was found; None if the question was closed."""
         raise NotImplementedError
 
     def tick(self, wall_s: float) -> None:

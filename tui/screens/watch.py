@@ -153,12 +153,6 @@ class Watch(PlaybackScreen):
         pool.color_by = next_color(pool.color_by, [self.session.replay])
         self.query_one(BelowPool).show_frame()
 
-    def action_find(self) -> None:
-        """Ask for a request or a block."""
-        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
-
-        self.app.push_screen(FindScreen(self.session), self._found)
-
     @on(PoolView.Selected)
     def _unit_selected(self, message: PoolView.Selected) -> None:
         self.session.selected = message.unit
@@ -184,7 +178,8 @@ class Watch(PlaybackScreen):
         self.show_frame(everything=True)
         self.follow(message.request)
 
-    def _found(self, found: tuple[str, int] | None) -> None:
+    def show_found(self, found: tuple[str, int] | None) -> None:
+        """Follow the request or select the block that was found."""
         if found is None:
             return
         kind, number = found

@@ -54,7 +54,7 @@ class BelowPool(Widget):
         if len(legend) > 1:  # then there is room for long words
             legend = self._packed(*self._legend(num_lines=2), num_lines=2)
         change = self._packed(*self._change(), num_lines=1 + roomy)
-        # The legend changes seldom. What steps change must not move the picture, so it keeps its lines.
+        # The legend seldom changes. The changes of a step must not move the picture, so they keep their lines.
         self.styles.height = len(legend) + 1 + roomy
         self._lines = legend + change
         self.refresh()
@@ -75,7 +75,7 @@ class BelowPool(Widget):
             line = whole_entries(entries[:kept], room, self._style("weak"), self._symbols.cut)
             strips.append(Strip.join([Strip([begin]), line]))
             entries = entries[kept:]
-            if entries:  # the gap before an entry is for those behind another
+            if entries:  # only an entry behind another has a gap
                 entries[0] = entries[0][1:]
         return strips
 
@@ -84,7 +84,7 @@ class BelowPool(Widget):
 
     def _legend(self, num_lines: int) -> tuple[Segment, list[list[Segment]]]:
         key = Segment("o ", self._style("strong"))
-        # Entries are not broken: a line may end well before its end.
+        # Entries are not broken, so a line may end early.
         room = num_lines * (self.size.width - key.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
         return key, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)

@@ -71,7 +71,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         begin = hidden - self._lines_back
         end = min(begin + height, len(lines))
         shown = [line for line, _ in lines[begin:end]]
-        # A line that counts others takes the place of one, which it counts too.
+        # A line with a count replaces another line, which is part of the count.
         if begin:
             shown[0] = self._hint(sum(size for _, size in lines[: begin + 1]), "before")
         if end < len(lines) and height > 1:
@@ -105,8 +105,8 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:
-        """Return a row of blocks for each kind of layers: what it holds of the sequence, and what its window has
-        released.
+        """Return a row of blocks for each kind of layers: the held part of the sequence, and the part out of the
+        window.
         """
         width = max(self.size.width - 2, 8)
         glyphs = {RELEASED: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}

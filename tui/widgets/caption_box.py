@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CaptionBox(Static):
-    """Shows the last caption that has come, and how to go on."""
+    """Shows the latest caption, and the key for the next one."""
 
     def __init__(self, captions: Sequence[Caption], symbols: Symbols) -> None:
         super().__init__(id="caption")
@@ -39,7 +39,6 @@ class CaptionBox(Static):
         last = number == len(self._captions) - 1
         how = "playing" if playing else "l for another lesson" if last else "space goes on"
         text = Text(caption.text)
-        # Where it is read, a caption that has passed stays readable; its moment is what is marked.
         title = Text(f"{number + 1}/{len(self._captions)}  {caption.title}", "bold")
         title.append(f"   {self._symbols.dot} {how}", "dim")
         self.update(Text.assemble(title, "\n", text))

@@ -23,7 +23,7 @@ def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str) -> Strip:
     """Return the leading `entries` that fit into `room` characters, and the number of the others.
 
-    The first is always there: where it does not fit by itself, its end gives way to `cut`.
+    The first is always shown; if it does not fit, `cut` replaces its end.
     """
     for kept in range(len(entries), 0, -1):
         shown = Strip(segment for entry in entries[:kept] for segment in entry)

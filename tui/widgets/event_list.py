@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -48,13 +49,12 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         Binding("escape", "leave", "Leave events", show=False, id="events.leave"),
     ]
 
+    @dataclass
     class Jumped(Message):
         """The user picked an event, which happened to a request or to none."""
 
-        def __init__(self, frame: int, request: int | None) -> None:
-            super().__init__()
-            self.frame = frame
-            self.request = request
+        frame: int
+        request: int | None
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(id="events")
@@ -71,7 +71,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._take_events()
 
     def _take_events(self) -> None:
-        """Show what the session lets through."""
+        """Show the events that the session's filter selects."""
         session = self._session
         self._events = session.listed_events
         self._line = max(self._events.up_to(session.player.frame) - 1, 0)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Headline(Widget):
-    """One line of parts; in short words where long ones do not fit, and without the last ones where those do not."""
+    """One line of parts: in short words if long ones do not fit, then without the last parts."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--name", "headline--text"}
 

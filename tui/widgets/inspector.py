@@ -9,14 +9,12 @@ from textual.strip import Strip
 
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..facts.requests import RequestFacts, request_facts, request_lines
+from ..facts.requests import request_facts, request_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
-from ..look.stack import stacked
-from ..look.states import STACK
 from ..look.words import plural
 from ..pool.paint import OWNER, hue_of
-from ..pool.swatches import stack_cells
 from .panel import Panel
+from .waste_bar import state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _MOST_STAYS = 3
-"""Earlier holders of a unit that are named where there is room."""
+"""Largest number of earlier holders of a unit that are named."""
 
 
 class Inspector(Panel):
@@ -53,7 +51,7 @@ class Inspector(Panel):
             lines += [self._unit_heading(unit)]
             lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit, num_stays))
         elif session.hovered is not None:
-            # What a tooltip says must not be known to mice alone.
+            # The text of the tooltip must be available without a mouse.
             lines += [self._unit_heading(session.hovered)]
             lines += self.labelled(unit_lines(session, session.hovered))
         else:
@@ -66,7 +64,8 @@ class Inspector(Panel):
         lines.append(Strip([heading, self.sample(OWNER + hue_of(session.followed))]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
-            lines += [self.blank(), self._bar(facts)]
+            bar = state_bar(np.array(facts.slots), self.size.width, self.symbols, named=False)
+            lines += [self.blank(), bar]
         return lines
 
     def _unit_heading(self, unit: int) -> Strip:
@@ -74,8 +73,3 @@ class Inspector(Panel):
         owner = int(self.session.replay.owner[unit])
         sample = [] if owner == NO_OWNER else [self.sample(OWNER + hue_of(owner))]
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
-
-    def _bar(self, facts: RequestFacts) -> Strip:
-        first, second, eighths = stacked(np.array(facts.slots)[None, list(STACK)], self.size.width)
-        cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
-        return Strip(stack_cells(cells, self.symbols.right, self.symbols))

@@ -139,7 +139,7 @@ class KeyLine(Widget):
         keys = keys_of(screen)
         if keys != self._keys:
             self._keys = keys
-            self.add_class("-told")  # which is seen to be so when everything else has been drawn
+            self.add_class("-told")  # tests wait for it: everything else has been drawn
             self.refresh()
 
     def _parts(self) -> Iterator[tuple[str, str, Key | None]]:

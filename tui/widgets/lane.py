@@ -1,4 +1,4 @@
-"""One run of a comparison: where its memory is, how far it has come, and who has to wait."""
+"""One run of a comparison: its progress, its memory by state, and its waiting requests."""
 
 from __future__ import annotations
 
@@ -66,11 +66,7 @@ class LaneFigures(Widget):
         return self.get_component_rich_style(f"lane--{name}")
 
     def _progress(self, width: int, y: int, num_bars: int) -> Strip:
-        """Render line `y` of the bar of tokens served, against all tokens that the requests ask for, with the share in
-        figures. For training rows: the share of slots that hold a token.
-
-        In rows for training: the share of their slots that hold a token.
-        """
+        """Render line `y` of the bar of tokens served, as a share of all; for training rows, of slots with a token."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             share, what = (
@@ -79,7 +75,7 @@ class LaneFigures(Widget):
             )
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
-        # All is 100%, and what is not yet all never reads so.
+        # An unfinished run never reads 100%.
         figures = self._figures(f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%", what, num_bars)
         room = max(width - len(figures[0]), 1)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
@@ -144,7 +140,7 @@ class LaneFigures(Widget):
         if inspected:
             return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
         if self._ample and session.player.duration_s:
-            # Of the whole run, as the figure beside it is; so far, it would be another one at every moment.
+            # of the whole run, as the figure beside it
             in_all = int(session.served[-1]) / session.player.duration_s
             texts = (
                 f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",

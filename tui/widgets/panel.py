@@ -1,7 +1,8 @@
-"""A box of lines about one frame: what every text panel is."""
+"""Box of lines about one frame, the base of all text panels."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
@@ -33,12 +34,11 @@ class Panel(Widget):
         "panel--cursor",
     }
 
+    @dataclass
     class Picked(Message):
         """The user clicked a request."""
 
-        def __init__(self, request: int) -> None:
-            super().__init__()
-            self.request = request
+        request: int
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
@@ -46,9 +46,9 @@ class Panel(Widget):
         self.symbols = symbols
         self._lines: list[Strip] = []
         self.num_lines = 0
-        """Lines that there are to show; there may be room for fewer."""
+        """Number of lines to show; fewer may fit."""
         self._laid_out = 0
-        """Lines that the layout knows of, where it asks."""
+        """Number of lines at the last layout."""
 
     def open(self, session: Session) -> None:
         """Show `session` from now on."""

@@ -1,4 +1,4 @@
-"""The pool as a widget that draws: at a level of detail, in a meaning of colour, lit up where something changed."""
+"""Picture of the pool as a widget: level of detail, meaning of colour, and lit changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from rich.segment import Segment
 from textual.cache import LRUCache
 from textual.filter import ANSIToTruecolor
@@ -31,11 +30,12 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
+    from ..pool.arrays import KeyArray, MaskArray
     from ..pool.tiling import Tiling
 
 
 class PoolPicture(ScrollView, inherit_bindings=False):
-    """A scrollable picture of the pool. Repaints only the lines that came out differently."""
+    """Scrollable picture of the pool. Repaints only changed lines."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         flash_s: float = FLASH_S,
         slots: bool = True,
     ) -> None:
-        """Args: what to show, how to draw it, what to call it where it is one of several, what colour means, how long
-        changes are lit up, and whether single slots may be shown.
+        """`heading` names the pool if it is one of several; without `slots`, no level shows single slots. Changes are
+        lit for `flash_s` wall seconds.
         """
         super().__init__(id=id)
-        self.border_title = heading  # where there is no room for a picture, it still says whose figures follow
+        self.border_title = heading  # visible even without room for a picture
         self._symbols = symbols
         self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots)
         self._flash_s = flash_s
@@ -60,7 +60,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
-        """Lines asked to be painted again so far: what the frame budget is counted in."""
+        """Number of repainted lines so far; the frame budget is counted in lines."""
         self._take(replay)
 
     def open(self, replay: Replay) -> None:
@@ -182,7 +182,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             strip = self._strips[name] = self._strip(row).adjust_cell_length(width, self._brush[BLANK][1])
         return strip
 
-    def _strip(self, row: npt.NDArray[np.int32]) -> Strip:
+    def _strip(self, row: KeyArray) -> Strip:
         ends = np.append(np.flatnonzero(row[1:] != row[:-1]) + 1, len(row)).tolist()
         segments, begin = [], 0
         for end in ends:
@@ -208,7 +208,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
         self.virtual_size = Size(self.tiling.width, self._canvas.height)
-        # Left to itself, a scrollbar that was needed for a moment while the screen was laid out would stay.
+        # Otherwise, a scrollbar that the layout needed for a moment would stay.
         self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
@@ -223,7 +223,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self.scroll_to_region(Region(x, y, self.tiling.wide, 1), animate=False, force=True)
 
     def _repaint(self) -> None:
-        """Draw what is in view, and ask for the lines that came out differently."""
+        """Draw the visible lines, and refresh those that changed."""
         width, height = self.size
         if not self._zoom.ready or not width or not height:
             return
@@ -237,7 +237,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         if regions:
             self.refresh(*regions)
 
-    def _regions(self, changed: npt.NDArray[np.bool_]) -> list[Region]:
+    def _regions(self, changed: MaskArray) -> list[Region]:
         """Return, for each changed line, the region from its first changed character to its last. Redrawing more would
         be felt over a slow link, as would a region for each change.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -28,29 +29,26 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         Binding("escape", "leave", "Leave pool", show=False, id="pool.leave"),
     ]
 
+    @dataclass
     class Selected(Message):
         """The cursor is on another unit; None if there is no cursor."""
 
-        def __init__(self, pool: PoolView, unit: int | None) -> None:
-            super().__init__()
-            self.pool = pool
-            self.unit = unit
+        pool: PoolView
+        unit: int | None
 
+    @dataclass
     class Hovered(Message):
         """The mouse is over another unit; None where it is over none."""
 
-        def __init__(self, pool: PoolView, unit: int | None) -> None:
-            super().__init__()
-            self.pool = pool
-            self.unit = unit
+        pool: PoolView
+        unit: int | None
 
+    @dataclass
     class Follow(Message):
         """The user asks to follow a request, or None."""
 
-        def __init__(self, pool: PoolView, request: int | None) -> None:
-            super().__init__()
-            self.pool = pool
-            self.request = request
+        pool: PoolView
+        request: int | None
 
     _hovered: int | None = None
     """The unit under the mouse, from 0 in address order."""

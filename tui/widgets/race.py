@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LABEL = 14
 _MOST_TIMES = 4
-"""The longest axis, as a multiple of the fastest run's duration, where the slowest takes more than twice as long."""
+"""Longest axis, as a multiple of the fastest run's duration, if the slowest takes more than twice as long."""
 
 
 class Race(Scrubber):
@@ -39,7 +39,7 @@ class Race(Scrubber):
 
     @property
     def _span_s(self) -> float:
-        """The part of time that the axis shows: where one run takes many times as long as another, not all of it."""
+        """Seconds that the axis shows: cut if one run takes many times as long as another."""
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
         whole_s = super()._span_s
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s

@@ -1,4 +1,4 @@
-"""The schedule of one lane: who waits, runs, and holds a row for nothing, with the clock through it."""
+"""Schedule of one lane: waiting, running and idle requests, with the clock as a line."""
 
 from __future__ import annotations
 

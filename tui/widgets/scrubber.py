@@ -1,7 +1,8 @@
-"""The axis of time: what is drawn along it has the same columns everywhere, and the mouse scrubs anywhere on it."""
+"""Time axis: all charts along it share its columns, and the mouse scrubs on it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -32,12 +33,11 @@ class Scrubber(Widget):
         "timeline--track",
     }
 
+    @dataclass
     class Scrubbed(Message):
         """The mouse asks for another moment."""
 
-        def __init__(self, time_s: float) -> None:
-            super().__init__()
-            self.time_s = time_s
+        time_s: float
 
     def __init__(self, player: Player, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)

@@ -1,4 +1,4 @@
-"""The line below the headline: what the run is about, and at first the keys to begin with."""
+"""Line below the headline: the story of the run, and at first the most useful keys."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class StoryLine(Widget):
         text = self._text(parts)
         hint = next((hint for hint in _HINTS if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
         return Strip(
-            [
-                Segment(f" {text}".ljust(width - len(hint) - 1), text_style),
-                Segment(hint, hint_style),
-            ]
+            [Segment(f" {text}".ljust(width - len(hint) - 1), text_style), Segment(hint, hint_style)]
         ).adjust_cell_length(width, text_style)
 
     def _text(self, parts: list[str]) -> str:

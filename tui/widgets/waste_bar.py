@@ -124,12 +124,12 @@ class WasteBar(Widget):
         return list(Strip(segments).adjust_cell_length(width, base))
 
 
-def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols) -> Strip:
-    """Draw `slots` by state, shape (8,), as a bar of `width`; write the names of the states where they fit."""
+def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, named: bool = True) -> Strip:
+    """Draw `slots` by state, shape (8,), as a bar of `width`; if `named`, write the names of states that fit."""
     first, second, eighths = stacked(slots[None, list(STACK)], width)
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
     bar = Strip(stack_cells(cells, symbols.right, symbols))
-    return _named(bar, first[0], symbols.palette) if symbols.color else bar
+    return _named(bar, first[0], symbols.palette) if symbols.color and named else bar
 
 
 def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
